@@ -1,19 +1,17 @@
-//! The same Rust compiled again for the vectors of the CPU at hand. The workspace is built for any x86-64, whose vectors hold four numbers;
-//! with AVX2 they hold eight, with AVX-512 sixteen.
+//! The same Rust code compiled again for the vector instructions of the CPU. The workspace is built for baseline x86-64, whose vectors hold
+//! four numbers; AVX2 vectors hold eight, AVX-512 vectors sixteen.
 #![allow(
     unsafe_code,
-    reason = "code for more instructions than the crate is built for is called after a look at the CPU"
+    reason = "functions with target features are called after a check of the CPU's features"
 )]
 
-/// Loops over bytes. `run` and all that it calls in its loops are `#[inline(always)]`: only what is inlined there is compiled again.
+/// Loops over bytes. `run` and everything it calls in its loops must be `#[inline(always)]`, because only inlined code is compiled again.
 pub trait Work {
-    /// What comes out.
     type Done;
-    /// Does it.
     fn run(self) -> Self::Done;
 }
 
-/// Does the work with the widest vectors that this CPU has. What comes out does not depend on them.
+/// Runs the work with the widest vectors of this CPU. The result does not depend on them.
 #[cfg(target_arch = "x86_64")]
 pub fn widest<W: Work>(work: W) -> W::Done {
     let eight = is_x86_feature_detected!("avx2");
@@ -23,17 +21,17 @@ pub fn widest<W: Work>(work: W) -> W::Done {
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
     if sixteen {
-        // SAFETY: the CPU has just said that it has the five features that `avx512` is compiled for.
+        // SAFETY: the CPU reports the five features that `avx512` is compiled for.
         unsafe { avx512(work) }
     } else if eight {
-        // SAFETY: the CPU has just said that it has AVX2, which `avx2` is compiled for.
+        // SAFETY: the CPU reports AVX2, which `avx2` is compiled for.
         unsafe { avx2(work) }
     } else {
         work.run()
     }
 }
 
-/// Does the work. Every CPU of this kind has the vectors that the crate is built for, and few have more.
+/// Runs the work. Other architectures have one code path: the baseline vectors are the usual ones.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn widest<W: Work>(work: W) -> W::Done {
     work.run()
@@ -56,7 +54,7 @@ mod tests {
     use super::*;
     use crate::number::{Bf16, F16, Number};
 
-    /// All halves as bfloat16.
+    /// Converts all halves to bfloat16.
     struct Convert;
 
     impl Work for Convert {
@@ -78,7 +76,7 @@ mod tests {
         assert!(widest(Convert) == plain);
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the CPU has just said that it has AVX2.
+            // SAFETY: the CPU reports AVX2.
             assert!(unsafe { avx2(Convert) } == plain);
         }
     }

@@ -1,8 +1,8 @@
-//! What is done to KV bytes on their way between vLLM's pages, the arena and the lower tiers: page transfers, layout changes, RoPE
-//! re-positioning and codecs on the CPU. The pages and CacheGen are also GPU kernels (`cuda/*.cu`), of which the functions here are the
-//! references; `launch` checks what they are given.
+//! Transformations of KV bytes between vLLM's pages, the arena and the lower tiers: page transfers, layout changes, RoPE re-positioning and
+//! codecs, on the CPU. Pages and CacheGen also exist as GPU kernels (`cuda/*.cu`), with the functions here as references; `launch` checks
+//! the kernels' arguments.
 //!
-//! No I/O, no threads, no state: bytes in, bytes out.
+//! The crate has no I/O, no threads and no state.
 
 pub mod codec;
 mod lanes;

@@ -1,37 +1,36 @@
-//! The number types of KV caches, in their bytes. Conversions are written without branches, so that loops over them become vector code, and
-//! rounded to nearest, ties to even.
+//! The number types of KV caches, as bytes. Conversions are branch-free, so that loops over them are vectorised, and round to nearest, ties
+//! to even.
 
-/// A number type. All is little-endian.
+/// A number type, little-endian.
 pub trait Number {
-    /// Bytes of one.
     type Bytes: Copy + Default + AsRef<[u8]>;
-    /// Its bits as a whole number in which negative numbers count downwards: the order of numbers. An involution of its bits.
+    /// The bits as an integer that orders like the numbers. The conversion is an involution.
     type Order: Copy + Ord + Default;
-    /// Where infinity and, behind it, NaN stand in that order.
+    /// The position of infinity in that order. NaNs are above it.
     const INFINITY: Self::Order;
 
-    /// Bytes as numbers; what is left over at the end is left out.
+    /// Bytes as numbers. An incomplete number at the end is dropped.
     fn all(bytes: &[u8]) -> &[Self::Bytes];
-    /// The same, to write.
+    /// The mutable variant of [`Number::all`].
     fn all_mut(bytes: &mut [u8]) -> &mut [Self::Bytes];
-    /// Its value.
+    /// The number as `f32`.
     fn value(bytes: Self::Bytes) -> f32;
     /// The number nearest to a value.
     fn nearest(value: f32) -> Self::Bytes;
-    /// Its place in the order.
+    /// The number's position in the order.
     fn order(bytes: Self::Bytes) -> Self::Order;
-    /// The place of its magnitude.
+    /// The position of the number's magnitude.
     fn magnitude(bytes: Self::Bytes) -> Self::Order;
-    /// The number in that place.
+    /// The number at a position.
     fn at(order: Self::Order) -> Self::Bytes;
 
-    /// Can it be a largest magnitude: is it finite, and not negative?
+    /// Whether the number can be a largest magnitude: finite and not negative.
     #[inline(always)]
     fn is_bound(bytes: Self::Bytes) -> bool {
         (Self::Order::default()..Self::INFINITY).contains(&Self::order(bytes))
     }
 
-    /// The place of the largest magnitude; not below infinity where a number is not finite.
+    /// The position of the largest magnitude. At or above [`Number::INFINITY`] if a number is not finite.
     #[inline(always)]
     fn largest(numbers: &[Self::Bytes]) -> Self::Order {
         let mut largest = Self::Order::default();
@@ -42,14 +41,11 @@ pub trait Number {
     }
 }
 
-/// bfloat16.
 pub struct Bf16;
-/// IEEE half precision.
 pub struct F16;
-/// IEEE single precision.
 pub struct F32;
 
-/// What the two types of 16 bits share.
+/// Shared by the two 16-bit types.
 macro_rules! sixteen_bits {
     ($infinity:expr) => {
         type Bytes = [u8; 2];
@@ -91,14 +87,14 @@ impl Number for Bf16 {
     fn nearest(value: f32) -> [u8; 2] {
         let bits = value.to_bits();
         let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1))) >> 16;
-        // Adding could carry a NaN beyond all NaNs; a bit of its own keeps it one.
+        // The addition could carry a NaN beyond all NaNs. Setting this bit keeps it one.
         let nan = (bits >> 16) | 0x40;
         let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
         (if is_nan { nan } else { rounded } as u16).to_le_bytes()
     }
 }
 
-/// 2^-14, the least normal number of half precision.
+/// 2^-14, the smallest normal half.
 const F16_NORMAL: f32 = 1.0 / 16_384.0;
 
 impl Number for F16 {
@@ -110,7 +106,7 @@ impl Number for F16 {
         let (sign, shifted) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
         let normal = shifted + (112 << 23);
         let special = shifted + (224 << 23);
-        // With the least normal exponent added and its one taken away, the mantissa is what is left.
+        // Adding the smallest normal exponent and subtracting its implicit one leaves the mantissa.
         let subnormal = (f32::from_bits(shifted + (113 << 23)) - F16_NORMAL).to_bits();
         let magnitude = if shifted < 0x400 << 13 {
             subnormal
@@ -125,7 +121,7 @@ impl Number for F16 {
     fn nearest(value: f32) -> [u8; 2] {
         let bits = value.to_bits();
         let (sign, magnitude) = ((bits >> 16) & 0x8000, bits & 0x7fff_ffff);
-        // Beside 0.5 single precision has steps of 2^-24, as subnormal halves do: the addition rounds.
+        // Next to 0.5 single precision has steps of 2^-24, like subnormal halves, so the addition rounds.
         let subnormal = (f32::from_bits(magnitude) + 0.5)
             .to_bits()
             .wrapping_sub(0.5f32.to_bits());
@@ -184,7 +180,7 @@ impl Number for F32 {
 mod tests {
     use super::*;
 
-    /// Values of all finite numbers of 16 bits that are not negative, in order, and the power of two behind the last.
+    /// Values of all finite nonnegative 16-bit numbers in order, followed by the next power of two.
     fn ascending<N: Number<Bytes = [u8; 2], Order = i16>>() -> Vec<f32> {
         let mut values: Vec<_> = (0..N::INFINITY).map(|n| N::value(N::at(n))).collect();
         let last = values[values.len() - 1];
@@ -242,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Value of a half by its definition.
+    /// The value of a half by its definition.
     fn half(bits: u16) -> f64 {
         let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
         let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023));

@@ -1,5 +1,5 @@
-//! Metrics by table: a program lists its families once, in a table of `Metric`s; `Metrics` exports those and nothing else, and the docs list
-//! the same table. Everything counts by a name of the table. Nothing here decides anything.
+//! Metrics from a table. A program lists its families once, in a table of `Metric`s. `Metrics` exports those and nothing else, and the docs
+//! list the same table. This crate makes no decisions.
 
 mod registry;
 mod table;

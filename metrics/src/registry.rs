@@ -1,4 +1,4 @@
-//! The registry that is built from a table.
+//! The registry built from a table.
 
 use crate::table::{Kind, Metric, PREFIX};
 use prometheus::{
@@ -14,14 +14,14 @@ enum Family {
     Seconds(HistogramVec),
 }
 
-/// All families.
+/// The metric families of a program. An unknown name or a wrong number of labels is logged as an error and otherwise ignored.
 pub struct Metrics {
     registry: Registry,
     families: HashMap<&'static str, Family>,
 }
 
 impl Metrics {
-    /// A registry with every family of a table.
+    /// Registers every family of a table.
     pub fn of<'a>(table: impl IntoIterator<Item = &'a Metric>) -> Self {
         let registry = Registry::new();
         let mut families = HashMap::new();
@@ -30,14 +30,13 @@ impl Metrics {
                 Ok(family) => {
                     families.insert(metric.name, family);
                 }
-                // A wrong table is caught by its test; at run time the one metric is missing and everything else works.
+                // A test catches an invalid table. At run time only this metric is missing.
                 Err(e) => error!(metric = metric.name, error = %e, "metric not registered"),
             }
         }
         Self { registry, families }
     }
 
-    /// Adds to a counter.
     pub fn add(&self, name: &str, labels: &[&str], by: u64) {
         match self.families.get(name) {
             Some(Family::Counter(family)) => {
@@ -53,7 +52,6 @@ impl Metrics {
         }
     }
 
-    /// Sets a gauge.
     pub fn set(&self, name: &str, labels: &[&str], value: f64) {
         match self.families.get(name) {
             Some(Family::Gauge(family)) => {
@@ -65,7 +63,7 @@ impl Metrics {
         }
     }
 
-    /// Forgets all label values of a gauge.
+    /// Removes all label values of a gauge.
     pub fn clear(&self, name: &str) {
         match self.families.get(name) {
             Some(Family::Gauge(family)) => family.reset(),
@@ -73,7 +71,6 @@ impl Metrics {
         }
     }
 
-    /// Adds one duration to a histogram.
     pub fn observe(&self, name: &str, labels: &[&str], took: Duration) {
         match self.families.get(name) {
             Some(Family::Seconds(family)) => {
@@ -89,7 +86,7 @@ impl Metrics {
         }
     }
 
-    /// Takes a value that somebody else keeps: a gauge is set, a counter is brought up to it and never goes back.
+    /// Sets a gauge, or raises a counter to a total that is kept elsewhere. A counter never decreases.
     pub fn take(&self, name: &str, labels: &[&str], value: f64) {
         match self.families.get(name) {
             Some(Family::Gauge(_)) => self.set(name, labels, value),
@@ -106,7 +103,7 @@ impl Metrics {
         }
     }
 
-    /// The text that Prometheus reads.
+    /// The metrics in Prometheus's text format.
     pub fn text(&self) -> String {
         let mut out = Vec::new();
         if let Err(e) = TextEncoder::new().encode(&self.registry.gather(), &mut out) {
@@ -116,7 +113,7 @@ impl Metrics {
     }
 }
 
-/// Labels that do not fit the table are a fault of ours, which shall not end the program.
+/// Labels that do not fit the table are a programming error. They must not end the program.
 fn fitting<M>(name: &str, found: Result<M, prometheus::Error>, with: impl FnOnce(M)) {
     match found {
         Ok(metric) => with(metric),

@@ -1,21 +1,19 @@
-//! What a table of metrics is made of.
+//! The entries of a table of metrics.
 
-/// Prefix of every name.
+/// Prefix of every metric name.
 pub const PREFIX: &str = "kvcachepool_";
 
-/// Kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// Only grows while the process lives.
+    /// Never decreases during a process's life.
     Counter,
-    /// Goes both ways.
     Gauge,
     /// Histogram of seconds, with these upper bounds.
     Seconds(&'static [f64]),
 }
 
 impl Kind {
-    /// As Prometheus names it.
+    /// The type's name in Prometheus's text format.
     pub fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -25,21 +23,19 @@ impl Kind {
     }
 }
 
-/// One metric family.
 #[derive(Debug, Clone, Copy)]
 pub struct Metric {
     /// Name without prefix.
     pub name: &'static str,
-    /// Kind.
     pub kind: Kind,
     /// Label names, in the order of their values.
     pub labels: &'static [&'static str],
-    /// For people: a sentence.
+    /// Help text, one sentence.
     pub help: &'static str,
 }
 
 impl Metric {
-    /// Its row in the docs: name, type, labels, help.
+    /// The row in the docs: name, type, labels, help.
     pub fn doc_row(&self) -> String {
         let labels: Vec<String> = self.labels.iter().map(|l| format!("`{l}`")).collect();
         let (name, kind, labels) = (self.name, self.kind.name(), labels.join(", "));
@@ -47,7 +43,6 @@ impl Metric {
     }
 }
 
-/// A counter of a table.
 pub const fn counter(
     name: &'static str,
     labels: &'static [&'static str],
@@ -56,7 +51,6 @@ pub const fn counter(
     metric(Kind::Counter, name, labels, help)
 }
 
-/// A gauge of a table.
 pub const fn gauge(
     name: &'static str,
     labels: &'static [&'static str],
@@ -65,7 +59,7 @@ pub const fn gauge(
     metric(Kind::Gauge, name, labels, help)
 }
 
-/// A histogram of a table, in seconds, with these upper bounds.
+/// A histogram of seconds with these upper bounds.
 pub const fn seconds(
     bounds: &'static [f64],
     name: &'static str,

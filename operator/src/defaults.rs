@@ -1,12 +1,12 @@
-//! What the operator itself brings where a pool says nothing.
+//! Defaults for fields that a pool does not set.
 
-/// Of the running operator; the same for every pool.
+/// Defaults of the running operator, the same for every pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defaults {
-    /// Image of sidecars whose pool names none: the operator's own, which every node with an operator has already proved to be pullable.
+    /// Image of sidecars whose pool names none: the operator's own image, which nodes with an operator have already pulled.
     pub image: String,
-    /// Version of this operator, which stands in annotations and labels.
+    /// Version of this operator, used in annotations and labels.
     pub version: String,
-    /// Namespace of the operator: where the canary lives.
+    /// Namespace of the operator and the canary.
     pub namespace: String,
 }

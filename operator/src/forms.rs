@@ -1,14 +1,14 @@
-//! Forms of names that Kubernetes knows, for texts that come from outside and go into pods or into an address of the API server.
-//! None is wider than the API server's own: what passes here is taken there.
+//! Formats of Kubernetes names, for text from outside that becomes part of pods or of API server URLs. None is wider than the API server's
+//! own: it accepts every text that passes here.
 
 /// Longest label, by RFC 1123.
 const LABEL_BYTES: usize = 63;
 /// Longest subdomain, by RFC 1123.
 const SUBDOMAIN_BYTES: usize = 253;
-/// Longest name of an extended resource: quotas put `requests.` before it.
+/// Longest name of an extended resource: quotas prepend `requests.`.
 const RESOURCE_BYTES: usize = 240;
 
-/// Fields of a pod that a variable can take its value from; labels and annotations beside them.
+/// Fields of a pod that a variable can refer to, besides labels and annotations.
 const FIELD_PATHS: [&str; 9] = [
     "metadata.name",
     "metadata.namespace",
@@ -42,7 +42,7 @@ pub fn is_qualified(text: &str) -> bool {
     name.len() <= LABEL_BYTES && within(name, u8::is_ascii_alphabetic, b"-_.")
 }
 
-/// A resource with a domain, such as `nvidia.com/gpu`, which a container requests as much of as its limit is.
+/// A resource with a domain, such as `nvidia.com/gpu`, whose request always equals its limit.
 pub fn is_extended_resource(text: &str) -> bool {
     text.len() <= RESOURCE_BYTES
         && text.contains('/')
@@ -51,7 +51,7 @@ pub fn is_extended_resource(text: &str) -> bool {
         && !text.contains("kubernetes.io/")
 }
 
-/// A field of its pod that a variable of a container can have.
+/// A field of its pod that a container's variable can refer to.
 pub fn is_field_path(text: &str) -> bool {
     let key = ["metadata.labels['", "metadata.annotations['"]
         .iter()
@@ -59,7 +59,7 @@ pub fn is_field_path(text: &str) -> bool {
     FIELD_PATHS.contains(&text) || key.is_some_and(is_qualified)
 }
 
-/// A letter or digit at both ends, `inner` between them as well.
+/// Whether a text has a letter or digit at both ends, and only those or `inner` between.
 fn within(text: &str, letter: fn(&u8) -> bool, inner: &[u8]) -> bool {
     let end = |b: &u8| letter(b) || b.is_ascii_digit();
     let bytes = text.as_bytes();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_with_a_domain_are_told_from_all_others() {
+    fn resources_with_a_domain_are_distinguished_from_all_others() {
         all(
             is_extended_resource,
             &["nvidia.com/gpu", "a/B_1"],

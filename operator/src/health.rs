@@ -1,4 +1,4 @@
-//! The plain port: alive, ready, metrics. Ready is the sum of named parts, each set by its owner.
+//! The plain HTTP port: liveness, readiness, metrics. Readiness is the conjunction of named parts, each set by its owner.
 
 use crate::metrics::Metrics;
 use axum::Router;
@@ -14,17 +14,17 @@ use std::sync::Arc;
 pub const CERTIFICATE: &str = "certificate";
 /// Part of readiness: the pools are in the cache.
 pub const POOLS: &str = "pools";
-/// Part of readiness: the process is not on its way out.
+/// Part of readiness: the process is not shutting down.
 pub const SERVING: &str = "serving";
 
-/// What keeps the replica from taking requests.
+/// The readiness of the replica.
 pub struct Readiness {
     parts: Mutex<BTreeMap<&'static str, Result<(), String>>>,
     metrics: Arc<Metrics>,
 }
 
 impl Readiness {
-    /// Nothing is ready yet.
+    /// Starts with no part ready.
     pub fn new(metrics: Arc<Metrics>) -> Arc<Self> {
         let readiness = Self {
             parts: Mutex::default(),
@@ -36,7 +36,7 @@ impl Readiness {
         Arc::new(readiness)
     }
 
-    /// What a part says now; true when that is news.
+    /// Sets the state of a part. Returns true if it changed.
     pub fn set(&self, part: &'static str, state: Result<(), String>) -> bool {
         let value = if state.is_ok() { 1.0 } else { 0.0 };
         self.metrics.set("operator_ready", &[part], value);
@@ -59,10 +59,10 @@ struct Shown {
     metrics: Arc<Metrics>,
 }
 
-/// The paths of the plain port.
+/// The routes of the plain HTTP port.
 pub fn router(readiness: Arc<Readiness>, metrics: Arc<Metrics>) -> Router {
     Router::new()
-        // The process answers: nothing that a restart could mend is asked here.
+        // Shows only that the process answers: a restart would not fix anything else.
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(text))

@@ -1,6 +1,6 @@
-//! The operator: what a `KVCachePool` says becomes objects, and labelled pods get their sidecar.
-//! Decisions are pure functions (`api`, `desired`, `inject`, `status`); `reconcile` and `webhook` only read, call them and write.
-//! Nothing here speaks S3 or Redis, reads a user's Secret, or links the sidecar.
+//! The operator: it turns a `KVCachePool` into objects, and adds a sidecar to labelled pods. Decisions are pure functions (`api`,
+//! `desired`, `inject`, `status`); `reconcile` and `webhook` only read, call them and write. The operator does not use S3 or Redis, does
+//! not read users' Secrets, and does not link the sidecar.
 
 pub mod api;
 pub mod canary;

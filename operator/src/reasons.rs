@@ -1,6 +1,6 @@
-//! How a table of reasons is declared: `api`, `inject` and `status` each have one, and docs and tests walk all three.
+//! The macro that declares a table of reasons. `api`, `inject` and `status` each have one; docs and tests iterate over all three.
 
-/// Declares the enum `Reason`, its names and its sentences in one place.
+/// Declares the enum `Reason` with its names and sentences.
 macro_rules! reasons {
     ($about:literal $($name:ident = $sentence:literal,)+) => {
         #[doc = $about]
@@ -10,16 +10,16 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// All of them, in the order of the docs.
+            /// All reasons, in the order of the docs.
             pub const ALL: &[Reason] = &[$(Reason::$name),+];
 
-            /// Its name, never changed once published.
+            /// Name of the reason, never changed once published.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name)),+ }
             }
 
-            /// What it means and what to do, for docs.
+            /// What the reason means and what to do, for the docs.
             #[must_use]
             pub fn sentence(self) -> &'static str {
                 match self { $(Self::$name => $sentence),+ }

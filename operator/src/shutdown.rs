@@ -1,41 +1,38 @@
-//! The way out, in steps that every part follows: first nobody new is sent here, then what runs is finished.
+//! Shutdown in phases that every part follows: first no new requests arrive, then running ones are finished.
 
 use std::future::Future;
 use tokio::sync::watch;
 
-/// How far the process is on its way out.
+/// Phase of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Serving.
     Running,
-    /// Not ready any more and no leader; answers still, and asks clients to connect elsewhere.
+    /// Not ready and not leader any more. Still answers, and asks clients to connect elsewhere.
     Leaving,
-    /// Takes no more connections and finishes those that it has.
+    /// Accepts no more connections and finishes the open ones.
     Stopping,
 }
 
-/// What a part holds to follow.
+/// A part's handle to the phase.
 #[derive(Debug, Clone)]
 pub struct Shutdown(watch::Receiver<Phase>);
 
 impl Shutdown {
-    /// A phase to set, and what follows it.
+    /// Creates the sender of the phase and a handle.
     pub fn new() -> (watch::Sender<Phase>, Self) {
         let (set, seen) = watch::channel(Phase::Running);
         (set, Self(seen))
     }
-
-    /// The phase now.
     pub fn phase(&self) -> Phase {
         *self.0.borrow()
     }
 
-    /// Ends once the phase was reached; also when nobody is left who could set it.
+    /// Completes when the phase was reached, or when the sender was dropped.
     pub async fn reached(&mut self, phase: Phase) {
         let _gone = self.0.wait_for(|now| *now >= phase).await;
     }
 
-    /// Runs until done or until the phase is reached, whichever is first; true when done.
+    /// Runs `work` until it ends or the phase is reached. Returns true if `work` has ended.
     pub async fn unless(&mut self, phase: Phase, work: impl Future<Output = ()>) -> bool {
         tokio::select! {
             () = self.reached(phase) => false,

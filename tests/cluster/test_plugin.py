@@ -54,8 +54,8 @@ def _explained(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
         ("plain", "label", "", "has no label kvcachepool.io/pool"),
         ("lost", "pool", "PoolNotFound", "there is no KVCachePool nowhere"),
         ("refused", "injection", "ContainerAmbiguous", "kvcachepool.io/container"),
-        ("missed", "injection", "Missed", "the injection webhook was not asked"),
-        ("waits", "attached", "", "no vLLM has said hello"),
+        ("missed", "injection", "Missed", "the webhook was not called"),
+        ("waits", "attached", "", "no vLLM has contacted the sidecar"),
     ],
 )
 def test_explain_ends_where_the_way_to_the_cache_ends(

@@ -1,9 +1,10 @@
-//! Sections as an engine has them, in blocks of a [`Form`], to the order that [`Shape`] has, and back: `[layers][halves][tokens][channels]`.
+//! Reorders a section from an engine's block order, described by a [`Form`], to the order of [`Shape`]
+//! (`[layers][halves][tokens][channels]`), and back.
 
 use super::Shape;
 use kvcachepool_protocol::object::{Axis, Form, MAX_DIMS};
 
-/// The shape of so many bytes of a form. None: nobody knows the form, or the bytes are no whole blocks of it.
+/// The shape of `bytes` bytes of a form. `None` if the form is unknown, or `bytes` is not a whole number of its blocks.
 pub fn shape_of(form: &Form, bytes: usize) -> Option<Shape> {
     let block = form.block_bytes()? as usize;
     let blocks = u32::try_from(bytes / block).ok()?;
@@ -17,14 +18,14 @@ pub fn shape_of(form: &Form, bytes: usize) -> Option<Shape> {
     bytes.is_multiple_of(block).then_some(shape)
 }
 
-/// Puts a section's bytes in order. Both are as long as one of [`shape_of`].
+/// Reorders a section. Both buffers have the length of a section accepted by [`shape_of`].
 pub fn arrange(form: &Form, raw: &[u8], arranged: &mut [u8]) {
     runs(form, raw.len(), |from, to, run| {
         arranged[to..to + run].copy_from_slice(&raw[from..from + run]);
     });
 }
 
-/// Puts bytes in order back to where they were.
+/// The inverse of [`arrange`].
 pub fn restore(form: &Form, arranged: &[u8], raw: &mut [u8]) {
     runs(form, raw.len(), |to, from, run| {
         raw[to..to + run].copy_from_slice(&arranged[from..from + run]);
@@ -35,11 +36,12 @@ pub fn restore(form: &Form, arranged: &[u8], raw: &mut [u8]) {
 #[derive(Debug, Clone, Copy)]
 struct Step {
     size: usize,
-    /// From one to the next in the order of a shape.
+    /// Distance between neighbours, in elements of a shape's order.
     stride: usize,
 }
 
-/// Bytes that follow each other in both orders: where they begin in a section, where in the order of a shape, and how many.
+/// Calls `each` for every run of bytes that is contiguous in both orders: its offset in the section, its offset in the shape's order, its
+/// length.
 fn runs(form: &Form, bytes: usize, mut each: impl FnMut(usize, usize, usize)) {
     let Some(shape) = shape_of(form, bytes).filter(|_| bytes > 0) else {
         return;
@@ -48,7 +50,7 @@ fn runs(form: &Form, bytes: usize, mut each: impl FnMut(usize, usize, usize)) {
     let token = channel * shape.channels as usize;
     let half = token * shape.tokens as usize;
     let layer = half * shape.halves as usize;
-    // The next stride of each axis, from its innermost dimension outwards.
+    // The stride of the next dimension that is added to each axis, from the innermost outwards.
     let mut next = [layer, half, token, channel];
     let mut steps: Vec<Step> = Vec::with_capacity(MAX_DIMS + 1);
     for dim in form.dims().rev() {
@@ -63,7 +65,7 @@ fn runs(form: &Form, bytes: usize, mut each: impl FnMut(usize, usize, usize)) {
         size: shape.tokens as usize / form.size(Axis::Token) as usize,
         stride: next[Axis::Token as usize - 1],
     });
-    // What is innermost in both orders is copied as one.
+    // Dimensions that are innermost in both orders are copied as one run.
     let mut run = channel;
     let inner = steps.iter().take_while(|step| {
         let follows = step.size == 1 || step.stride == run;

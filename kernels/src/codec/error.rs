@@ -1,10 +1,10 @@
-//! How far numbers are from what they were.
+//! The reconstruction error of a codec.
 
 use super::Element;
 use crate::number::{Bf16, F16, F32, Number};
 
-/// Root of the mean square of what was lost, of that of the numbers themselves; 0 where nothing is known of the bytes, or all are zero. Of two
-/// of different lengths, what both have is compared.
+/// The root mean square of the error divided by that of the numbers; 0 for opaque bytes or if all numbers are zero. Inputs of different
+/// lengths are compared up to the shorter one.
 pub fn relative_error(element: Element, raw: &[u8], restored: &[u8]) -> f64 {
     match element {
         Element::Opaque => 0.0,

@@ -5,11 +5,11 @@ use super::grouped::Quantiser;
 use super::scale::{Scale, within};
 use crate::number::Number;
 
-/// The largest number.
+/// The largest finite number.
 const LARGEST: f32 = 448.0;
-/// Its code.
+/// The code of NaN.
 const NAN: u32 = 0x7f;
-/// 2^-6, the least normal number.
+/// 2^-6, the smallest normal number.
 const NORMAL: f32 = 1.0 / 64.0;
 
 pub struct Fp8;
@@ -47,19 +47,19 @@ impl Quantiser for Fp8 {
     }
 }
 
-/// The code nearest to a value, ties to even; beyond the largest that one, for NaN NaN.
+/// The nearest code, ties to even. Saturates at the largest number; NaN stays NaN.
 #[inline(always)]
 fn nearest(value: f32) -> u8 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let bounded = magnitude.min(LARGEST.to_bits());
-    // The power of two at or below, and the number 2^20 times as large: beside that, single precision has the steps that FP8 has here, so
-    // that the addition rounds, and its lowest bits count steps.
+    // The power of two at or below the value, times 2^20. At that magnitude single precision has the same steps as FP8 at the value's, so
+    // the addition rounds and its lowest bits count the steps.
     let power = (bounded & 0x7f80_0000).max(NORMAL.to_bits());
     let beside = power.wrapping_add(20 << 23);
     let sum = f32::from_bits(beside) + f32::from_bits(bounded);
     let steps = sum.to_bits().wrapping_sub(beside);
-    // A normal number is 8 to 16 steps, and its exponent counts in eights too.
+    // A normal number is 8 to 16 steps, and its exponent also counts in eights.
     let finite = steps.wrapping_add((power >> 20).wrapping_sub(NORMAL.to_bits() >> 20));
     let code = if magnitude > f32::INFINITY.to_bits() {
         NAN
@@ -69,13 +69,12 @@ fn nearest(value: f32) -> u8 {
     (code | ((bits >> 24) & 0x80)) as u8
 }
 
-/// What a code stands for.
 #[inline(always)]
 fn value(code: u8) -> f32 {
     let bits = u32::from(code);
     let (sign, magnitude) = ((bits & 0x80) << 24, bits & 0x7f);
     let normal = (magnitude << 20) + (120 << 23);
-    // With the least normal exponent added and its one taken away, the mantissa is what is left.
+    // Adding the smallest normal exponent and subtracting its implicit one leaves the mantissa.
     let subnormal = (f32::from_bits((magnitude << 20) + (121 << 23)) - NORMAL).to_bits();
     let value = if magnitude == NAN {
         f32::NAN.to_bits()
@@ -91,7 +90,7 @@ fn value(code: u8) -> f32 {
 mod tests {
     use super::*;
 
-    /// By the definition in the specification.
+    /// The definition in the specification.
     fn defined(code: u8) -> f32 {
         let (sign, exponent, mantissa) = (code >> 7, (code >> 3) & 15, f32::from(code & 7));
         let magnitude = match (exponent, code & 7) {

@@ -1,43 +1,42 @@
-//! Quantising by groups. Behind the header stand the ends of every group, in the type of the raw numbers, then the codes of every group:
+//! Quantisation by groups. The header is followed by the stored ends of every group, in the type of the raw numbers, then by the codes of
+//! every group:
 //!
 //! ```text
-//! groups x { the largest magnitude, or the least and the greatest number }
+//! groups x { the largest magnitude, or the smallest and the largest number }
 //! groups x { codes }                                                        the last group may be shorter
 //! ```
-//! Ends are numbers of the group, so that keeping them in its type loses nothing; scales are worked out from them on both sides.
+//! The ends are numbers of the group, so they are exact in its type. Both sides compute the scales from them.
 
 use super::{CodecError, Element, GROUP_MAX};
 use crate::lanes::{Work, widest};
 use crate::number::{Bf16, F16, F32, Number};
 use std::marker::PhantomData;
 
-/// Bytes of codes that are made before they are put behind the output: small enough to stay in the first cache.
+/// Bytes of codes that are staged before they are appended to the output. They fit in the L1 cache.
 const STAGE_BYTES: usize = 4_096;
 
-/// A way to quantise a group. All of it is inlined: see [`Work`].
+/// A quantisation method. All of it is inlined: see [`Work`].
 pub trait Quantiser {
-    /// Ends that are stored: 1, the largest magnitude, or 2.
+    /// Number of stored ends: 1 (the largest magnitude) or 2.
     const ENDS: usize = 1;
 
-    /// Bytes of so many codes: one each, unless they are shorter.
+    /// Bytes of `count` codes: one byte each by default.
     #[inline(always)]
     fn bytes(numbers: usize) -> usize {
         numbers
     }
-    /// The ends of a group, the stored ones first. None: it cannot be packed.
+    /// The ends of a group, the stored ones first. `None` if the group cannot be packed.
     fn ends<N: Number>(numbers: &[N::Bytes]) -> Option<[N::Bytes; 2]>;
-    /// Stored ends as values from low to high. None: no group has such ends.
+    /// Stored ends as values, from low to high. `None` if no group can have these ends.
     #[inline(always)]
     fn line<N: Number>(ends: [N::Bytes; 2]) -> Option<[f32; 2]> {
         N::is_bound(ends[0]).then(|| [0.0, N::value(ends[0])])
     }
-    /// Codes of a group.
     fn quantise<N: Number>(line: [f32; 2], numbers: &[N::Bytes], codes: &mut [u8]);
-    /// Numbers of a group.
     fn restore<N: Number>(line: [f32; 2], codes: &[u8], numbers: &mut [N::Bytes]);
 }
 
-/// Packs numbers, 1 to [`GROUP_MAX`] per group.
+/// Packs numbers in groups of 1 to [`GROUP_MAX`].
 pub fn pack<Q: Quantiser>(
     element: Element,
     group: u16,
@@ -52,7 +51,7 @@ pub fn pack<Q: Quantiser>(
     }
 }
 
-/// Unpacks into exactly as many numbers as were packed.
+/// Unpacks exactly as many numbers as were packed.
 pub fn unpack<Q: Quantiser>(
     element: Element,
     group: u16,
@@ -104,7 +103,7 @@ fn unpack_numbers<Q: Quantiser, N: Number>(
     })
 }
 
-/// Bytes of what is packed.
+/// Sizes of packed bytes.
 struct Sizes {
     ends: usize,
     codes: usize,

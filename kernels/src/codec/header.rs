@@ -1,4 +1,4 @@
-//! The first bytes of everything packed, little-endian:
+//! The header of every packed section, little-endian:
 //!
 //! ```text
 //! 0    4   magic "KVK1"; the last letter is the version
@@ -6,15 +6,14 @@
 //! 8    u32 layers     12  u32 halves     16  u32 tokens     20  u32 channels
 //! 24   u64 raw bytes
 //! ```
-//! There is one header for a codec, a shape and a length, so that it is compared, not parsed.
+//! A codec, a shape and a length determine all bytes of the header, so it is compared and not parsed.
 
 use super::{Codec, CodecError, Shape};
 
-/// Bytes of the header.
 pub const HEADER_BYTES: usize = 32;
 const MAGIC: &[u8; 4] = b"KVK1";
 
-/// The header of so many raw bytes.
+/// The header for `raw` raw bytes.
 pub fn header(codec: Codec, shape: &Shape, raw: usize) -> [u8; HEADER_BYTES] {
     let (id, group) = match codec {
         Codec::Lossless => (1u8, 0),
@@ -36,7 +35,7 @@ pub fn header(codec: Codec, shape: &Shape, raw: usize) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// What stands behind the header, if that is the one asked for.
+/// The bytes after the header, if the header is the expected one.
 pub fn body<'a>(
     codec: Codec,
     shape: &Shape,

@@ -1,11 +1,9 @@
-//! Whole numbers of 4 bits: a group's least number becomes 0, its greatest 15. The first half of a group stands in the low halves of its
-//! bytes, the second in the high ones, so that neighbours are packed and unpacked together; an odd group leaves the last high half zero.
+//! 4-bit integers. The smallest number of a group becomes 0, the largest 15. The first half of a group is in the low nibbles of its bytes,
+//! the second half in the high nibbles, so that neighbours are packed and unpacked together. In an odd group the last high nibble is zero.
 
 use super::grouped::Quantiser;
 use super::scale::{ROUND, Scale, within};
 use crate::number::Number;
-
-/// The largest code.
 const LARGEST: f32 = 15.0;
 
 pub struct Int4;

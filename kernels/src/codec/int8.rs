@@ -1,10 +1,8 @@
-//! Whole numbers of 8 bits: a group's largest magnitude becomes 127. -128 stands for nothing and is never written.
+//! 8-bit integers. The largest magnitude of a group becomes 127. Code -128 is never written.
 
 use super::grouped::Quantiser;
 use super::scale::{ROUND, Scale, within};
 use crate::number::Number;
-
-/// The largest code.
 const LARGEST: f32 = 127.0;
 
 pub struct Int8;

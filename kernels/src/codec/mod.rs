@@ -1,8 +1,9 @@
-//! Packing sections for the lower tiers, and back. One body of bytes in, one out: the tiers decide what is packed and how.
+//! Packs sections for the lower tiers and unpacks them. Input and output are byte buffers; the tiers decide what is packed with which
+//! codec.
 //!
-//! Stored bytes begin with a header that says how they were packed. Decoding takes them from anywhere: whatever they are, it
-//! ends with numbers or a [`CodecError`], in time and memory bounded by the raw bytes that were asked for. Here is no digest: objects have
-//! one of the stored and one of the raw bytes.
+//! Packed bytes begin with a header that identifies the codec and its options. Decoding accepts untrusted input: it returns numbers or a
+//! [`CodecError`], in time and memory bounded by the expected raw length. This module computes no digests; objects have one of the packed
+//! and one of the raw bytes.
 
 mod arrange;
 pub mod cachegen;
@@ -23,55 +24,51 @@ pub use error::relative_error;
 pub use header::HEADER_BYTES;
 pub use kvcachepool_protocol::object::Element;
 
-/// How raw bytes are packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Codec {
-    /// Every bit comes back: planes of bytes, each packed by an entropy coder where that gains something.
+    /// Lossless: byte planes, each packed by an entropy coder if that saves space.
     Lossless,
-    /// FP8 (e4m3fn) with a scale per group. Infinities become the largest finite number of their group, NaN stays NaN.
+    /// FP8 (e4m3fn) with one scale per group. Infinities become the largest finite number of their group, NaN stays NaN.
     Fp8 {
-        /// Numbers that share a scale, 1 to [`GROUP_MAX`]; with 128 they cost 8 1/8 bits each.
+        /// Numbers that share a scale, 1 to [`GROUP_MAX`]. With 128, a number takes 8 1/8 bits.
         group: u16,
     },
-    /// Whole numbers from -127 to 127 with a scale per group. Finite numbers only.
+    /// Integers from -127 to 127 with one scale per group. Finite numbers only.
     Int8 {
-        /// As above.
+        /// Numbers that share a scale, 1 to [`GROUP_MAX`].
         group: u16,
     },
-    /// Whole numbers from 0 to 15, two per byte, between the least and the greatest of a group. Finite numbers only.
+    /// Integers from 0 to 15, two per byte, between the smallest and the largest number of a group. Finite numbers only.
     Int4 {
-        /// As above; with 64 they cost 4 1/2 bits each.
+        /// Numbers that share a scale, 1 to [`GROUP_MAX`]. With 64, a number takes 4 1/2 bits.
         group: u16,
     },
-    /// CacheGen: 15 or 7 steps to either side of zero per token and layer, then an arithmetic coder per channel. Finite numbers only, and a
-    /// shape with all its sizes.
+    /// CacheGen: 15 or 7 steps to either side of zero per token and layer, then an arithmetic coder per channel. Requires finite numbers
+    /// and a shape whose sizes are all set.
     CacheGen,
 }
 
 impl Codec {
-    /// Are decoded bytes those that were encoded?
+    /// Whether decoded bytes equal the encoded ones.
     pub fn is_lossless(self) -> bool {
         self == Self::Lossless
     }
 }
 
-/// How raw bytes lie: `[layers][halves][tokens][channels]` of an element.
+/// The layout of raw bytes: `[layers][halves][tokens][channels]` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// What they are.
     pub element: Element,
-    /// Layers of the section.
     pub layers: u32,
-    /// 2: keys, then values; 1: one tensor for both, as with multi-head latent attention.
+    /// 2 for keys followed by values; 1 for one tensor of both, as in multi-head latent attention.
     pub halves: u32,
-    /// Tokens of the section.
     pub tokens: u32,
-    /// Elements of a token in one half of one layer: heads times their size.
+    /// Elements per token in one half of one layer: heads times head size.
     pub channels: u32,
 }
 
 impl Shape {
-    /// A row of elements, as many as there are: enough for every codec but CacheGen.
+    /// One row of elements of any number. Every codec except CacheGen accepts it.
     pub fn flat(element: Element) -> Self {
         Self {
             element,
@@ -83,50 +80,44 @@ impl Shape {
     }
 }
 
-/// Most numbers that share a scale.
+/// Maximum of numbers that share a scale.
 pub const GROUP_MAX: u16 = 1_024;
 
-/// Why bytes were not packed or unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// A lossy codec was asked to pack opaque bytes.
+    /// A lossy codec cannot pack opaque bytes.
     #[error("this codec packs numbers: name their type, or use a lossless codec")]
     NotNumbers,
     /// The group is outside the codec's range.
     #[error("a group is 1 to {GROUP_MAX} numbers, not {0}")]
     Group(u16),
-    /// Raw bytes are not as long as the shape says, or not whole elements.
+    /// The length of the raw bytes is not that of the shape, or not a whole number of elements.
     #[error("{raw} raw bytes do not make up the shape: check the section's layout")]
-    RawLength {
-        /// Raw bytes.
-        raw: usize,
-    },
+    RawLength { raw: usize },
     /// CacheGen keeps a table per channel.
     #[error("a token of {0} numbers is too wide for this codec: use another one")]
     TooWide(u32),
-    /// The codec has no code for NaN or infinity: the section is to be stored as it is.
+    /// The codec has no code for NaN or infinity. The section should be stored without it.
     #[error("a number near element {at} is not finite: store this section without a lossy codec")]
     NotFinite {
         /// First element of the group or row.
         at: usize,
     },
-    /// Stored bytes were packed by something else.
-    #[error("stored bytes do not begin as this codec's do")]
+    /// Stored bytes have another magic number.
+    #[error("the stored bytes do not have this codec's header")]
     NotOurs,
     /// Stored bytes were packed by another codec, with other options, or from another shape.
-    #[error(
-        "stored bytes were packed with another codec, group, shape or length than was asked for"
-    )]
+    #[error("stored bytes were packed with another codec, group, shape or length than expected")]
     OtherShape,
-    /// Stored bytes are shorter or longer than they say.
-    #[error("stored bytes end too early or too late")]
+    /// Stored bytes are shorter or longer than their content.
+    #[error("the stored bytes are too short or too long")]
     StoredLength,
     /// Stored bytes contradict themselves.
     #[error("stored bytes are damaged: {0}")]
     Damaged(&'static str),
 }
 
-/// Packs `raw` and puts it behind `out`; on an error `out` is as before.
+/// Packs `raw` and appends it to `out`. After an error `out` is unchanged.
 pub fn encode(
     codec: Codec,
     shape: &Shape,
@@ -151,8 +142,8 @@ pub fn encode(
     packed
 }
 
-/// Unpacks `stored` into `raw`, which is exactly as long as what was packed. All of it is written on success; on an error what it holds is
-/// of no use.
+/// Unpacks `stored` into `raw`, which must be exactly as long as the packed section was. After an error the content of `raw` is
+/// unspecified.
 pub fn decode(
     codec: Codec,
     shape: &Shape,

@@ -1,15 +1,14 @@
-//! The straight line between the numbers of a group and their codes.
+//! The linear map between the numbers of a group and their codes.
 
-/// 2^64.
 const LIFT: f32 = 18_446_744_073_709_551_616.0;
-/// 2^-60: narrower groups are lifted, so that no factor overflows or loses bits to subnormal numbers.
+/// 2^-60. Narrower groups are scaled up, so that no factor overflows or loses bits to subnormal numbers.
 const NARROW: f32 = 1.0 / (1u64 << 60) as f32;
 
-/// Added to a number of less than 2^22 it rounds that to a whole number, ties to even, which then stands in the lowest bits; a negative one
-/// as two's complement.
+/// Added to a number of magnitude below 2^22, it rounds that number to an integer, ties to even. The integer is in the lowest bits, in
+/// two's complement.
 pub const ROUND: f32 = 12_582_912.0;
 
-/// Brings numbers from `low` to `high` to codes from 0 to `top`, and back.
+/// Maps numbers from `low` to `high` to codes from 0 to `top`, and back.
 #[derive(Clone, Copy)]
 pub struct Scale {
     lift: f32,
@@ -20,7 +19,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Of finite numbers, `low` not above `high`. Where they are the same, every number in between, which is that one, has code 0.
+    /// Takes finite numbers with `low <= high`. If they are equal, every number of the group has code 0.
     #[inline(always)]
     pub fn new(low: f32, high: f32, top: f32) -> Self {
         let width = high - low;
@@ -42,20 +41,20 @@ impl Scale {
         }
     }
 
-    /// To a code, not yet rounded.
+    /// The code of a number, not yet rounded.
     #[inline(always)]
     pub fn up(&self, value: f32) -> f32 {
         (value * self.lift - self.base) * self.up
     }
 
-    /// From a code.
+    /// The number of a code.
     #[inline(always)]
     pub fn down(&self, code: f32) -> f32 {
         (code * self.down + self.base) * self.drop
     }
 }
 
-/// The value, or the end that it is beyond: rounding must not lead out of a type's range. NaN stays NaN.
+/// Clamps a value to the ends, because rounding must not leave a type's range. NaN stays NaN.
 #[inline(always)]
 pub fn within(value: f32, least: f32, greatest: f32) -> f32 {
     if value > greatest {

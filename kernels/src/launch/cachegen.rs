@@ -1,34 +1,32 @@
-//! Launchers of `cachegen.cu`: rows of numbers to levels and back, levels to counts and tables, levels to streams and back. The container around
-//! them is made by [`Parts`](crate::codec::cachegen::Parts), on the host.
+//! Launchers of `cachegen.cu`: rows of numbers to levels and back, levels to counts and tables, levels to streams and back. The host builds
+//! the container around them with [`Parts`](crate::codec::cachegen::Parts).
 
 use super::{Device, Value, Way, pointer};
 use crate::codec::Element;
 use crate::codec::cachegen::{LEVELS, Planes, STREAM_BYTES};
 use crate::manifest::Count;
 
-/// Numbers of a section and what they are quantised to.
+/// The numbers of a section and their quantised form.
 pub struct Rows<'a, M> {
-    /// The numbers.
     pub raw: &'a M,
     /// The largest magnitude of each row.
     pub largest: &'a M,
-    /// A byte for each number.
+    /// One byte per number.
     pub levels: &'a M,
-    /// 8 bytes: the first row that was left out, where that is less than what was there.
+    /// 8 bytes: the kernel lowers this to the first row that it refused.
     pub refused: &'a M,
 }
 
-/// Streams anywhere in some bytes.
+/// Streams within a buffer.
 pub struct Streams<'a, M> {
-    /// The bytes.
     pub packed: &'a M,
-    /// Where each stream begins (`u64`).
+    /// The offset of each stream (`u64`).
     pub offsets: &'a M,
-    /// How long each is (`u32`).
+    /// The length of each stream (`u32`).
     pub lengths: &'a M,
 }
 
-/// Sizes of a section, and on the device its planes' steps.
+/// Sizes of a section, and the steps of its planes in device memory.
 pub struct CacheGen<D: Device> {
     planes: Planes,
     steps: D::Memory,
@@ -43,7 +41,6 @@ impl<D: Device> CacheGen<D> {
         })
     }
 
-    /// Sizes of the section.
     pub fn planes(&self) -> &Planes {
         &self.planes
     }
@@ -84,11 +81,12 @@ impl<D: Device> CacheGen<D> {
             ("refused", refused),
         ];
         let name = format!("kv_cachegen_{way}_{number}");
-        // SAFETY: numbers and levels of all rows are there, and steps of all planes; memory waits for the device before it goes.
+        // SAFETY: the buffers hold the numbers and levels of all rows and the steps of all planes; memory is freed only after the device
+        // has finished.
         unsafe { device.launch(stream, &name, &arguments, |work| self.work(work)) }
     }
 
-    /// Counts levels, and makes tables of the counts.
+    /// Counts levels and builds tables from the counts.
     pub fn count(
         &self,
         device: &D,
@@ -108,12 +106,12 @@ impl<D: Device> CacheGen<D> {
             self.tables(device, tables)?,
         ];
         let name = "kv_cachegen_count";
-        // SAFETY: levels of all numbers are there, and room for counts and table of every channel; memory waits for the device before
-        // it goes.
+        // SAFETY: the buffers hold the levels of all numbers and have room for the counts and table of every channel; memory is freed only
+        // after the device has finished.
         unsafe { device.launch(stream, name, &arguments, |work| self.work(work)) }
     }
 
-    /// Codes levels, each stream to a place of [`STREAM_BYTES`].
+    /// Encodes levels, each stream into its own [`STREAM_BYTES`] bytes.
     pub fn encode(
         &self,
         device: &D,
@@ -136,12 +134,12 @@ impl<D: Device> CacheGen<D> {
             self.lengths(device, lengths)?,
         ];
         let name = "kv_cachegen_encode";
-        // SAFETY: levels and tables are there, and places and lengths of all streams, which the kernel does not write beyond whatever the
-        // levels and tables are; memory waits for the device before it goes.
+        // SAFETY: the buffers hold levels, tables, and the places and lengths of all streams, and the kernel stays inside them for any
+        // levels and tables; memory is freed only after the device has finished.
         unsafe { device.launch(stream, name, &arguments, |work| self.work(work)) }
     }
 
-    /// Decodes streams. Whatever they hold, there are levels afterwards.
+    /// Decodes streams. Damaged streams give arbitrary levels.
     pub fn decode(
         &self,
         device: &D,
@@ -167,8 +165,8 @@ impl<D: Device> CacheGen<D> {
             self.levels(device, levels)?,
         ];
         let name = "kv_cachegen_decode";
-        // SAFETY: offsets, lengths, tables and levels are there; what they say of bytes that are not is left out by the kernel; memory
-        // waits for the device before it goes.
+        // SAFETY: the buffers hold offsets, lengths, tables and levels; the kernel skips streams that are out of bounds; memory is freed
+        // only after the device has finished.
         unsafe { device.launch(stream, name, &arguments, |work| self.work(work)) }
     }
 
@@ -184,7 +182,7 @@ impl<D: Device> CacheGen<D> {
         Ok(("steps", pointer(device, "steps", &self.steps, 0)?))
     }
 
-    /// A byte for each number.
+    /// One byte per number.
     fn levels(&self, device: &D, levels: &D::Memory) -> Result<(&'static str, Value), D::Error> {
         let bytes = self.planes.numbers() as u64;
         Ok(("levels", pointer(device, "levels", levels, bytes)?))

@@ -1,7 +1,7 @@
-//! Launchers of the GPU kernels. Each checks that memory holds all that its kernel touches, so that a launch is safe. What the arguments mean
-//! is said in `cuda/*.cu`; the references in this crate take the same and do the same.
+//! Launchers of the GPU kernels. Each checks that its buffers hold everything that the kernel touches, so that a launch is safe.
+//! `cuda/*.cu` describes the arguments; the reference functions of this crate take the same ones and give the same results.
 //!
-//! Not here: a driver. Memory, streams and launches are those of a [`Device`], which whoever has a GPU implements.
+//! This module contains no driver. A [`Device`] provides memory, streams and launches.
 #![allow(
     unsafe_code,
     reason = "a kernel trusts the addresses and sizes that it is launched with"
@@ -15,7 +15,7 @@ mod tests;
 use crate::manifest::{ArgumentType, Count, Entry};
 use crate::pages::PagesError;
 
-/// A GPU into which the kernels of the [manifest](crate::manifest) are loaded.
+/// A GPU with the kernels of the [manifest](crate::manifest) loaded.
 ///
 /// # Safety
 /// - [`Device::upload`] returns memory of this device with all of the bytes, aligned to 256 bytes.
@@ -24,24 +24,22 @@ use crate::pages::PagesError;
 /// - [`Device::Memory`] is freed only after all kernels that were launched before have run.
 /// - [`Device::launch`] runs the named kernel with these arguments on the grid of the manifest, and refuses a stream of another device.
 pub unsafe trait Device {
-    /// Memory of a device.
     type Memory;
-    /// Work that a device does in order.
+    /// An in-order queue of work.
     type Stream;
-    /// Why the device refused.
     type Error: From<Refused>;
 
-    /// Allocates memory and copies these bytes there.
+    /// Allocates memory and copies `bytes` into it.
     fn upload(&self, bytes: &[u8]) -> Result<Self::Memory, Self::Error>;
 
-    /// Address and bytes of memory. Fails where that is another device's: its kernels could write to it all the same.
+    /// Address and length of memory. Fails for memory of another device, because this device's kernels could write to it.
     fn range(&self, memory: &Self::Memory) -> Result<(u64, u64), Self::Error>;
 
-    /// Queues a kernel with arguments by name, in the manifest's order. `of` returns how much work there is.
+    /// Queues a kernel with arguments by name, in the manifest's order. `of` returns the amount of work.
     ///
     /// # Safety
-    /// Every pointer is to device memory that is as large as what the kernel touches for these arguments, and that stays until the kernel
-    /// has run.
+    /// Every pointer is to device memory that is as large as what the kernel touches with these arguments, and that lives until the kernel
+    /// has finished.
     unsafe fn launch(
         &self,
         stream: &Self::Stream,
@@ -51,28 +49,23 @@ pub unsafe trait Device {
     ) -> Result<(), Self::Error>;
 }
 
-/// Why a kernel was not launched, before the device was asked.
+/// Why a launch was refused before it reached the device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Arguments are not those of the manifest.
+    /// The arguments do not match the manifest.
     #[error("{kernel}: {why}")]
-    Arguments {
-        /// Name of the kernel.
-        kernel: String,
-        /// What is wrong with them.
-        why: String,
-    },
-    /// Memory is shorter than what the kernel would touch.
-    #[error("{what} has {got} bytes where {want} are needed")]
+    Arguments { kernel: String, why: String },
+    /// A buffer is shorter than what the kernel would touch.
+    #[error("{what} has {got} bytes, but {want} are needed")]
     TooSmall {
-        /// Name of the memory.
+        /// Name of the buffer.
         what: &'static str,
-        /// Its bytes.
+        /// Its length in bytes.
         got: u64,
-        /// Bytes that it must have.
+        /// The required length in bytes.
         want: u64,
     },
-    /// Sizes that the references refuse too.
+    /// Sizes that the reference functions refuse too.
     #[error(transparent)]
     Pages(#[from] PagesError),
 }
@@ -88,23 +81,20 @@ impl Refused {
     }
 }
 
-/// The direction of a kernel that has a counterpart.
+/// The direction of a kernel that has an inverse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// From the KV cache to a section, from rank-verbatim to canonical order, from numbers to levels.
+    /// KV cache to section, rank-verbatim to canonical order, or numbers to levels.
     Pack,
-    /// Back.
+    /// The inverse.
     Unpack,
 }
 
-/// One argument of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
-    /// Address that the device reaches.
+    /// Device address.
     Pointer(u64),
-    /// 4 bytes.
     U32(u32),
-    /// 8 bytes.
     U64(u64),
 }
 
@@ -130,7 +120,7 @@ impl Value {
     }
 }
 
-/// Words that hold the arguments of an entry. An error names the argument that the manifest does not have.
+/// Words with the arguments of an entry. An error names the argument that does not match the manifest.
 pub fn words(entry: &Entry, arguments: &[(&str, Value)]) -> Result<Vec<u64>, Refused> {
     let wrong = |why: String| Refused::Arguments {
         kernel: entry.name.clone(),
@@ -138,7 +128,7 @@ pub fn words(entry: &Entry, arguments: &[(&str, Value)]) -> Result<Vec<u64>, Ref
     };
     if arguments.len() != entry.arguments.len() {
         return Err(wrong(format!(
-            "{} arguments were given, it takes {}",
+            "{} arguments were given, expected {}",
             arguments.len(),
             entry.arguments.len()
         )));
@@ -159,7 +149,7 @@ pub fn words(entry: &Entry, arguments: &[(&str, Value)]) -> Result<Vec<u64>, Ref
     Ok(arguments.iter().map(|(_, value)| value.word()).collect())
 }
 
-/// Address of memory of the device that has at least `want` bytes.
+/// The address of device memory with at least `want` bytes.
 fn address<D: Device>(
     device: &D,
     what: &'static str,
@@ -172,7 +162,7 @@ fn address<D: Device>(
     }
 }
 
-/// The same as an argument.
+/// The address as an argument.
 fn pointer<D: Device>(
     device: &D,
     what: &'static str,

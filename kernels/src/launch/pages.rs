@@ -4,11 +4,11 @@ use super::{Device, Refused, Value, Way, address, pointer};
 use crate::manifest::Count;
 use crate::pages::{Dtype, HeadMajor, Keys, PageMap, PagesError, Style, Turn};
 
-/// The planes of a KV cache on the device: what gather and scatter walk.
+/// The planes of a KV cache in device memory, as read by gather and scatter.
 pub struct Table<'a, D: Device> {
     rows: D::Memory,
     map: &'a PageMap,
-    /// Kept, since the rows have their addresses.
+    /// Keeps the allocations alive, because the rows contain their addresses.
     _storages: Vec<&'a D::Memory>,
 }
 
@@ -52,8 +52,8 @@ impl<'a, D: Device> Table<'a, D> {
         })
     }
 
-    /// Gathers the blocks of these ids (`u32`) into a section, or scatters the section to them. Ids that the cache has not are left out, and
-    /// their pieces counted in the 4 bytes of `refused`.
+    /// Gathers the blocks with these ids (`u32`) into a section, or scatters the section to them. Ids outside the cache are skipped, and
+    /// their pieces are added to the 4 bytes of `refused`.
     pub fn transfer(
         &self,
         device: &D,
@@ -90,20 +90,20 @@ impl<'a, D: Device> Table<'a, D> {
             Count::PieceBytes => longest.unwrap_or(0),
             _ => 1,
         };
-        // SAFETY: the table's storages reach as far as its planes, ids beyond the cache's blocks are left out by the kernel, the section
-        // holds all blocks, and memory waits for the device before it goes.
+        // SAFETY: the table's storages cover its planes, the kernel skips ids beyond the cache's blocks, the section holds all blocks, and
+        // memory is freed only after the device has finished.
         unsafe { device.launch(stream, name, &arguments, of) }
     }
 }
 
-/// The loops of a layout change on the device.
+/// The loops of a layout change in device memory.
 pub struct Loops<D: Device> {
     rows: D::Memory,
     change: HeadMajor,
 }
 
 impl<D: Device> Loops<D> {
-    /// Uploads those of a change.
+    /// Uploads the loops of a change.
     pub fn new(device: &D, change: HeadMajor) -> Result<Self, D::Error> {
         let words = change.loops().into_iter();
         let rows: Vec<u8> = words
@@ -144,12 +144,12 @@ impl<D: Device> Loops<D> {
             Count::Runs => runs,
             _ => 1,
         };
-        // SAFETY: both sides hold a section, which is what these loops walk; memory waits for the device before it goes.
+        // SAFETY: both sides hold a whole section, which is what the loops walk; memory is freed only after the device has finished.
         unsafe { device.launch(stream, name, &arguments, of) }
     }
 }
 
-/// A turn's cosines and sines on the device.
+/// Cosines and sines of a rotation in device memory.
 pub struct Angles<D: Device> {
     cos: D::Memory,
     sin: D::Memory,
@@ -157,7 +157,7 @@ pub struct Angles<D: Device> {
 }
 
 impl<D: Device> Angles<D> {
-    /// Uploads those of a turn.
+    /// Uploads the angles of a rotation.
     pub fn new(device: &D, turn: &Turn) -> Result<Self, D::Error> {
         let floats =
             |list: &[f32]| -> Vec<u8> { list.iter().flat_map(|f| f.to_ne_bytes()).collect() };
@@ -168,7 +168,7 @@ impl<D: Device> Angles<D> {
         })
     }
 
-    /// Turns the keys of all whole states in place.
+    /// Rotates the keys of all whole states in place.
     pub fn turn(
         &self,
         device: &D,
@@ -220,8 +220,8 @@ impl<D: Device> Angles<D> {
             Count::States => count,
             _ => 1,
         };
-        // SAFETY: the states counted are whole ones of the memory, keys lie inside of them and are aligned, and there are as many angles
-        // as pairs; memory waits for the device before it goes.
+        // SAFETY: only whole states of the memory are counted, keys are aligned and inside their states, and there is one angle per pair;
+        // memory is freed only after the device has finished.
         unsafe { device.launch(stream, &name, &arguments, of) }
     }
 }

@@ -1,4 +1,4 @@
-//! Launchers over a device that runs nothing: what they refuse, and that all they launch is in the manifest with these arguments.
+//! Launchers on a device that runs nothing: what they refuse, and that every launch matches the manifest.
 
 use super::cachegen::{CacheGen, Rows, Streams};
 use super::pages::{Angles, Loops, Table};
@@ -28,7 +28,7 @@ struct Memory {
     bytes: u64,
 }
 
-/// Checks arguments against the manifest and keeps the names of kernels.
+/// Checks arguments against the manifest and records kernel names.
 struct Recorder {
     number: u32,
     manifest: Manifest,
@@ -88,7 +88,7 @@ unsafe impl Device for Recorder {
     }
 }
 
-/// Calls it with all memory that is needed, with a byte less of each, and with each of another device.
+/// Calls a launcher with valid memory, with one byte less of each buffer, and with each buffer on another device.
 fn each<const N: usize>(
     device: &Recorder,
     bytes: [u64; N],
@@ -216,7 +216,7 @@ fn cachegen(device: &Recorder, element: Element) {
         tokens: 300,
         channels: 3,
     };
-    // 600 rows of 3 channels; 6 channels in both planes, with a stream for 256 tokens and one for the rest.
+    // 600 rows of 3 channels; 6 channels in both planes, with one stream for 256 tokens and one for the rest.
     let (levels, tables, lengths, width) = (1800, 6 * 66, 12 * 4, element.bytes() as u64);
     let planes = Planes::of(&shape, 1800 * element.bytes()).unwrap();
     let section = CacheGen::new(device, planes).unwrap();
@@ -305,7 +305,7 @@ fn arguments_that_the_manifest_does_not_have_are_refused_by_name() {
     for (arguments, said) in [
         (&wrong[..], "run_bytes is a U64, not a U32"),
         (&swapped[..], "argument 0 is verbatim, not canonical"),
-        (&right[..3], "3 arguments were given, it takes 4"),
+        (&right[..3], "3 arguments were given, expected 4"),
     ] {
         let refused = words(entry, arguments).unwrap_err();
         assert_eq!(refused.name(), "Arguments");

@@ -1,44 +1,45 @@
-//! Where the bytes of each block lie in a rank's KV cache: planes, checked once, so that moving blocks needs no further care.
+//! The positions of blocks in a rank's KV cache, as planes. They are checked once at construction, so that transfers need no further
+//! checks.
 
 use super::PagesError;
 use super::shape::{BlockShape, product, served};
 use kvcachepool_protocol::layouts::{Dim, Layout};
 
-/// One run of bytes per block: block `b` lies at `offset + b * block_stride`. The connector's `Plane`.
+/// One run of bytes per block: block `b` is at `offset + b * block_stride`. The connector's `Plane`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plane {
     /// Index of the allocation.
     pub storage: usize,
-    /// Of block 0, in bytes from the start of the storage.
+    /// Offset of block 0 from the start of the storage, in bytes.
     pub offset: usize,
-    /// Bytes from one block to the next.
+    /// Distance between consecutive blocks, in bytes.
     pub block_stride: usize,
-    /// Bytes of the run.
+    /// Length of the run.
     pub bytes: usize,
 }
 
 impl Plane {
-    /// One behind the last byte, over `blocks` blocks; none where that overflows.
+    /// End of the last byte of `blocks` blocks, exclusive. `None` on overflow.
     fn end(&self, blocks: u32) -> Option<usize> {
         let last = self.block_stride.checked_mul(blocks as usize - 1)?;
         self.offset.checked_add(last)?.checked_add(self.bytes)
     }
 }
 
-/// The planes of a group in section order, over a known number of blocks. No byte belongs to two blocks or planes.
+/// The planes of a group in section order, for a fixed number of blocks. No byte belongs to two blocks or planes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageMap {
     blocks: u32,
     planes: Vec<Plane>,
     block_bytes: usize,
-    /// Per storage: bytes that its planes reach to.
+    /// Per storage, the length in bytes that its planes need.
     reach: Vec<usize>,
 }
 
 impl PageMap {
-    /// A map of planes as they were found in a KV cache of `blocks` block ids.
+    /// A map of planes of a KV cache with `blocks` block ids.
     ///
-    /// Errors: no planes or blocks, an empty plane, places that overflow, planes or blocks that share bytes.
+    /// Errors: no planes or blocks, an empty plane, positions that overflow, planes or blocks that share bytes.
     pub fn new(blocks: u32, planes: Vec<Plane>) -> Result<Self, PagesError> {
         let what = "places of blocks";
         if blocks == 0 || planes.is_empty() {
@@ -64,7 +65,7 @@ impl PageMap {
                 .checked_add(plane.bytes)
                 .ok_or(PagesError::Overflow { what })?;
             let end = plane.end(blocks).ok_or(PagesError::Overflow { what })?;
-            // A storage has at least one plane; an index beyond that would only ask for memory.
+            // Every storage has at least one plane. A larger index would only waste memory.
             if plane.storage >= planes.len() {
                 return Err(PagesError::StorageMissing {
                     plane: index,
@@ -86,10 +87,10 @@ impl PageMap {
         })
     }
 
-    /// The map of one allocation that is densely filled in a layout of the table: the dimensions left of `B` choose a plane, those right
-    /// of it are its bytes.
+    /// The map of one allocation that is densely filled in a layout of the table. The dimensions left of `B` select a plane; those right of
+    /// it are the plane's bytes.
     ///
-    /// Errors: a layout that is not served, a size of zero, sizes that overflow.
+    /// Errors: an unsupported layout, a size of zero, sizes that overflow.
     pub fn dense(layout: &Layout, shape: &BlockShape, blocks: u32) -> Result<Self, PagesError> {
         served(layout)?;
         shape.block_bytes()?;
@@ -112,7 +113,7 @@ impl PageMap {
         self.blocks
     }
 
-    /// The planes in section order.
+    /// Planes in section order.
     pub fn planes(&self) -> &[Plane] {
         &self.planes
     }
@@ -122,13 +123,13 @@ impl PageMap {
         self.block_bytes
     }
 
-    /// Bytes that each storage must have at least.
+    /// Minimum length of each storage in bytes.
     pub fn storage_bytes(&self) -> &[usize] {
         &self.reach
     }
 }
 
-/// No two planes share a byte of any two blocks.
+/// Whether no two planes share a byte of any two blocks.
 fn disjoint(blocks: u32, planes: &[Plane]) -> Result<(), PagesError> {
     let mut order: Vec<usize> = (0..planes.len()).collect();
     order.sort_unstable_by_key(|i| (planes[*i].storage, planes[*i].offset));
@@ -148,8 +149,8 @@ fn disjoint(blocks: u32, planes: &[Plane]) -> Result<(), PagesError> {
     Ok(())
 }
 
-/// Do planes of one storage share bytes, `a` being the one that starts first? Planes that lie among each other at different strides are
-/// taken for overlapping: no layout has such.
+/// Whether two planes of one storage share bytes; `a` starts first. Interleaved planes with different strides count as overlapping, because
+/// no layout has them.
 fn overlap(blocks: u32, a: &Plane, b: &Plane) -> bool {
     let ahead = b.offset - a.offset;
     if blocks == 1 {
@@ -158,7 +159,7 @@ fn overlap(blocks: u32, a: &Plane, b: &Plane) -> bool {
     if a.block_stride != b.block_stride {
         return true;
     }
-    // The last block of `a` that does not start behind `b`'s block 0, and the one after it.
+    // The last block of `a` that does not start after `b`'s block 0, and the next one.
     let stride = a.block_stride;
     let within = ahead % stride;
     let next = ahead / stride + 1 < blocks as usize;

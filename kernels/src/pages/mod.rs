@@ -1,9 +1,9 @@
-//! Pages of a KV cache: gathered into sections, scattered back, brought into an order that any number of ranks reads, and keys turned to
-//! other positions. Each is the reference of a kernel in `kernels/cuda` and what runs on hosts without a GPU.
-//! Not here: what bytes mean beyond their place (codecs), where sections are kept, threads.
+//! Operations on pages of a KV cache: gather into sections, scatter back, reorder for any number of ranks, and rotate keys to other
+//! positions. Each function is the reference of a kernel in `kernels/cuda`, and the implementation on hosts without a GPU. Codecs, storage
+//! of sections and threads belong elsewhere.
 //!
-//! A *section* is what one rank keeps of a group of KV layers for some blocks: `[block][plane][bytes]`, as in the connector. Its digest is
-//! the protocol's xxh3-128 over these bytes; there is none of its own here.
+//! A *section* is one rank's part of a group of KV layers for some blocks: `[block][plane][bytes]`, as in the connector. Its digest is the
+//! protocol's xxh3-128 over these bytes; this module computes none.
 
 mod error;
 mod map;

@@ -1,27 +1,26 @@
-//! Layout change: the order in which a rank's KV cache has its bytes (*rank-verbatim*, what gather gives), and the *head-major canonical*
-//! order, which is the same for every layout, block size and tensor-parallel (TP) size. Kernels: `cuda/layout.cu`.
+//! Layout change between the order of a rank's KV cache (*rank-verbatim*, the result of gather) and the *head-major canonical* order, which
+//! is the same for every layout, block size and tensor-parallel (TP) size. Kernels: `cuda/layout.cu`.
 //!
-//! Canonical is `[head][layer][token][content]`, the tokens of all blocks in one row. The heads of a rank are neighbours in the model, so
-//! the canonical bytes of a whole model are those of its ranks one after another, and a rank of another TP size reads its heads as one run
-//! ([`HeadMajor::heads`]). Pipeline stages stay apart: each has layers of its own.
+//! Canonical order is `[head][layer][token][content]`, with the tokens of all blocks in one row. A rank's heads are neighbours in the
+//! model. So the canonical bytes of a whole model are those of its ranks, concatenated, and a rank of another TP size reads its heads as
+//! one run ([`HeadMajor::heads`]). Pipeline stages have their own layers and are separate.
 
 use super::PagesError;
 use super::shape::{BlockShape, product, served};
 use kvcachepool_protocol::layouts::{Dim, Layout};
 use std::ops::Range;
 
-/// Where each run of bytes lies in either order: loops from the outermost, all strides in bytes.
+/// The positions of each run of bytes in both orders: nested loops from the outermost, with strides in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeadMajor {
-    /// Heads, layers, blocks, kernel blocks, tokens, in canonical order.
+    /// Heads, layers, blocks, kernel blocks and tokens, in canonical order.
     loops: [Loop; 5],
-    /// Bytes that are neighbours in both orders.
+    /// Bytes that are contiguous in both orders.
     run: usize,
     heads: usize,
     section_bytes: usize,
 }
 
-/// One dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Loop {
     extent: usize,
@@ -30,9 +29,9 @@ struct Loop {
 }
 
 impl HeadMajor {
-    /// The change for sections of `blocks` blocks that were gathered from a cache in `layout`.
+    /// The change for sections of `blocks` blocks gathered from a cache in `layout`.
     ///
-    /// Errors: a layout that is not served, a size of zero, sizes that overflow.
+    /// Errors: an unsupported layout, a size of zero, sizes that overflow.
     pub fn new(layout: &Layout, shape: &BlockShape, blocks: usize) -> Result<Self, PagesError> {
         served(layout)?;
         if blocks == 0 {
@@ -69,13 +68,13 @@ impl HeadMajor {
         })
     }
 
-    /// The loops as the kernels take them, outermost first: extent, and stride of the rank-verbatim side in bytes.
+    /// The loops as kernel arguments, outermost first: extent, and stride of the rank-verbatim side in bytes.
     pub fn loops(&self) -> [(u64, u64); 5] {
         self.loops
             .map(|one| (one.extent as u64, one.verbatim as u64))
     }
 
-    /// Bytes that are neighbours in both orders: what the innermost loop moves.
+    /// Bytes that are contiguous in both orders, moved by the innermost loop.
     pub fn run_bytes(&self) -> usize {
         self.run
     }
@@ -85,7 +84,7 @@ impl HeadMajor {
         self.section_bytes
     }
 
-    /// Where the bytes of some heads lie in the canonical order. Errors: heads that the section does not have.
+    /// Byte range of some heads in canonical order. Errors: heads outside the section.
     pub fn heads(&self, heads: Range<usize>) -> Result<Range<usize>, PagesError> {
         if heads.start > heads.end || heads.end > self.heads {
             return Err(PagesError::HeadsOutOfRange {
@@ -98,7 +97,7 @@ impl HeadMajor {
         Ok(heads.start * bytes..heads.end * bytes)
     }
 
-    /// Rank-verbatim to canonical. Errors: a buffer that has not `section_bytes()` bytes.
+    /// Rank-verbatim to canonical. Errors: a buffer whose length is not `section_bytes()`.
     pub fn to_canonical(&self, verbatim: &[u8], canonical: &mut [u8]) -> Result<(), PagesError> {
         self.check(verbatim.len(), canonical.len())?;
         self.each_run(|from, to| {
@@ -107,7 +106,7 @@ impl HeadMajor {
         Ok(())
     }
 
-    /// Canonical to rank-verbatim: the inverse. Errors: a buffer that has not `section_bytes()` bytes.
+    /// Canonical to rank-verbatim. Errors: a buffer whose length is not `section_bytes()`.
     pub fn to_verbatim(&self, canonical: &[u8], verbatim: &mut [u8]) -> Result<(), PagesError> {
         self.check(verbatim.len(), canonical.len())?;
         self.each_run(|to, from| {
@@ -128,7 +127,7 @@ impl HeadMajor {
         }
     }
 
-    /// Calls `copy` with the place of every run in the verbatim and in the canonical order.
+    /// Calls `copy` with the position of every run in verbatim and in canonical order.
     fn each_run(&self, mut copy: impl FnMut(usize, usize)) {
         let [heads, layers, blocks, kernel_blocks, tokens] = &self.loops;
         for outer in Loop::places(heads, (0, 0)) {
@@ -146,7 +145,7 @@ impl HeadMajor {
 }
 
 impl Loop {
-    /// Places in both orders, counted from `from`.
+    /// Positions in both orders, relative to `from`.
     fn places(&self, from: (usize, usize)) -> impl Iterator<Item = (usize, usize)> + use<> {
         let Self {
             extent,
@@ -157,7 +156,7 @@ impl Loop {
     }
 }
 
-/// Takes the innermost loops into the run for as long as both orders have them as neighbours. Bytes of the run.
+/// Merges the innermost loops into the run while they are contiguous in both orders. Returns the bytes of the run.
 fn join(loops: &mut [Loop], state_bytes: usize) -> usize {
     let mut run = state_bytes;
     for inner in loops.iter_mut().rev() {

@@ -1,19 +1,17 @@
-//! RoPE re-positioning: keys that were computed for tokens at some positions become those of the same tokens `delta` positions later.
-//! Rotary embedding turns each pair of a key's elements by position times frequency, so a further turn by `delta` times frequency is all
-//! that is needed (Su et al., RoFormer, 2021, equation 34: rotations of one plane add up). Kernels: `cuda/rope.cu`.
+//! RoPE re-positioning: rotates keys that were computed for some positions to positions `delta` later. Rotary embedding rotates each pair
+//! of a key's elements by position times frequency. Rotations in a plane add up (Su et al., RoFormer, 2021, equation 34), so a further
+//! rotation by `delta` times frequency suffices. Kernels: `cuda/rope.cu`.
 
 use super::PagesError;
 use crate::lanes::{Work, widest};
 use crate::number::{Bf16, F16, F32, Number};
 use std::marker::PhantomData;
 
-/// How far `cos^2 + sin^2` may be from 1: a table rounded to bfloat16 passes, one scaled by 1.02 does not.
+/// Maximum distance of `cos^2 + sin^2` from 1. A table rounded to bfloat16 passes; one scaled by 1.02 does not.
 const UNIT_SLACK: f32 = 0.02;
 
-/// Type of the elements of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dtype {
-    /// bfloat16.
     Bf16,
     /// IEEE 754 binary16.
     F16,
@@ -22,7 +20,6 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
             Self::Bf16 | Self::F16 => 2,
@@ -31,7 +28,7 @@ impl Dtype {
     }
 }
 
-/// Which elements of a key make a pair.
+/// The pairing of a key's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Style {
     /// `i` and `i + rotary / 2` ("rotate half").
@@ -40,22 +37,20 @@ pub enum Style {
     GptJ,
 }
 
-/// Where the rotated elements lie in a state.
+/// The position of the rotated elements in a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keys {
     /// Bytes of a state: key and value of one head and token.
     pub state_bytes: usize,
-    /// Bytes before the first rotated element (MLA: those of the latent part).
+    /// Bytes before the first rotated element. For MLA, the latent part.
     pub offset: usize,
-    /// Rotated elements, even: the head size, or less where a model rotates a part only.
+    /// Number of rotated elements, even: the head size, or less if a model rotates only a part.
     pub rotary: usize,
-    /// Type of the elements.
     pub dtype: Dtype,
-    /// Pairing.
     pub style: Style,
 }
 
-/// A rotation per pair of elements: cosine and sine of `delta * frequency`.
+/// One rotation per pair of elements: cosine and sine of `delta * frequency`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turn {
     cos: Vec<f32>,
@@ -63,8 +58,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// The turn by `delta` positions for frequencies `base^(-2i / rotary)`, i < rotary / 2. Angles are f64, so cosines are right to an
-    /// f32's last place up to 2^24 positions. Errors: an odd size, a base that is not positive.
+    /// The rotation by `delta` positions for frequencies `base^(-2i / rotary)`, i < rotary / 2. Angles are f64, so cosines are correct to
+    /// an f32's last place up to 2^24 positions. Errors: an odd size, a base that is not positive.
     pub fn by_base(base: f64, rotary: usize, delta: i64) -> Result<Self, PagesError> {
         even(rotary)?;
         if !(base.is_finite() && base > 0.0) {
@@ -75,9 +70,9 @@ impl Turn {
         Self::by_frequencies(&frequencies, delta)
     }
 
-    /// The turn by `delta` positions for a model's own frequencies (radians per position), as scaled embeddings have them.
+    /// The rotation by `delta` positions for a model's own frequencies (radians per position), as in scaled embeddings.
     ///
-    /// Errors: none, or a frequency that is not finite.
+    /// Errors: an empty list, or a frequency that is not finite.
     pub fn by_frequencies(frequencies: &[f64], delta: i64) -> Result<Self, PagesError> {
         if frequencies.is_empty() || frequencies.iter().any(|f| !f.is_finite()) {
             return Err(PagesError::BadFrequency);
@@ -87,7 +82,7 @@ impl Turn {
         Ok(Self { cos, sin })
     }
 
-    /// The turn by row `delta` of a model's cosine and sine table; negate the sines to turn back.
+    /// The rotation by row `delta` of a model's cosine and sine table. Negate the sines for the inverse.
     ///
     /// Errors: lists of different lengths, values that are no rotation.
     pub fn of_table(cos: &[f32], sin: &[f32]) -> Result<Self, PagesError> {
@@ -110,22 +105,20 @@ impl Turn {
 }
 
 impl Turn {
-    /// Cosines, one per pair.
     pub fn cos(&self) -> &[f32] {
         &self.cos
     }
 
-    /// Sines, one per pair.
     pub fn sin(&self) -> &[f32] {
         &self.sin
     }
 }
 
 impl Keys {
-    /// Turns the keys of all `states` (rank-verbatim or canonical: a row of whole states) in place. Rounds to nearest even in the
-    /// element type; arithmetic in f32.
+    /// Rotates the keys of all `states` in place. `states` is a row of whole states, rank-verbatim or canonical. Arithmetic is in f32, and
+    /// results round to nearest even in the element type.
     ///
-    /// Errors: an odd rotary size, a key outside of its state, states cut short, a turn of another size.
+    /// Errors: an odd rotary size, a key outside its state, an incomplete state, a rotation of another size.
     pub fn turn(&self, states: &mut [u8], turn: &Turn) -> Result<(), PagesError> {
         let end = self.check(states.len(), turn)?;
         match self.dtype {
@@ -146,7 +139,7 @@ impl Keys {
         });
     }
 
-    /// One behind the key's last rotated byte.
+    /// End of the key's rotated bytes, exclusive.
     fn check(&self, states: usize, turn: &Turn) -> Result<usize, PagesError> {
         even(self.rotary)?;
         let bytes = self.rotary.checked_mul(self.dtype.bytes());
@@ -185,10 +178,10 @@ fn even(rotary: usize) -> Result<(), PagesError> {
     Ok(())
 }
 
-/// Keys of elements of one type, of all states.
+/// Rotates the keys of all states, for one element type.
 struct Turning<'a, N> {
     keys: Keys,
-    /// One behind the key's last rotated byte.
+    /// End of the key's rotated bytes, exclusive.
     end: usize,
     states: &'a mut [u8],
     turn: &'a Turn,

@@ -1,16 +1,16 @@
-//! Sizes of a block of KV states and the orders of its dimensions.
+//! Sizes of a block of KV states, and orders of its dimensions.
 
 use super::PagesError;
 use kvcachepool_protocol::layouts::{Dim, Layout};
 
-/// Sizes of what a rank keeps per block id. The block's bytes are the product of all.
+/// Sizes of a rank's data per block id. The bytes of a block are the product of all fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockShape {
     /// Layers of one `KVCacheTensor`.
     pub layers: usize,
     /// KV heads of this rank.
     pub heads: usize,
-    /// Kernel blocks that make up one block id: 1 unless the attention backend uses smaller blocks than vLLM counts.
+    /// Kernel blocks per block id: 1 unless the attention backend uses smaller blocks than vLLM.
     pub kernel_blocks: usize,
     /// States (tokens) of a kernel block.
     pub tokens: usize,
@@ -38,8 +38,8 @@ impl BlockShape {
         Ok(bytes)
     }
 
-    /// How many of a dimension lie within one block. `B` counts kernel blocks: in memory, a block id is that many neighbours in `B`'s
-    /// place, so a section of it is ordered like the cache with `B` cut down to them.
+    /// The extent of a dimension within one block. `B` counts kernel blocks: those of one block id are neighbours in memory, so a section
+    /// is ordered like the cache with `B` reduced to them.
     pub(super) fn extent(&self, dim: Dim) -> usize {
         match dim {
             Dim::L => self.layers,
@@ -51,7 +51,7 @@ impl BlockShape {
     }
 }
 
-/// Refuses layouts that are not served, and orders that do not name each dimension once with a state's bytes innermost.
+/// Refuses unsupported layouts, and orders that do not name each dimension once with a state's bytes innermost.
 pub(super) fn served(layout: &Layout) -> Result<(), PagesError> {
     let mut seen = layout.order.clone();
     seen.sort_unstable();
@@ -64,7 +64,7 @@ pub(super) fn served(layout: &Layout) -> Result<(), PagesError> {
     })
 }
 
-/// `a * b`, or an error that names what it counts.
+/// `a * b`, or an error with the name `what`.
 pub(super) fn product(what: &'static str, a: usize, b: usize) -> Result<usize, PagesError> {
     a.checked_mul(b).ok_or(PagesError::Overflow { what })
 }

@@ -1,12 +1,12 @@
-//! Gather and scatter: blocks of a KV cache to the bytes of a section, and back. Kernels: `cuda/pages.cu`.
+//! Gather and scatter: copies blocks of a KV cache into a section, and back. Kernels: `cuda/pages.cu`.
 
 use super::{PageMap, PagesError};
 
 impl PageMap {
-    /// Copies blocks into a section: `section` becomes `[block][plane][bytes]` in the order of `blocks`, and must have exactly
-    /// `blocks.len() * block_bytes()` bytes. `storages`: the allocations that the planes name.
+    /// Copies blocks into a section. `section` becomes `[block][plane][bytes]` in the order of `blocks`, and must have exactly
+    /// `blocks.len() * block_bytes()` bytes. `storages` are the allocations that the planes refer to.
     ///
-    /// Errors: a block id out of range, a missing or short storage, a section of another size.
+    /// Errors: a block id out of range, a missing or short storage, a section of another length.
     pub fn gather(
         &self,
         storages: &[&[u8]],
@@ -28,9 +28,9 @@ impl PageMap {
         Ok(())
     }
 
-    /// Copies a section back into blocks: the inverse of [`PageMap::gather`]. Bytes of other blocks stay as they are.
+    /// Copies a section back into blocks, the inverse of [`PageMap::gather`]. Bytes of other blocks are unchanged.
     ///
-    /// Errors: as for `gather`, and a block that is written twice.
+    /// Errors: those of `gather`, and a block that is written twice.
     pub fn scatter(
         &self,
         section: &[u8],
@@ -50,7 +50,7 @@ impl PageMap {
         Ok(())
     }
 
-    /// All that the loops rely on.
+    /// Checks everything that the loops rely on.
     fn check(
         &self,
         blocks: &[u32],
@@ -95,7 +95,7 @@ impl PageMap {
     }
 }
 
-/// Refuses ids that stand twice.
+/// Refuses duplicate ids.
 fn once(blocks: &[u32]) -> Result<(), PagesError> {
     let mut sorted = blocks.to_vec();
     sorted.sort_unstable();

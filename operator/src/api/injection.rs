@@ -1,4 +1,4 @@
-//! How pods get their sidecar.
+//! `spec.injection`: whether and how pods get a sidecar.
 
 use super::{Quantity, schema};
 use schemars::JsonSchema;
@@ -10,45 +10,47 @@ use serde::{Deserialize, Serialize};
 pub struct Injection {
     /// Whether pods with the pool's label get a sidecar.
     pub mode: Mode,
-    /// Name of the container that runs vLLM; absent = the only one, or the only one with an accelerator.
+    /// Name of the container that runs vLLM. Default: the only container, or the only one with an accelerator.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(schema_with = "schema::label_name")]
     pub container: String,
-    /// What to do where vLLM has a connector of its own: leave the pod alone, or put ours beside a transport between prefill and decode.
+    /// What to do if vLLM has a connector of its own: Refuse leaves the pod alone, Compose adds kvcachepool beside a connector that
+    /// transfers KV from prefill to decode.
     pub existing_connector: ExistingConnector,
-    /// Most bytes that a pod may ask for by the annotation kvcachepool.io/memory; absent = no bound.
+    /// Largest memory tier that a pod may request with the annotation kvcachepool.io/memory. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<Quantity>,
-    /// What to do with pods that started without a sidecar while the operator was away: count them, or also evict them one at a time.
+    /// What to do with pods that were created without a sidecar while the operator was down: Report counts them, Evict also evicts them one
+    /// at a time.
     pub on_missed: OnMissed,
 }
 
-/// Whether pods get a sidecar.
+/// Whether new pods get a sidecar.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Mode {
-    /// They do.
+    /// New pods get a sidecar.
     #[default]
     Enabled,
-    /// New pods do not.
+    /// New pods get no sidecar.
     Disabled,
 }
 
-/// What to do where vLLM has a connector of its own.
+/// What to do if vLLM has a connector of its own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ExistingConnector {
     /// Leave the pod alone.
     #[default]
     Refuse,
-    /// Put ours beside it, where it is a transport.
+    /// Add kvcachepool beside it, if it transfers KV from prefill to decode.
     Compose,
 }
 
-/// What to do with pods that started without a sidecar.
+/// What to do with pods that were created without a sidecar.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnMissed {
-    /// Count them.
+    /// Count them and report them in the status.
     #[default]
     Report,
-    /// Evict them, one at a time, as their disruption budgets allow.
+    /// Evict them one at a time, as their disruption budgets allow.
     Evict,
 }

@@ -1,10 +1,10 @@
-//! Tiers of which every injected pod has its own: memory and disk.
+//! Tiers that every injected pod has for itself: memory and disk.
 
 use super::{Quantity, schema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Tiers of which every pod has its own.
+/// Tiers that every pod has for itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Local {
@@ -15,16 +15,16 @@ pub struct Local {
     pub disk: Option<Disk>,
 }
 
-/// The memory tier.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Memory {
-    /// Bytes of cache in each pod's memory. The sidecar's memory request and limit are this and what stands beside it. A pod can say another size by the annotation kvcachepool.io/memory.
+    /// Size of the memory tier of each pod. The sidecar's memory request and limit are this size plus an overhead. A pod can override
+    /// it with the annotation kvcachepool.io/memory.
     pub per_pod: Quantity,
-    /// Page size; the node must have reserved pages of 2Mi or 1Gi.
+    /// Page size of the memory tier. The node must have reserved pages of 2Mi or 1Gi.
     #[serde(default)]
     pub huge_pages: HugePages,
-    /// What goes first when room is needed.
+    /// Order of eviction.
     #[serde(default)]
     pub eviction_policy: EvictionPolicy,
 }
@@ -43,10 +43,10 @@ pub enum HugePages {
     Size1Gi,
 }
 
-/// What goes first when room is needed.
+/// Order of eviction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EvictionPolicy {
-    /// Three FIFO queues: resists scans.
+    /// S3-FIFO: three FIFO queues. Resists scans.
     #[default]
     #[serde(rename = "S3FIFO")]
     S3Fifo,
@@ -65,25 +65,25 @@ pub enum EvictionPolicy {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Disk {
-    /// Bytes of cache on each pod's disk.
+    /// Bytes of the tier's objects on the disk of each pod.
     pub per_pod: Quantity,
-    /// On the node's own disk, counted as the pod's ephemeral storage.
+    /// Use the node's own disk. It counts as ephemeral storage of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_dir: Option<NodeDirectory>,
-    /// On a volume that is made with the pod and goes with it.
+    /// Use a volume that is created and deleted with the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ephemeral: Option<Ephemeral>,
 }
 
-/// The node's own disk; there is nothing to set.
+/// The node's own disk. It has no fields.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeDirectory {}
 
-/// A volume that is made with the pod and goes with it.
+/// A volume that is created and deleted with the pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Ephemeral {
-    /// The storage class.
+    /// Name of the storage class.
     #[schemars(schema_with = "schema::object_name")]
     pub storage_class_name: String,
 }

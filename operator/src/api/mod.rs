@@ -1,6 +1,6 @@
-//! `KVCachePool` as users write it: types, schema, rules, and what every field means.
-//! A stored object may be older than a rule, so texts (sizes, times) are read as they stand and judged by [`check`].
-//! No decision about objects or pods lives here, and nothing that speaks to a cluster.
+//! The `KVCachePool` resource: types, schema, rules, and the description of every field. A stored object may be older than a rule, so sizes
+//! and times are read as text and validated by [`check`]. This module does not make decisions about objects or pods, and does not use a
+//! cluster.
 
 mod injection;
 mod local;

@@ -1,4 +1,4 @@
-//! The resource itself, and the sections that belong to no tier.
+//! The resource itself, and the sections that do not belong to a tier.
 
 use super::{
     Duration, Injection, KVCachePoolStatus, Local, Shared, Sidecar,
@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What the pods of one model share as their KV cache.
+/// The KV cache that the pods of one model use.
 #[expect(
     clippy::duplicated_attributes,
     reason = "each printed column says its type"
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
     namespaced,
     status = "KVCachePoolStatus",
     derive = "PartialEq",
-    doc = "A pool of KV cache for vLLM: pods with the label kvcachepool.io/pool get a cache of their own and share what the pool has.",
+    doc = "A pool of KV cache for vLLM. Pods with the label kvcachepool.io/pool get a sidecar with a cache, and share the tiers of the pool.",
     printcolumn(
         name = "Ready",
         type_ = "string",
@@ -73,15 +73,15 @@ use std::collections::BTreeMap;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct KVCachePoolSpec {
-    /// What is cached, and when a hit is taken.
+    /// What is cached, and when a hit is used.
     #[serde(default)]
     pub cache: Cache,
-    /// Tiers of which every pod has its own.
+    /// Tiers that every pod has for itself.
     pub local: Local,
     /// Tiers that all pods of the pool share.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shared: Shared,
-    /// What goes to lower tiers, and how.
+    /// What is written to lower tiers, and when.
     #[serde(default)]
     pub write: Write,
     /// How pods get their sidecar.
@@ -93,23 +93,23 @@ pub struct KVCachePoolSpec {
     /// Objects for a monitoring stack.
     #[serde(default, skip_serializing_if = "is_default")]
     pub monitoring: Monitoring,
-    /// What becomes of what the pool stored in its bucket and its external Redis when it is deleted: Retain keeps it, Delete has a Job
-    /// remove it, but for what another pool shares. Needs the chart value `allowPurge`.
+    /// What happens to the pool's objects in its bucket and its external Redis when the pool is deleted. Retain keeps them. Delete runs a
+    /// Job that removes them, except in tiers that another pool shares; it needs the chart value `allowPurge`.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }
 
-/// What is cached, and when a hit is taken.
+/// What is cached, and when a hit is used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Cache {
-    /// Least tokens of a chunk; rounded up to whole blocks of vLLM. Another value is another domain: the cache starts cold.
+    /// Minimum tokens per chunk, rounded up to whole blocks of vLLM. Another value is another domain: the cache starts cold.
     pub chunk_tokens: i64,
-    /// What of a request is stored: its prompt, or also what was generated.
+    /// What is stored of a request: its prompt, or also the generated tokens.
     pub save: Save,
-    /// Hits shorter than this many tokens are recomputed instead of loaded.
+    /// Shorter hits are recomputed instead of loaded.
     pub min_load_tokens: i64,
-    /// Longest wait of a request for a load; after it the prompt is computed.
+    /// Longest wait of a request for a load. Then vLLM computes the prompt.
     pub load_timeout: Duration,
 }
 
@@ -124,68 +124,69 @@ impl Default for Cache {
     }
 }
 
-/// What of a request is stored.
+/// What is stored of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Save {
-    /// The prompt.
     #[default]
     Prompt,
-    /// The prompt and what was generated.
+    /// The prompt and the generated tokens.
     PromptAndDecode,
 }
 
-/// What goes to lower tiers, and how.
+/// What is written to lower tiers, and when.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Write {
-    /// When a chunk goes to lower tiers: as soon as it is complete, a minute later or sooner where much waits, or never.
+    /// When chunks are written to lower tiers: as soon as they are complete, a minute later (earlier if much waits), or never.
     pub policy: WritePolicy,
-    /// Which chunks go there: all, or those that were hit once.
+    /// Which chunks are written to lower tiers: all, or those that had a hit.
     pub admission: Admission,
-    /// How chunks are encoded there. FP8, INT8, INT4 and CacheGen lose precision: to or from one of them is another domain, the cache starts cold.
+    /// How chunks are packed in lower tiers. FP8, INT8, INT4 and CacheGen lose precision. Each of them is its own domain: after a change to
+    /// or from one of them the cache starts cold.
     pub codec: Codec,
 }
 
-/// When a chunk goes to lower tiers.
+/// When chunks are written to lower tiers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum WritePolicy {
-    /// When it is complete.
+    /// As soon as they are complete.
     #[default]
     WriteThrough,
-    /// A minute after it is complete, sooner where much waits, and all at a flush; what leaves memory before that is lost.
+    /// A minute after they are complete, earlier if much waits, and all at a flush. A chunk that is evicted from memory before that is
+    /// lost.
     WriteBack,
     /// Never.
     None,
 }
 
-/// Which chunks go to lower tiers.
+/// Which chunks are written to lower tiers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Admission {
-    /// All.
+    /// All chunks.
     #[default]
     All,
-    /// Those that were hit.
+    /// Chunks that had a hit.
     Reused,
 }
 
-/// How chunks are encoded in lower tiers.
+/// How chunks are packed in lower tiers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Codec {
-    /// As vLLM holds them.
+    /// Not packed.
     #[default]
     None,
-    /// Compressed, exact.
+    /// Lossless compression.
     Lossless,
-    /// 8-bit floats.
+    /// 8-bit floats with a scale per group. Lossy.
     #[serde(rename = "FP8")]
     Fp8,
-    /// 8-bit integers by group.
+    /// 8-bit integers with a scale per group. Lossy.
     #[serde(rename = "INT8")]
     Int8,
-    /// 4-bit integers by group.
+    /// 4-bit integers with a scale per group. Very lossy.
     #[serde(rename = "INT4")]
     Int4,
-    /// Quantised and entropy coded.
+    /// Quantised and entropy coded. The smallest objects and the largest loss.
     CacheGen,
 }
 
@@ -193,7 +194,7 @@ pub enum Codec {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Monitoring {
-    /// A PodMonitor of the Prometheus operator for the sidecars; made where the cluster knows that kind. Needs the chart value
+    /// A PodMonitor of the Prometheus operator for the sidecars. It is created if the cluster has that kind, and needs the chart value
     /// `allowPodMonitors`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_monitor: Option<PodMonitor>,
@@ -203,18 +204,18 @@ pub struct Monitoring {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodMonitor {
-    /// Labels of the PodMonitor, by which a Prometheus selects it.
+    /// Labels of the PodMonitor, with which a Prometheus selects it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::labels")]
     pub labels: BTreeMap<String, String>,
 }
 
-/// What becomes of the stored chunks when the pool is deleted.
+/// What happens to the stored chunks when the pool is deleted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum DeletionPolicy {
-    /// They stay.
+    /// They are kept.
     #[default]
     Retain,
-    /// This pool's objects are purged.
+    /// They are deleted.
     Delete,
 }

@@ -1,4 +1,4 @@
-//! The reference of the resource as Markdown, from the schema and the rules.
+//! Generates the reference of the resource as Markdown, from the schema and the rules.
 
 use super::{Reason, crd, rules};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -29,7 +29,7 @@ A pod of the same namespace with the label `kvcachepool.io/pool: llama` gets a c
 - Times have the units h, m, s and ms, the largest first.
 ";
 
-/// The page `docs/reference/api.md`.
+/// The content of `docs/reference/api.md`.
 pub fn reference() -> String {
     let mut page = HEAD.to_string();
     for version in crd().spec.versions {
@@ -48,7 +48,7 @@ pub fn reference() -> String {
     page
 }
 
-/// A section and those below it, each as a table of its fields.
+/// Adds a section and its subsections, each as a table of its fields.
 fn add_section(page: &mut String, path: &str, section: &JSONSchemaProps) {
     let _ = writeln!(page, "\n## {path}");
     let of_section = rules().iter().filter(|rule| rule.at == path);
@@ -88,7 +88,7 @@ fn add_section(page: &mut String, path: &str, section: &JSONSchemaProps) {
     }
 }
 
-/// Whether the fields of a schema are explained here; those of Kubernetes' own types are explained by Kubernetes.
+/// Whether the fields of a schema get a table. Fields of Kubernetes' own types are documented by Kubernetes.
 fn has_table(schema: &JSONSchemaProps) -> bool {
     let mut fields = schema.properties.iter().flatten();
     fields.any(|(_, field)| field.description.is_some())

@@ -1,5 +1,5 @@
-//! The rules of a spec, each once: where it stands in the schema, as CEL for the API server, as a function for [`check`], and the
-//! message that both give.
+//! The validation rules of a spec. Each rule is defined once: its place in the schema, CEL for the API server, a function for [`check`],
+//! and the message of both.
 
 mod sidecar;
 mod table;
@@ -10,13 +10,12 @@ use super::{KVCachePool, Reason};
 use std::fmt;
 use std::sync::LazyLock;
 
-/// One rule.
 pub struct Rule {
-    /// Path of the field, which is `self` in the expression; empty for the whole object.
+    /// Path of the field, which is `self` in the expression. Empty for the whole object.
     pub at: &'static str,
-    /// The expression that the API server evaluates where the field is present.
+    /// The expression that the API server evaluates if the field is present.
     pub cel: String,
-    /// What to write.
+    /// What to write instead.
     pub message: String,
     holds: Holds,
 }
@@ -24,20 +23,19 @@ pub struct Rule {
 type Holds = Box<dyn Fn(&KVCachePool) -> bool + Send + Sync>;
 
 impl Rule {
-    /// Whether it holds; a field that is absent breaks no rule.
+    /// Whether the pool satisfies the rule. An absent field satisfies every rule.
     pub fn holds(&self, pool: &KVCachePool) -> bool {
         (self.holds)(pool)
     }
 }
 
-/// One thing that is wrong with a pool.
+/// One violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// What kind of problem.
     pub reason: Reason,
     /// Path of the field.
     pub field: String,
-    /// What to write.
+    /// What to write instead.
     pub message: String,
 }
 
@@ -54,7 +52,7 @@ pub fn rules() -> &'static [Rule] {
     &RULES
 }
 
-/// All that is wrong with a pool.
+/// All violations of a pool.
 pub fn check(pool: &KVCachePool) -> Vec<Problem> {
     let broken = rules().iter().filter(|rule| !rule.holds(pool));
     let problem = |rule: &Rule| Problem {

@@ -1,4 +1,4 @@
-//! The schema of the resource: bounds of every text, list and map, and the rules put at their places.
+//! The schema of the resource: limits of every text, list and map, and the rules at their places.
 
 use super::{KVCachePool, rules};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -10,22 +10,22 @@ use kube::CustomResourceExt;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value};
 
-/// Longest text within a type of Kubernetes' own that a spec embeds.
+/// Longest text within an embedded Kubernetes type.
 const EMBEDDED_CHARS: u32 = 4096;
-/// Most entries of a list or map within such a type.
+/// Maximum entries of a list or map within an embedded Kubernetes type.
 const EMBEDDED_ITEMS: u32 = 64;
 /// Longest name of an object.
 const OBJECT_NAME_CHARS: u32 = 253;
-/// Longest name of a container, longest value of a label.
+/// Longest name of a container, and longest value of a label.
 const LABEL_CHARS: u32 = 63;
 /// Longest message of a condition.
 const MESSAGE_CHARS: u32 = 32_768;
 /// Longest reason or type of a condition.
 const REASON_CHARS: u32 = 1_024;
-/// Conditions of a pool; there are five.
+/// Maximum conditions of a pool. The operator uses five.
 const CONDITIONS: u32 = 16;
 
-/// The definition of the resource, rules included, as the API server gets it.
+/// The CustomResourceDefinition, including the rules.
 pub fn crd() -> CustomResourceDefinition {
     let mut crd = KVCachePool::crd();
     for version in &mut crd.spec.versions {
@@ -55,10 +55,10 @@ fn node<'a>(root: &'a mut JSONSchemaProps, path: &str) -> Option<&'a mut JSONSch
         .try_fold(root, |node, name| node.properties.as_mut()?.get_mut(name))
 }
 
-/// Takes out what a derived schema has and the API server is better without.
+/// Removes parts of a derived schema that are a disadvantage in the API server.
 ///
-/// `nullable` goes: without it `null` reads as absent, so that a template may leave a field empty. So do the formats of unsigned
-/// numbers, which newer servers warn about.
+/// Removes `nullable`: without it `null` counts as absent, so that a template may leave a field empty. Also removes the formats of unsigned
+/// numbers, which newer API servers warn about.
 fn tidy(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     if schema
@@ -79,7 +79,7 @@ fn tidy(schema: &mut JSONSchemaProps) {
     }
 }
 
-/// Whether a section says nothing, so that it need not be written.
+/// Whether a section equals its default and can be omitted.
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -96,12 +96,12 @@ pub(super) fn label_name(_: &mut SchemaGenerator) -> Schema {
     text(LABEL_CHARS)
 }
 
-/// A region, a version, a reason.
+/// A short text: a region, a version, a reason.
 pub(super) fn short(_: &mut SchemaGenerator) -> Schema {
     text(128)
 }
 
-/// A sentence of the operator.
+/// A message of the operator.
 pub(super) fn message(_: &mut SchemaGenerator) -> Schema {
     text(1024)
 }
@@ -114,7 +114,7 @@ pub(super) fn bucket(_: &mut SchemaGenerator) -> Schema {
     text(255)
 }
 
-/// Keys of S3 have at most 1,024 bytes; what follows the prefix needs half.
+/// S3 keys have at most 1,024 bytes. What follows the prefix needs half.
 pub(super) fn prefix(_: &mut SchemaGenerator) -> Schema {
     text(512)
 }
@@ -127,7 +127,7 @@ pub(super) fn url(_: &mut SchemaGenerator) -> Schema {
     text(2_048)
 }
 
-/// As many as there can be shards.
+/// At most as many URLs as the maximum number of shards.
 pub(super) fn urls(generate: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "array", "minItems": 1, "maxItems": 256, "items": url(generate)})
 }
@@ -140,7 +140,7 @@ pub(super) fn labels(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Keys of the sidecar's config; which there are is the sidecar's to say.
+/// Keys of the sidecar's config. The sidecar validates them.
 pub(super) fn settings(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
@@ -149,7 +149,7 @@ pub(super) fn settings(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Conditions, of which each type stands once.
+/// A list of conditions with unique types.
 pub(super) fn conditions(generate: &mut SchemaGenerator) -> Schema {
     let mut condition = generate.subschema_for::<Condition>().to_value();
     bound(&mut condition);
@@ -165,7 +165,7 @@ pub(super) fn conditions(generate: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The schema of a type of Kubernetes' own, without its prose, every text, list and map bounded.
+/// The schema of a Kubernetes type without descriptions, with limits for every text, list and map.
 pub(super) fn bounded<T: JsonSchema>(generate: &mut SchemaGenerator) -> Schema {
     let mut schema = generate.subschema_for::<T>().to_value();
     bound(&mut schema);

@@ -30,10 +30,10 @@ pub struct Redis {
     /// Servers that the operator runs for this pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub managed: Option<ManagedRedis>,
-    /// Servers that are there already.
+    /// Existing servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external: Option<RedisEndpoint>,
-    /// After this time without being written or read a chunk goes.
+    /// Chunks expire after this time without a read or a write.
     #[serde(default = "a_day")]
     pub ttl: Duration,
 }
@@ -42,16 +42,16 @@ fn a_day() -> Duration {
     Duration("24h".to_string())
 }
 
-/// Servers that the operator runs: standalone, without persistence. It is a cache.
+/// Servers that the operator runs: standalone and without persistence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ManagedRedis {
-    /// Number of servers; chunks are spread over them.
+    /// Number of servers. Chunks are spread over them.
     #[serde(default = "one")]
     pub shards: i64,
     /// Bytes of chunks in each server.
     pub memory_per_shard: Quantity,
-    /// Image of the server, instead of the operator's choice.
+    /// Image of the server. Default: the operator's choice.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(schema_with = "schema::image")]
     pub image: String,
@@ -85,40 +85,41 @@ fn one() -> i64 {
     1
 }
 
-/// Servers that are there already: exactly one of `url` and `urls`.
+/// Existing servers: exactly one of `url` and `urls`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RedisEndpoint {
-    /// Where it is: redis:// or rediss:// (TLS); redis-sentinel://host,host/name or redis-cluster://host,host where several servers are one, with ?tls=true behind it for TLS.
+    /// Address: redis:// or rediss:// (TLS), redis-sentinel://host,host/name or redis-cluster://host,host. The latter two take ?tls=true
+    /// for TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::url")]
     pub url: Option<String>,
-    /// Several servers that know nothing of each other, in place of url: chunks are spread over them by these names.
+    /// Several independent servers, instead of url. Chunks are spread over them by these names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::urls")]
     pub urls: Vec<String>,
-    /// A Secret with the key password, and username where the server has users.
+    /// A Secret with the key password, and username if the server has users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<SecretName>,
-    /// Certificates that the server's is checked against, instead of the public ones.
+    /// Certificates of the authorities that are trusted for the server. Default: the public ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<CaSource>,
 }
 
-/// A Secret of the pool's namespace.
+/// A Secret in the pool's namespace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretName {
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(schema_with = "schema::object_name")]
     pub secret_name: String,
 }
 
-/// A key of a ConfigMap or Secret with certificates as PEM.
+/// A key of a ConfigMap or Secret with PEM certificates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CaSource {
-    /// What holds it.
+    /// Kind of the object.
     #[serde(default)]
     pub kind: CaSourceKind,
     /// Name of the object.
@@ -134,7 +135,7 @@ fn ca_crt() -> String {
     "ca.crt".to_string()
 }
 
-/// What holds certificates.
+/// Kind of an object with certificates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum CaSourceKind {
     /// A ConfigMap.
@@ -151,54 +152,54 @@ pub struct S3 {
     /// Name of the bucket.
     #[schemars(schema_with = "schema::bucket")]
     pub bucket: String,
-    /// Its region.
+    /// Region of the bucket.
     #[serde(default = "us_east_1")]
     #[schemars(schema_with = "schema::short")]
     pub region: String,
-    /// Address of the service, for others than AWS.
+    /// Address of a service other than AWS.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(schema_with = "schema::url")]
     pub endpoint: String,
-    /// Before the name of every object. Pools with the same bucket and prefix share what they hold.
+    /// Prefix of all object names. Pools with the same bucket and prefix share their objects.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(schema_with = "schema::prefix")]
     pub prefix: String,
-    /// Where the bucket's name goes: into the host, the path, or as the endpoint needs it.
+    /// Where the bucket's name is in URLs: in the host, in the path, or chosen by endpoint.
     #[serde(default)]
     pub addressing_style: AddressingStyle,
-    /// Whether the Transfer Acceleration endpoint of AWS is used.
+    /// Use AWS Transfer Acceleration.
     #[serde(default, skip_serializing_if = "is_default")]
     pub accelerate: bool,
-    /// A Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one; absent = the pod's own identity.
+    /// A Secret with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, optionally, AWS_SESSION_TOKEN. Default: the pod's own identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<SecretName>,
-    /// Certificates that the service's is checked against, instead of the public ones.
+    /// Certificates of the authorities that are trusted for the service. Default: the public ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<CaSource>,
-    /// Which requests carry checksums.
+    /// When S3's own checksums are sent and checked.
     #[serde(default)]
     pub checksums: Checksums,
-    /// HTTP version.
+    /// Version of HTTP.
     #[serde(default)]
     pub http_version: HttpVersion,
-    /// Requests at a time, per pod.
+    /// Requests in flight, per pod.
     #[serde(default = "sixty_four")]
     pub max_concurrency: i64,
-    /// Bytes that the pool may hold in the bucket; absent = no limit.
+    /// Bytes that the pool may store in the bucket. The oldest objects are removed. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Quantity>,
-    /// At this share of the capacity objects begin to go, in percent.
+    /// Percent of the capacity at which removal begins.
     #[serde(default = "ninety")]
     pub evict_at_percent: i64,
-    /// Down to this share of the capacity, in percent.
+    /// Percent of the capacity at which removal ends.
     #[serde(default = "eighty")]
     pub evict_to_percent: i64,
-    /// An object goes this long after its last write; absent = never.
+    /// Objects are removed this long after they were written. Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expire_after: Option<Duration>,
 }
 
-/// No bucket.
+/// An empty bucket name; a pool must set it.
 impl Default for S3 {
     fn default() -> Self {
         Self {
@@ -234,32 +235,32 @@ fn eighty() -> i64 {
     80
 }
 
-/// Where a bucket's name goes.
+/// Where the bucket's name is in URLs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AddressingStyle {
-    /// As the endpoint needs it.
+    /// Chosen by the endpoint.
     #[default]
     Auto,
-    /// Into the path.
+    /// In the path.
     Path,
-    /// Into the host.
+    /// In the host.
     VirtualHost,
 }
 
-/// Which requests carry checksums.
+/// When S3's own checksums are sent and checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Checksums {
-    /// Those that must.
+    /// Where S3 requires them.
     #[default]
     WhenRequired,
-    /// All that can.
+    /// Wherever S3 supports them.
     WhenSupported,
 }
 
-/// HTTP version.
+/// Version of HTTP.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum HttpVersion {
-    /// HTTP/1.1: objects are long, and each has a connection of its own.
+    /// HTTP/1.1 with one connection per transfer, because objects are large.
     #[default]
     Auto,
     /// HTTP/1.1.

@@ -1,4 +1,4 @@
-//! The sidecar container.
+//! `spec.sidecar`: the sidecar container.
 
 use super::schema::{self, is_default};
 use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, ResourceRequirements};
@@ -10,33 +10,35 @@ use serde_json::{Map, Value};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Sidecar {
-    /// Image, instead of the operator's own.
+    /// Image of the sidecar. Default: the operator's own image.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(schema_with = "schema::image")]
     pub image: String,
     /// When the image is pulled.
     pub image_pull_policy: ImagePullPolicy,
-    /// Secrets to pull the image with; added to those of the pod.
+    /// Secrets to pull the image with, in addition to those of the pod.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::bounded::<Vec<LocalObjectReference>>")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
-    /// Resources of the container: cpu, ephemeral-storage, and in limits those with a domain. Memory is reckoned from
-    /// local.memory.perPod and not taken from here.
+    /// Resources of the container: cpu, ephemeral-storage, and in limits resources with a domain. Memory is computed from
+    /// local.memory.perPod and ignored here.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "schema::bounded::<ResourceRequirements>")]
     pub resources: ResourceRequirements,
-    /// Who moves bytes between vLLM and the cache: vLLM's own worker, or the sidecar by a window, which for GPUs needs gpuAccess.
+    /// Which process copies between vLLM and the cache: Engine (vLLM's worker) or CudaWindow (the sidecar, through a window). A window on a
+    /// GPU needs gpuAccess. Auto is Engine.
     pub transfer: Transfer,
-    /// How the sidecar sees the GPUs of vLLM's container: not at all, by NVIDIA_VISIBLE_DEVICES, which the node's container runtime
-    /// must heed, or by the resource claims of that container. A pod that has none gets a sidecar without; docs/guides/gpus.md says more.
+    /// How the sidecar gets access to the GPUs of vLLM's container: not at all, by NVIDIA_VISIBLE_DEVICES, which the node's container
+    /// runtime must support, or by the resource claims of that container. In a pod without GPUs the sidecar has none; see
+    /// docs/guides/gpus.md.
     pub gpu_access: GpuAccess,
-    /// Least level that is logged.
+    /// Minimum level of log lines.
     pub log_level: LogLevel,
     /// Environment of the container.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::bounded::<Vec<EnvVar>>")]
     pub env: Vec<EnvVar>,
-    /// Any other key of the sidecar's config file, in the file's own form.
+    /// Other keys of the sidecar's config file, in the form of the file.
     #[serde(skip_serializing_if = "Map::is_empty")]
     #[schemars(schema_with = "schema::settings")]
     pub settings: Map<String, Value>,
@@ -47,54 +49,52 @@ pub struct Sidecar {
 /// When an image is pulled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ImagePullPolicy {
-    /// When the node has none.
+    /// If the node does not have it.
     #[default]
     IfNotPresent,
-    /// At every start.
+    /// At every start of a pod.
     Always,
     /// Never.
     Never,
 }
 
-/// Who moves bytes between GPU and cache.
+/// Which process copies between vLLM and the cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Transfer {
-    /// What is known to be better on the machine: so far the worker.
+    /// The better mode for the machine: so far vLLM's worker.
     #[default]
     Auto,
     /// vLLM's worker.
     Engine,
-    /// The sidecar, by a window of device memory; of host memory where vLLM runs on CPUs.
+    /// The sidecar, through a window of device memory, or of host memory if vLLM runs on CPUs.
     CudaWindow,
 }
 
-/// How the sidecar sees the GPUs of vLLM's container.
+/// How the sidecar gets access to the GPUs of vLLM's container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum GpuAccess {
     /// Not at all.
     #[default]
     None,
-    /// By NVIDIA_VISIBLE_DEVICES, which the node's container runtime must heed: all GPUs of the node, or those that vLLM's container
+    /// By NVIDIA_VISIBLE_DEVICES, which the node's container runtime must support: all GPUs of the node, or those that vLLM's container
     /// names itself.
     VisibleDevices,
-    /// By the resource claims that vLLM's container has: the same GPUs and no others.
+    /// By the resource claims of vLLM's container: exactly the same GPUs.
     ResourceClaim,
 }
 
-/// Least level that is logged.
+/// Minimum level of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// Errors.
     Error,
-    /// And warnings.
     Warn,
-    /// And what changes.
+    /// Also changes of state.
     #[default]
     Info,
-    /// And sessions in detail.
+    /// Also sessions in detail.
     Debug,
-    /// And frames.
+    /// Also frames.
     Trace,
 }
 
@@ -102,7 +102,7 @@ pub enum LogLevel {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct UpdateStrategy {
-    /// When the pod restarts, or at once by exchanging the image in place while vLLM runs on.
+    /// OnPodRestart updates a pod when it is created again. InPlace changes the image of running sidecars while vLLM keeps running.
     #[serde(rename = "type")]
     pub kind: UpdateStrategyType,
 }
@@ -110,9 +110,9 @@ pub struct UpdateStrategy {
 /// When running pods get a new version of the sidecar.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum UpdateStrategyType {
-    /// When the pod restarts.
+    /// When the pod is created again.
     #[default]
     OnPodRestart,
-    /// At once, vLLM runs on. The operator must be allowed to patch pods.
+    /// Immediately, while vLLM keeps running. The operator needs the permission to patch pods.
     InPlace,
 }

@@ -1,67 +1,67 @@
-//! What the operator says of a pool. No floats, no counters that grow: it is written only when something changed.
+//! The status of a pool. It has no floats and no growing counters, so that it is written only if something changed.
 
 use super::{Duration, Quantity, schema};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the operator says of a pool.
+/// The state of a pool, as the operator observed it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KVCachePoolStatus {
-    /// Generation of the spec that this speaks of.
+    /// Generation of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Accepted, SharedTiersReady, InjectionReady, SidecarsReady and Ready.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// While the breaker is open: whose new pods start without a sidecar, and why. Absent = nobody's.
+    /// While the breaker is open: the owners whose new pods start without a sidecar, and why. Absent = none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub injection_paused: Option<InjectionPaused>,
-    /// Counts of pods.
+    /// Number of pods by state.
     pub pods: Pods,
-    /// Why pods run without a sidecar, by reason, the most frequent first.
+    /// Reasons why pods run without a sidecar, the most frequent first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub skipped: Vec<Skipped>,
-    /// The tiers that the pool has.
+    /// Tiers of the pool.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     pub tiers: Vec<Tier>,
     /// Percent of the requested tokens that came from the cache, within the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hit_rate_percent: Option<i64>,
-    /// Time over which the hit rate is taken.
+    /// Length of the window of the hit rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hit_rate_window: Option<Duration>,
-    /// Pods whose numbers went into hit rate and use.
+    /// Number of pods whose counters are part of hit rate and usage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_pods: Option<i64>,
-    /// Versions of the sidecar that run, the most frequent first.
+    /// Versions of running sidecars, the most frequent first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub versions: Vec<Version>,
 }
 
-/// Whose new pods get no sidecar for the time being, and why.
+/// Injection is paused: for which owners, since when and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InjectionPaused {
-    /// Hash of the settings that keep pods from running; pods that would get others are injected.
+    /// Hash of the settings that keep pods from running. Pods that would get other settings are injected.
     #[serde(default)]
     #[schemars(schema_with = "schema::short")]
     pub hash: String,
-    /// Since when injection is paused, or a probe is due. With owners: of the oldest.
+    /// Start of the pause, or time when a probe became due. With owners: that of the oldest.
     #[schemars(schema_with = "schema::time")]
     pub since: Time,
-    /// The next pod of the pool gets a sidecar as a probe. False where owners are listed: each has its own probe.
+    /// The next pod of the pool gets a sidecar as a probe. False if owners are listed: each has its own probe.
     #[serde(default)]
     pub trial: bool,
-    /// Probes that failed one after the other; the pause between two probes doubles with each.
+    /// Number of consecutive failed probes. The pause between two probes doubles with each.
     #[serde(default)]
     pub failed_probes: i64,
-    /// What keeps pods from running, and what happens to new ones.
+    /// Why pods do not run, and what happens to new ones.
     #[serde(default)]
     #[schemars(schema_with = "schema::message")]
     pub message: String,
@@ -87,37 +87,37 @@ pub struct PausedOwner {
     /// Uid of the owner.
     #[schemars(schema_with = "schema::short")]
     pub uid: String,
-    /// Name of the cause; docs/guides/troubleshooting.md explains those that are not Kubernetes' own.
+    /// Name of the cause. docs/guides/troubleshooting.md explains those that are not Kubernetes' own.
     #[schemars(schema_with = "schema::short")]
     pub reason: String,
-    /// Since when injection is paused, or a probe is due.
+    /// Start of the pause, or time when a probe became due.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub since: Option<Time>,
     /// The next pod gets a sidecar as a probe.
     pub trial: bool,
-    /// Probes that failed one after the other.
+    /// Number of consecutive failed probes.
     pub failed_probes: i64,
-    /// What keeps pods from running.
+    /// Why pods do not run.
     #[schemars(schema_with = "schema::message")]
     pub message: String,
 }
 
-/// Counts of pods.
+/// Number of pods by state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Pods {
-    /// With the pool's label.
+    /// Pods with the pool's label.
     pub matched: i64,
-    /// With a sidecar.
+    /// Pods with a sidecar.
     pub injected: i64,
-    /// Whose vLLM has said hello to its sidecar and is connected.
+    /// Pods whose vLLM has registered with its sidecar and is connected.
     pub attached: i64,
-    /// Without a sidecar, for a reason that injection named.
+    /// Pods without a sidecar because injection refused them, with a named reason.
     pub skipped: i64,
-    /// Without a sidecar, because injection was not asked.
+    /// Pods without a sidecar because the webhook was not called.
     pub missed: i64,
-    /// With a sidecar of an older spec that waits for a restart.
+    /// Pods whose sidecar has older settings than the pool.
     pub outdated: i64,
 }
 
@@ -125,58 +125,58 @@ pub struct Pods {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Skipped {
-    /// The reason, as docs/guides/troubleshooting.md explains it.
+    /// Name of the reason. docs/guides/troubleshooting.md explains it.
     #[schemars(schema_with = "schema::short")]
     pub reason: String,
     /// Number of pods.
     pub count: i64,
-    /// One of them.
+    /// Name of one of these pods.
     #[schemars(schema_with = "schema::object_name")]
     pub example_pod: String,
 }
 
-/// One tier.
+/// State of one tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tier {
     /// memory, disk, redis or s3.
     #[schemars(schema_with = "schema::short")]
     pub name: String,
-    /// How it is.
+    /// State of the tier.
     pub state: TierState,
-    /// Why, where it is not Ready.
+    /// Why the tier is not Ready.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(schema_with = "schema::short")]
     pub reason: String,
-    /// Bytes held, of the pods that were observed.
+    /// Bytes in use, in the observed pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Quantity>,
-    /// Bytes that there is room for.
+    /// Capacity in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Quantity>,
 }
 
-/// How a tier is.
+/// State of a tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TierState {
-    /// It serves.
+    /// The tier serves.
     Ready,
-    /// Some pods have trouble with it.
+    /// Some pods report an error of the tier.
     Degraded,
-    /// No pod reaches it.
+    /// No pod reaches the tier.
     Unavailable,
-    /// Nobody could be asked of late.
+    /// No sidecar could be asked recently.
     Stale,
-    /// Nobody was asked yet, or none has opened it yet.
+    /// No sidecar has reported or opened the tier yet.
     #[default]
     Unknown,
 }
 
-/// Pods that run one version of the sidecar.
+/// Pods with one version of the sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Version {
-    /// The version.
+    /// Version of the sidecar.
     #[schemars(schema_with = "schema::short")]
     pub version: String,
     /// Number of pods.

@@ -1,4 +1,5 @@
-//! Sizes and times as users write them. The text is kept: what is wrong with it is said by a rule, not by a failed read of the whole object.
+//! Sizes and times as text. The text is kept as written, so that a rule can report an invalid value, instead of a failed read of the whole
+//! object.
 
 use kvcachepool_protocol::config::{self, BadUnit, ByteSize};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -8,18 +9,18 @@ use std::fmt;
 
 /// Longest text of a size.
 const QUANTITY_CHARS: u32 = 20;
-/// Longest text of a time: four parts of five digits and a unit each.
+/// Longest text of a duration: four parts of five digits and a unit each.
 const DURATION_CHARS: u32 = 28;
-/// Most digits of one part of a time, as GEP-2257 has it.
+/// Maximum digits of one part of a duration, as in GEP-2257.
 const DURATION_DIGITS: usize = 5;
 
-/// A number of bytes: `64Gi`, `512M` or `65536`. Kubernetes' quantities without fractions.
+/// A number of bytes: `64Gi`, `512M` or `65536`. A Kubernetes quantity without fractions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Quantity(pub String);
 
 impl Quantity {
-    /// The bytes, or what to write instead.
+    /// The bytes. The error says what to write instead.
     pub fn bytes(&self) -> Result<ByteSize, BadUnit> {
         self.0.parse()
     }
@@ -70,20 +71,20 @@ impl JsonSchema for Quantity {
         "Quantity".into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        // The length bounds what the API server reckons a rule may cost.
+        // The maximum length bounds the API server's cost estimate of the rules.
         json_schema!({"x-kubernetes-int-or-string": true, "maxLength": QUANTITY_CHARS})
     }
 }
 
-/// A length of time: `2s`, `1h30m`, `250ms`. GEP-2257, the largest unit first.
+/// A duration: `2s`, `1h30m`, `250ms`. As in GEP-2257, the largest unit first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Duration(pub String);
 
 impl Duration {
-    /// The time, or what to write instead.
+    /// The duration. The error says what to write instead.
     pub fn time(&self) -> Result<config::Duration, BadUnit> {
-        // The sidecar's config also takes days and long numbers; Kubernetes' form does not.
+        // The sidecar's config also accepts days and more digits, Kubernetes does not.
         let short = |digits: &str| digits.len() <= DURATION_DIGITS;
         let parts = self.0.split(|c: char| c.is_ascii_alphabetic());
         if self.0.contains('d') || !parts.into_iter().all(short) {

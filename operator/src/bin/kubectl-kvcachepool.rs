@@ -1,4 +1,4 @@
-//! `kubectl kvcachepool`: what a pool does, and why a pod is not cached.
+//! `kubectl kvcachepool`: shows the state of pools, and explains why a pod is not cached.
 
 use std::process::ExitCode;
 

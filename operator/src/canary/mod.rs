@@ -1,6 +1,5 @@
-//! The canary: a pod that is never stored, created by dry run, which shows whether the path from the API server to the webhook works.
-//! `pod` is the pod and what must have become of it, `run` the round.
-//! What follows from the result is reconcile's.
+//! The canary: a pod that is created by dry run and never stored. It shows whether the API server can call the webhook. `pod` builds the
+//! pod and checks the result, `run` repeats the check. Reconciliation acts on the result.
 
 pub mod pod;
 pub mod run;

@@ -1,11 +1,11 @@
-//! The pod of the canary. It asks for nothing and would be admitted by the strictest pod security.
+//! The canary's pod. It requests no resources, and the strictest pod security level admits it.
 
 use crate::defaults::Defaults;
 use crate::names::{CANARY_POOL, INIT_CONTAINER, POOL, SIDECAR_CONTAINER};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-/// As it is sent.
+/// The pod that is sent to the API server.
 pub fn sent(defaults: &Defaults) -> Value {
     json!({
         "apiVersion": "v1",
@@ -35,7 +35,7 @@ pub fn sent(defaults: &Defaults) -> Value {
     })
 }
 
-/// Whether the webhook was there.
+/// Whether the webhook has injected the pod.
 pub fn injected(pod: &Pod) -> bool {
     let containers = pod
         .spec

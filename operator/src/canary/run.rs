@@ -1,4 +1,4 @@
-//! The round of the leader: send, look, tell.
+//! The leader's loop: creates the pod by dry run, checks it, and publishes the result.
 
 use super::pod::{injected, sent};
 use crate::defaults::Defaults;
@@ -11,33 +11,33 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-/// Between two rounds.
+/// Interval between checks.
 pub const EVERY: Duration = Duration::from_secs(60);
-/// Between two rounds while the last one did not pass: an outage ends sooner in the status than it began.
+/// Interval after a failed check, so that the status shows the end of an outage soon.
 const EVERY_FAILED: Duration = Duration::from_secs(15);
-/// Between two looks while a miss is not believed yet.
+/// Interval while a failure is not confirmed yet.
 const EVERY_DOUBTED: Duration = Duration::from_secs(2);
-/// A miss is believed when it lasts: a replica that comes or goes is no outage, and each pool's status would tell of it twice.
+/// A failure is confirmed when it lasts this long. A replica that starts or stops is no outage, and would cost two status writes per pool.
 const BELIEVED: Duration = Duration::from_secs(10);
-/// Longest round; a webhook that does not answer costs the API server 3 s.
+/// Timeout of a check. A webhook that does not answer costs the API server 3 s.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
-/// What the last round saw.
+/// Result of the last check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Seen {
-    /// No round has ended yet.
+    /// No check has ended yet.
     #[default]
     NotYet,
-    /// The pod came back with our containers.
+    /// The pod had the sidecar's containers.
     Injected,
-    /// It came back without them: the API server did not reach the webhook, or did not believe it.
+    /// The pod had no sidecar: the API server did not reach the webhook, or did not trust its certificate.
     WebhookUnreachable,
-    /// The API server refused the pod or did not answer; of the webhook this says nothing.
+    /// The API server refused the pod or did not answer, so the state of the webhook is unknown.
     Unknown(String),
 }
 
 impl Seen {
-    /// As metrics name it.
+    /// Name in metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::NotYet => "NotYet",
@@ -48,24 +48,23 @@ impl Seen {
     }
 }
 
-/// What the canary needs.
+/// Dependencies of the loop.
 #[derive(Clone)]
 pub struct Canary {
     /// Pods in the operator's namespace.
     pub pods: Api<Pod>,
-    /// Of the running operator.
+    /// Defaults of the running operator.
     pub defaults: Arc<Defaults>,
-    /// Where the result goes.
+    /// Receives the result.
     pub seen: watch::Sender<Seen>,
-    /// Where rounds are counted.
     pub metrics: Arc<Metrics>,
 }
 
-/// Goes round without end.
+/// Runs forever.
 pub async fn run(canary: Canary) {
     let mut doubt = Doubt::default();
     loop {
-        let seen = look(&canary).await;
+        let seen = check(&canary).await;
         canary.metrics.add("canary_checks_total", &[seen.name()], 1);
         if !doubt.believes(&seen, Instant::now()) {
             sleep(EVERY_DOUBTED).await;
@@ -73,11 +72,9 @@ pub async fn run(canary: Canary) {
         }
         if canary.seen.send_replace(seen.clone()) != seen {
             match &seen {
-                Seen::Injected => info!("the webhook answers: a test pod was injected"),
-                Seen::Unknown(why) => warn!(why, "the test pod was refused"),
-                _ => warn!(
-                    "a test pod came back without a sidecar: the API server does not reach the webhook"
-                ),
+                Seen::Injected => info!("canary injected"),
+                Seen::Unknown(why) => warn!(reason = why, "canary refused by the API server"),
+                _ => warn!("canary not injected: the API server does not reach the webhook"),
             }
         }
         let pause = if seen == Seen::Injected {
@@ -89,7 +86,7 @@ pub async fn run(canary: Canary) {
     }
 }
 
-/// Since when the test pod comes back without a sidecar.
+/// Start of a series of failed checks.
 #[derive(Debug, Default)]
 struct Doubt(Option<Instant>);
 
@@ -103,7 +100,7 @@ impl Doubt {
     }
 }
 
-async fn look(canary: &Canary) -> Seen {
+async fn check(canary: &Canary) -> Seen {
     let params = PostParams {
         dry_run: true,
         field_manager: None,
@@ -136,7 +133,7 @@ mod tests {
         assert!(!believes(&missed, 0));
         assert!(!believes(&missed, 9));
         assert!(believes(&Seen::Injected, 9));
-        assert!(!believes(&missed, 60), "counted anew");
+        assert!(!believes(&missed, 60), "counted from the start");
         assert!(believes(&Seen::Unknown("quota".to_owned()), 62));
         assert!(!believes(&missed, 70));
         assert!(believes(&missed, 80));

@@ -1,4 +1,4 @@
-//! Flags.
+//! The operator's flags.
 
 use super::start::{Parts, StartError};
 use crate::defaults::Defaults;
@@ -145,12 +145,12 @@ pub struct Args {
 /// Source of certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PkiMode {
-    /// The operator's own authority.
+    /// The operator's own certificate authority.
     #[value(name = "self")]
     Own,
-    /// Files of cert-manager; its cainjector writes the caBundle.
+    /// Files of cert-manager. Its cainjector writes the caBundle.
     CertManager,
-    /// Files and a caBundle that you manage.
+    /// Files and a caBundle that the user manages.
     External,
 }
 
@@ -170,7 +170,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// As filters name it.
+    /// Name in log filters.
     pub fn name(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -191,18 +191,18 @@ pub enum LogFormat {
     Text,
 }
 
-/// A time like 90s, 2m, 1h30m.
+/// Parses a duration like 90s, 2m, 1h30m.
 fn seconds(text: &str) -> Result<Duration, String> {
     let read: Result<jiff::SignedDuration, _> = text.parse();
     let time = read.map_err(|_| "write a time like 90s, 2m or 1h30m".to_owned())?;
     match Duration::try_from(time) {
         Ok(time) if time.as_secs() > 0 && time.as_secs() < 100 * 365 * 24 * 3600 => Ok(time),
-        _ => Err("a time here is one second at least and a hundred years at most".to_owned()),
+        _ => Err("write a time from 1s to 100 years".to_owned()),
     }
 }
 
 impl Args {
-    /// What the flags amount to, or which of them do not go together.
+    /// Converts the flags, or returns an error if they contradict each other.
     pub fn check(self) -> Result<Parts, StartError> {
         let lifetimes = Lifetimes {
             authority: self.pki_authority_lifetime.as_secs(),
@@ -213,19 +213,19 @@ impl Args {
         let turn = self.pki_interval.as_secs();
         if lifetimes.authority / 3 < 2 * (lifetimes.settle + 2 * turn) {
             return wrong(
-                "--pki-authority-lifetime is too short: a third of it has to be twice as long as --pki-settle and two times --pki-interval together",
+                "--pki-authority-lifetime is too short: a third of it must be at least twice the sum of --pki-settle and two times --pki-interval",
             );
         }
         if lifetimes.leaf / 3 < 2 * turn {
             return wrong(
-                "--pki-leaf-lifetime is too short: a third of it has to be two times --pki-interval at least",
+                "--pki-leaf-lifetime is too short: a third of it must be at least two times --pki-interval",
             );
         }
         if self.status_interval.as_secs() > 60 {
-            return wrong("--status-interval is 60s at most");
+            return wrong("--status-interval must be at most 60s");
         }
         if !(6..=60).contains(&self.lease_duration.as_secs()) {
-            return wrong("--lease-duration is 6s at least and 60s at most");
+            return wrong("--lease-duration must be from 6s to 60s");
         }
         let names = match self.webhook_names.is_empty() {
             false => self.webhook_names,
@@ -235,7 +235,7 @@ impl Args {
         };
         let random = fastrand::u64(..);
         Ok(Parts {
-            // No other process has this name, also not this pod before its restart.
+            // No other process has this name, including this pod before a restart.
             me: format!("{}_{random:016x}", self.name),
             defaults: Defaults {
                 image: self.image,
@@ -313,8 +313,8 @@ mod tests {
     #[test]
     fn times_that_do_not_go_together_are_refused_with_what_to_change() {
         for (flags, said) in [
-            (["--lease-duration", "5s"], "6s at least"),
-            (["--status-interval", "2m"], "60s at most"),
+            (["--lease-duration", "5s"], "must be from 6s to 60s"),
+            (["--status-interval", "2m"], "at most 60s"),
             (
                 ["--pki-authority-lifetime", "10s"],
                 "--pki-authority-lifetime is too short",
@@ -324,7 +324,7 @@ mod tests {
                 "--pki-leaf-lifetime is too short",
             ),
             (["--drain", "soon"], "write a time like"),
-            (["--drain", "0s"], "one second at least"),
+            (["--drain", "0s"], "write a time from 1s"),
         ] {
             let Err(message) = check(&flags) else {
                 panic!("{flags:?} was taken");

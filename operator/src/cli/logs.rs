@@ -1,16 +1,16 @@
-//! Log lines: one JSON object each, or plain text for people at a terminal.
+//! Log setup: one JSON object per line, or text for terminals.
 
 use super::args::{LogFormat, LogLevel};
 use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::fmt;
 
-/// From here on, everything that is logged goes to standard error.
+/// Logs to standard error from now on.
 pub fn start(level: LogLevel, format: LogFormat) {
     let level = level.name();
-    // Libraries speak of every connection and every retry; their warnings are enough unless everything is asked for.
+    // Libraries log every connection and every retry. Their warnings suffice except at debug and trace.
     let filter = match level {
         "debug" | "trace" => level.to_owned(),
-        // The watches' errors are logged where they are handled.
+        // Watch errors are logged where they are handled.
         _ => format!("warn,kube_runtime=error,kvcachepool_operator={level}"),
     };
     let builder = fmt()
@@ -21,6 +21,6 @@ pub fn start(level: LogLevel, format: LogFormat) {
         LogFormat::Text => builder.try_init(),
     };
     if let Err(e) = set {
-        eprintln!("logs stay as they are: {e}");
+        eprintln!("logging is already set up: {e}");
     }
 }

@@ -1,5 +1,4 @@
-//! The command line: flags, each with its environment variable, and what they amount to.
-//! Nothing here runs; `start` puts the parts together.
+//! The command line: flags, each with an environment variable, and their conversion. `start` assembles and runs the parts.
 
 mod args;
 mod logs;
@@ -14,12 +13,12 @@ use std::process::ExitCode;
 pub fn main() -> ExitCode {
     let args = Args::parse();
     logs::start(args.log_level, args.log_format);
-    // Before anything makes a TLS connection: with two providers linked in, the first use of none would panic.
+    // This must precede every TLS connection: rustls panics if two providers are linked and none is installed.
     if rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .is_err()
     {
-        tracing::warn!("another TLS provider was installed before");
+        tracing::warn!("another TLS provider is already installed");
     }
     let run = || -> Result<(), start::StartError> {
         let parts = args.check()?;

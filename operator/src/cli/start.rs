@@ -1,4 +1,4 @@
-//! All parts put together: who is started, what they share, and how they end.
+//! Assembles the parts of the operator: starts them, connects them, and stops them in order.
 
 use crate::canary::{self, Canary, Seen};
 use crate::defaults::Defaults;
@@ -27,77 +27,75 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::{error, info};
 
-/// Longest wait for the parts at the very end, beyond what each of them allows its own work.
+/// Longest wait for the parts at the end, beyond their own timeouts.
 const END_TIME_MAX: Duration = Duration::from_secs(8);
 
-/// What the flags amount to.
+/// The converted flags.
 #[derive(Debug, Clone)]
 pub struct Parts {
     /// Name of this process in the Lease.
     pub me: String,
     /// Name of this replica, for events.
     pub name: String,
-    /// Pods may be patched, so that sidecars can be updated in place.
+    /// Whether the operator may patch pods, so that sidecars can be updated in place.
     pub allow_pod_patch: bool,
-    /// Sidecars are asked, and counts in the status of a pool are written, at most once in this time.
+    /// Minimum interval between two queries of sidecars, and between two writes of counts in a pool's status.
     pub status_interval: Duration,
-    /// What the operator brings where a pool says nothing.
+    /// Defaults for fields that a pool does not set.
     pub defaults: Defaults,
     /// Address of the webhook.
     pub webhook_listen: SocketAddr,
-    /// Names in its certificate; API servers call the first.
+    /// Names in the webhook's certificate. API servers call the first.
     pub webhook_names: Vec<String>,
-    /// Its MutatingWebhookConfiguration.
+    /// Name of the MutatingWebhookConfiguration.
     pub webhook_configuration: String,
     /// Address of health and metrics.
     pub health_listen: SocketAddr,
-    /// Where its certificate comes from.
+    /// Source of the webhook's certificate.
     pub pki_mode: Mode,
-    /// How long certificates last.
     pub lifetimes: Lifetimes,
-    /// Between two looks at certificates.
+    /// Interval between checks of certificates.
     pub pki_interval: Duration,
     /// Name of the Lease.
     pub lease: String,
-    /// Times of the election.
+    /// Times of the leader election.
     pub timing: Timing,
-    /// How long to serve on after SIGTERM.
+    /// Time to serve after SIGTERM.
     pub drain: Duration,
 }
 
-/// Why the operator does not run.
+/// Why the operator cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Flags that do not go together.
+    /// Flags that contradict each other.
     #[error("{0}")]
     Flags(String),
-    /// A port that cannot be had.
+    /// A port that cannot be opened.
     #[error(
-        "cannot listen on {address}: {source}; another process has it, or choose another by {flag}"
+        "cannot listen on {address}: {source}; stop the process that uses it, or choose another address with {flag}"
     )]
     Listen {
-        /// The address.
         address: SocketAddr,
-        /// The flag that sets it.
+        /// The flag that sets the address.
         flag: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// No runtime or no signals.
+    /// The runtime or the signal handlers cannot be created.
     #[error("the process cannot be set up: {0}")]
     Process(#[from] io::Error),
-    /// No way to an API server.
+    /// No API server can be reached.
     #[error("no API server: {0}; set KUBECONFIG, or run in a pod with a service account")]
     Kube(#[from] kube::Error),
-    /// TLS that this build cannot do.
+    /// An unsupported TLS configuration.
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
-    /// A part ended by itself.
-    #[error("part {0} ended; a restart is the cure")]
+    /// A part ended unexpectedly.
+    #[error("part {0} ended unexpectedly; restart the operator")]
     Ended(String),
 }
 
-/// Runs until SIGTERM or SIGINT, then leaves in order.
+/// Runs until SIGTERM or SIGINT, then shuts down in order.
 pub async fn run(parts: Parts) -> Result<(), StartError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -124,28 +122,28 @@ pub async fn run(parts: Parts) -> Result<(), StartError> {
             None => "all".to_owned(),
         }),
     };
-    readiness.set(SERVING, Err("on its way out".to_owned()));
+    readiness.set(SERVING, Err("shutting down".to_owned()));
     phase.send_replace(Phase::Leaving);
     if let Some(ended) = ended {
-        error!(part = ended, "a part ended by itself");
+        error!(part = ended, "part ended unexpectedly");
         phase.send_replace(Phase::Stopping);
         finish(tasks).await;
         return Err(StartError::Ended(ended));
     }
-    info!(drain = ?parts.drain, "leaving");
+    info!(drain = ?parts.drain, "shutting down");
     sleep(parts.drain).await;
     phase.send_replace(Phase::Stopping);
-    info!(in_time = finish(tasks).await, "ended");
+    info!(in_time = finish(tasks).await, "stopped");
     Ok(())
 }
 
-/// Waits for all parts; false when one of them took too long.
+/// Waits for all parts. Returns false if one of them exceeded its time.
 async fn finish(mut tasks: JoinSet<&'static str>) -> bool {
     let all = async { while tasks.join_next().await.is_some() {} };
     timeout(END_TIME_MAX, all).await.is_ok()
 }
 
-/// A task by its name.
+/// A task that returns its name.
 async fn named(name: &'static str, work: impl Future<Output = ()>) -> &'static str {
     work.await;
     name
@@ -159,8 +157,8 @@ async fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, 
     })
 }
 
-/// A client without retries of its own: those of an eviction that a disruption budget refuses take minutes, and nobody looks at the
-/// pool meanwhile. What fails here is tried again by the queue.
+/// A client without its own retries. Retries of an eviction that a disruption budget refuses take minutes, during which the pool would not
+/// be reconciled. The queue retries failed passes.
 async fn client() -> Result<Client, kube::Error> {
     let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
     config.default_retry = false;
@@ -270,14 +268,14 @@ async fn start(
         let mut shutdown = shutdown.clone();
         async move {
             leader::run(election, leads, shutdown.clone()).await;
-            // The value stays until the end, for those who look at it still.
+            // The value stays until the end, for parts that still read it.
             shutdown.reached(Phase::Stopping).await;
         }
     }));
     Ok(())
 }
 
-/// Work of the leader alone, anew for every term.
+/// Work of the leader only. It starts anew in each leader session.
 async fn lead<F: Future<Output = ()>>(
     leadership: Leadership,
     mut shutdown: Shutdown,

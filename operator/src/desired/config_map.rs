@@ -11,13 +11,13 @@ use kube::api::{DynamicObject, TypeMeta};
 use kvcachepool_protocol::config::FILE_NAME;
 use serde_json::json;
 
-/// Name of a pool's ConfigMap; the pods of the pool mount it where it exists.
+/// Name of a pool's ConfigMap. The pods of the pool mount it if it exists.
 pub fn config_map_name(pool: &str) -> String {
     format!("kvcachepool-{pool}")
 }
 
-/// The config that new pods of the pool get, for those that run. A pod keeps its own memory size, socket and admin address.
-/// The image is there for people's tools, which know only the pool.
+/// The config of new pods, for pods that are already running. A pod keeps its own memory size, socket and admin address. The image is
+/// included for command-line tools, which know only the pool.
 pub(super) fn config_map(pool: &KVCachePool, settings: &Settings) -> DynamicObject {
     let types = TypeMeta {
         api_version: ConfigMap::API_VERSION.to_string(),

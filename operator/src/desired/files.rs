@@ -1,32 +1,31 @@
-//! Which files a pool's sidecars read for the tiers that pods share, and where their config says they are. Only names of Secrets pass
-//! through the operator.
+//! The files that a pool's sidecars read for shared tiers, and their paths in the config. Only names of Secrets pass through the operator.
 
 use super::redis;
 use crate::api::{CaSource, CaSourceKind, KVCachePool};
 use crate::inject::{Files, Holder};
 use crate::names::CONFIG_PATH;
 
-/// Keys of the Secret of a Redis.
+/// Keys of a Redis Secret.
 const REDIS_KEYS: [&str; 2] = ["username", "password"];
-/// Keys of the Secret of a bucket.
+/// Keys of a bucket's Secret.
 const S3_KEYS: [&str; 3] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
 ];
 
-/// What one shared tier reads.
+/// Files of one shared tier.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
     /// Folder with credentials; empty = none.
     pub auth: String,
     /// File with certificates; empty = none.
     pub ca: String,
-    /// Where both come from.
+    /// Sources of both.
     pub files: Vec<Files>,
 }
 
-/// Of the Redis tier.
+/// Files of the Redis tier.
 pub(super) fn of_redis(pool: &KVCachePool) -> Reads {
     let tier = pool.spec.shared.redis.as_ref();
     let external = tier.and_then(|redis| redis.external.as_ref());
@@ -43,7 +42,7 @@ pub(super) fn of_redis(pool: &KVCachePool) -> Reads {
     )
 }
 
-/// Of the S3 tier.
+/// Files of the S3 tier.
 pub(super) fn of_s3(pool: &KVCachePool) -> Reads {
     let s3 = pool.spec.shared.s3.as_ref();
     let secret = s3.and_then(|s3| Some(s3.auth.as_ref()?.secret_name.clone()));

@@ -1,5 +1,5 @@
-//! Jobs about a pool's shared tiers, which run as its pods do: the operator itself, and people's machines, have neither the credentials
-//! nor the way there. A Job is not among what a pool wants: it is made when something is asked, ends, and goes by itself.
+//! Jobs for a pool's shared tiers. They run like the pool's pods, because neither the operator nor a user's machine has the credentials or
+//! the network access. A Job is not part of a pool's desired state: it is created on request, ends, and is deleted by its TTL.
 
 use super::{labels, settings};
 use crate::api::{KVCachePool, Problem};
@@ -16,14 +16,14 @@ use std::time::Duration;
 
 /// Attempts of a purge.
 const ATTEMPTS: u32 = 3;
-/// Longest time of all attempts of a purge.
+/// Longest time of all attempts of a purge together.
 pub const PURGE_TIME_MAX: Duration = Duration::from_secs(600);
-/// How long an ended purge is there to be looked at.
+/// How long a finished purge is kept for inspection.
 const PURGE_LEFT: Duration = Duration::from_secs(3600);
-/// How long an ended check is there, should nobody take it away.
+/// How long a finished check is kept if the plugin does not delete it.
 const CHECK_LEFT: Duration = Duration::from_secs(60);
 
-/// The Job that looks at each tier once. `chance`: what its name ends with.
+/// The Job that checks each tier once. `chance` is the random suffix of its name.
 pub fn check(
     pool: &KVCachePool,
     settings: &Settings,
@@ -36,23 +36,23 @@ pub fn check(
     job(pool, &name, 1, time_max, CHECK_LEFT, template)
 }
 
-/// What a pool that is deleted leaves to be done.
+/// The purge of a deleted pool.
 #[derive(Debug)]
 pub struct Purge {
-    /// The Job; `None`: there is nothing that it could purge.
+    /// The Job. `None` if it has nothing to purge.
     pub job: Option<Value>,
-    /// Tiers that it leaves as they are, and which pool shares each.
+    /// Tiers that the Job leaves alone, and the pool that shares each.
     pub shared: Vec<(&'static str, String)>,
 }
 
-/// Name of the Job that purges a pool's tiers: another pool of the same name later has another.
+/// Name of the Job that purges a pool's tiers. A later pool with the same name has another Job name.
 pub fn purge_name(pool: &KVCachePool) -> String {
     let uid = pool.uid().unwrap_or_default();
     let part = uid.split('-').next().unwrap_or_default();
     format!("kvcp-purge-{}-{part}", pool.name_any())
 }
 
-/// Whether the pool's objects go with it. A managed Redis goes in any case.
+/// Whether the pool's objects are deleted with it. A managed Redis is deleted in any case.
 pub fn purges(pool: &KVCachePool) -> bool {
     let shared = &pool.spec.shared;
     let external = shared.redis.as_ref().is_some_and(|r| r.external.is_some());
@@ -60,7 +60,7 @@ pub fn purges(pool: &KVCachePool) -> bool {
         && (external || shared.s3.is_some())
 }
 
-/// What to purge of a deleted pool. Objects do not say of which pool they are: a tier that one of `others` has too is left alone.
+/// The purge of a deleted pool. Objects do not record their pool, so a tier that one of `others` uses too is left alone.
 pub fn purge(
     pool: &KVCachePool,
     others: &[&KVCachePool],
@@ -97,8 +97,8 @@ pub fn purge(
     Ok(Purge { job, shared })
 }
 
-/// Hosts and ports of an external Redis. Their databases are not told apart: the same server under another number is left alone rather
-/// than emptied.
+/// Hosts and ports of an external Redis. Database numbers are ignored: the same server with another number counts as shared, and is not
+/// purged.
 fn servers(pool: &KVCachePool) -> BTreeSet<String> {
     let redis = pool.spec.shared.redis.as_ref();
     let external = redis.and_then(|redis| redis.external.as_ref());
@@ -128,7 +128,7 @@ fn servers(pool: &KVCachePool) -> BTreeSet<String> {
         .collect()
 }
 
-/// Bucket and prefix, wherever the bucket is: one service has many names.
+/// Bucket and prefix, independent of the endpoint, because one service can have many names.
 fn folder(pool: &KVCachePool) -> Option<(&str, &str)> {
     let s3 = pool.spec.shared.s3.as_ref()?;
     Some((&s3.bucket, &s3.prefix))
@@ -142,7 +142,7 @@ fn job(
     left: Duration,
     template: Value,
 ) -> Value {
-    // No owner: whoever deletes a pool in the foreground would take the Job away with it.
+    // No owner reference: a foreground deletion of the pool would delete the Job too.
     json!({
         "apiVersion": Job::API_VERSION,
         "kind": Job::KIND,
@@ -180,7 +180,7 @@ mod tests {
         json!({"external": {"url": url, "auth": {"secretName": "redis"}}})
     }
 
-    /// Tiers that are purged, and those that another pool shares.
+    /// Purged tiers, and tiers that another pool shares.
     fn purged(pool: &KVCachePool, other: &KVCachePool) -> (Vec<&'static str>, Vec<&'static str>) {
         let purge = purge(pool, &[other], &defaults()).unwrap();
         let job = purge.job.unwrap_or_default();
@@ -211,7 +211,7 @@ mod tests {
         let with = |shared: Value| purged(&ours, &another(json!({"shared": shared})));
         let both = || vec!["redis", "s3"];
         assert_eq!(with(json!({})), (both(), vec![]));
-        // What lies below a prefix is none of the prefix's own objects.
+        // Objects below a longer prefix do not belong to this prefix.
         assert_eq!(with(json!({"s3": s3("prod/a")})), (both(), vec![]));
         assert_eq!(with(json!({"s3": s3("prod")})), (vec!["redis"], vec!["s3"]));
         let same = redis("redis://cache.example:6379");

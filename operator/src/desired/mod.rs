@@ -1,6 +1,5 @@
-//! What a pool wants to be there, as pure functions: the settings of injection and the objects beside the pods.
-//! One builder per kind of object, each in its file with its test. Whether the cluster knows a kind, and what is there already, is
-//! the reconciler's to see.
+//! The desired state of a pool, as pure functions: the settings of injection and the objects besides the pods. One builder per kind of
+//! object, each in its file with its test. The reconciler checks which kinds the cluster has, and which objects exist.
 
 mod config_map;
 mod files;
@@ -22,7 +21,7 @@ use kube::{Resource, ResourceExt};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The objects of a pool, or all that is wrong with it.
+/// The objects of a pool, or all violations of its spec.
 pub fn desired(
     pool: &KVCachePool,
     defaults: &Defaults,
@@ -30,8 +29,7 @@ pub fn desired(
     Ok(objects(pool, &settings(pool, defaults)?))
 }
 
-/// The objects of a pool whose settings are known to be good. The PodMonitor is among them when the pool asks for one, also where
-/// the cluster does not know that kind.
+/// The objects of a valid pool. The PodMonitor is included if the pool requests one, even if the cluster does not have that kind.
 fn objects(pool: &KVCachePool, settings: &Settings) -> Vec<DynamicObject> {
     let config_map = config_map::config_map(pool, settings);
     let monitoring = &pool.spec.monitoring;
@@ -44,7 +42,7 @@ fn objects(pool: &KVCachePool, settings: &Settings) -> Vec<DynamicObject> {
         .collect()
 }
 
-/// Labels of everything that belongs to a pool; by these, and by its owner, an object that is no longer wanted is found.
+/// Labels of all objects of a pool. The operator finds objects to delete by these labels and by the owner.
 pub fn labels(pool: &KVCachePool) -> BTreeMap<String, String> {
     let labels = [
         ("app.kubernetes.io/name", "kvcachepool".to_string()),
@@ -60,7 +58,7 @@ pub fn labels(pool: &KVCachePool) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// An object of a pool: named, labelled, and gone with the pool.
+/// An object of a pool: named, labelled, and owned by the pool.
 fn object(pool: &KVCachePool, types: TypeMeta, name: String, data: Value) -> DynamicObject {
     DynamicObject {
         types: Some(types),
@@ -80,7 +78,7 @@ pub(crate) mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The pool of these tests, with `spec` put over the least that a pool needs.
+    /// The pool of these tests: the smallest valid pool, with `spec` merged into it.
     pub fn pool(spec: Value) -> KVCachePool {
         let mut pool = json!({
             "apiVersion": "kvcachepool.io/v1alpha1",

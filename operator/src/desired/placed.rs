@@ -1,4 +1,4 @@
-//! Which field of a pool gives which key of the sidecar's config its value.
+//! The mapping from fields of a pool to keys of the sidecar's config.
 
 use super::{files, redis};
 use crate::api::{Duration, HttpVersion, KVCachePool, Quantity, S3};
@@ -8,15 +8,15 @@ use kvcachepool_protocol::config::Config;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// A key of the sidecar's config that has its own place in a pool.
+/// A key of the sidecar's config that a pool's field or the operator sets.
 pub(super) struct Placed {
     pub key: &'static str,
-    /// Where it stands in a pool; `None` where the operator alone knows it.
+    /// Path of the field in a pool. `None` if the operator sets the key.
     pub field: Option<&'static str>,
     pub value: Value,
 }
 
-/// Every key that a pool gives a value by a field of its own, and those that the operator knows.
+/// All keys that are set by their own field of a pool, or by the operator.
 pub(super) fn placed(pool: &KVCachePool) -> Vec<Placed> {
     let (cache, memory) = (&pool.spec.cache, &pool.spec.local.memory);
     let disk = pool.spec.local.disk.as_ref();

@@ -20,7 +20,7 @@ pub(super) fn pod_monitor(pool: &KVCachePool, asked: &PodMonitor) -> DynamicObje
         "podMetricsEndpoints": [{"portNumber": names::ADMIN_PORT, "path": "/metrics"}],
     }});
     let mut monitor = object(pool, types, format!("kvcachepool-{name}"), data);
-    // What a Prometheus selects by is the user's; what the operator finds its objects by is not.
+    // A user may set the labels that a Prometheus selects, but not those by which the operator finds its objects.
     let labels = monitor.metadata.labels.get_or_insert_default();
     for (key, value) in &asked.labels {
         labels.entry(key.clone()).or_insert_with(|| value.clone());

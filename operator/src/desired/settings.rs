@@ -1,4 +1,4 @@
-//! From a pool's spec to what injection needs, the sidecar's config among it.
+//! Converts a pool's spec to the settings of injection, including the sidecar's config.
 
 use super::files;
 use super::placed::{Placed, placed};
@@ -11,14 +11,14 @@ use kube::ResourceExt;
 use kvcachepool_protocol::config::{self, Config};
 use serde_json::{Map, Value};
 
-/// What injection gives the pods of a pool, or all that is wrong with the pool.
+/// The settings that the pods of a pool get, or all violations of its spec.
 pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec<Problem>> {
     let broken = check(pool);
     let config = match config(pool) {
         Ok(config) if broken.is_empty() => config,
         Ok(_) => return Err(broken),
         Err(more) => {
-            // What a rule has named already is not named again.
+            // A violation of a rule is not reported twice.
             let new = |p: &Problem| {
                 p.reason == Reason::InvalidSettings || broken.iter().all(|b| b.field != p.field)
             };
@@ -37,10 +37,10 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
             Mode::Enabled => inject::Mode::Enabled,
             Mode::Disabled => inject::Mode::Disabled,
         },
-        image: said(&sidecar.image).unwrap_or_else(|| defaults.image.clone()),
+        image: nonempty(&sidecar.image).unwrap_or_else(|| defaults.image.clone()),
         image_pull_policy: Some(policy(sidecar.image_pull_policy).to_string()),
         image_pull_secrets: secrets.map(|secret| secret.name.clone()).collect(),
-        container: said(&injection.container),
+        container: nonempty(&injection.container),
         existing_connector: match injection.existing_connector {
             ExistingConnector::Refuse => inject::ExistingConnector::Refuse,
             ExistingConnector::Compose => inject::ExistingConnector::Compose,
@@ -73,7 +73,7 @@ fn disk(disk: &Disk) -> inject::Disk {
     }
 }
 
-fn said(text: &str) -> Option<String> {
+fn nonempty(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_string())
 }
 
@@ -89,10 +89,10 @@ fn policy(policy: ImagePullPolicy) -> &'static str {
     }
 }
 
-/// Keys whose values the layout of an injected pod fixes.
+/// Keys whose values are fixed by the layout of an injected pod.
 const FIXED: [&str; 2] = ["socket", "admin.listen"];
 
-/// The sidecar's config: its defaults, the fields of the pool, and over them `spec.sidecar.settings`.
+/// The sidecar's config: its defaults, overridden by the fields of the pool, overridden by `spec.sidecar.settings`.
 fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
     let placed = placed(pool);
     let asked = leaves(&pool.spec.sidecar.settings);
@@ -100,7 +100,7 @@ fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
         .iter()
         .filter_map(|(key, _)| misplaced(key, &placed))
         .collect();
-    // A file may name its keys by path, which spares a merge of sections.
+    // A file may name its keys by path, so sections need not be merged.
     let mut file: Map<String, Value> = Config::default()
         .entries()
         .into_iter()
@@ -108,7 +108,7 @@ fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
         .collect();
     file.extend(placed.iter().map(|p| (p.key.to_string(), p.value.clone())));
     file.extend(asked.iter().cloned());
-    // JSON is YAML.
+    // JSON is valid YAML.
     let parsed = Config::parse(&Value::Object(file).to_string(), false);
     problems.extend(parsed.as_ref().err().into_iter().flat_map(|error| {
         let problems = error.problems.iter();
@@ -128,7 +128,7 @@ fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
         })
     }));
     match parsed {
-        // Only now: a file that is managed may have unknown keys.
+        // This check comes last: unknown keys are allowed in a managed file.
         Ok((config, _)) if problems.is_empty() => Ok(Config {
             managed: true,
             ..config
@@ -137,7 +137,7 @@ fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
     }
 }
 
-/// Which key a problem of a config speaks of.
+/// The key of a config problem.
 fn path(problem: &config::Problem) -> Option<&str> {
     match problem {
         config::Problem::BadValue { path, .. } => Some(path),
@@ -147,7 +147,7 @@ fn path(problem: &config::Problem) -> Option<&str> {
     }
 }
 
-/// Keys by path with their values; a section is one level deep.
+/// Keys by path with their values. Sections are one level deep.
 fn leaves(settings: &Map<String, Value>) -> Vec<(String, Value)> {
     let mut leaves = Vec::new();
     for (name, value) in settings {
@@ -165,14 +165,12 @@ fn leaves(settings: &Map<String, Value>) -> Vec<(String, Value)> {
 
 fn misplaced(key: &str, placed: &[Placed]) -> Option<Problem> {
     if FIXED.contains(&key) {
-        return Some(problem(format!(
-            "{key}: every pod of a pool has the same; leave it out"
-        )));
+        return Some(problem(format!("{key}: the value is fixed; omit the key")));
     }
     let place = placed.iter().find(|p| p.key == key)?;
     Some(problem(match place.field {
         Some(field) => format!("{key}: write it as {field}"),
-        None => format!("{key}: the operator sets it; leave it out"),
+        None => format!("{key}: the operator sets it; omit the key"),
     }))
 }
 
@@ -416,23 +414,23 @@ mod tests {
             ),
             (
                 json!({"disk": {"path": "/tmp"}}),
-                "disk.path: the operator sets it; leave it out",
+                "disk.path: the operator sets it; omit the key",
             ),
             (
                 json!({"managed": false}),
-                "managed: the operator sets it; leave it out",
+                "managed: the operator sets it; omit the key",
             ),
             (
                 json!({"pool": {"generation": 9}}),
-                "pool.generation: the operator sets it; leave it out",
+                "pool.generation: the operator sets it; omit the key",
             ),
             (
                 json!({"socket": "/tmp/a.sock"}),
-                "socket: every pod of a pool has the same; leave it out",
+                "socket: the value is fixed; omit the key",
             ),
             (
                 json!({"admin": {"listen": "0.0.0.0:1"}}),
-                "admin.listen: every pod of a pool has the same; leave it out",
+                "admin.listen: the value is fixed; omit the key",
             ),
         ];
         for (settings, message) in cases {

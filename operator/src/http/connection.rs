@@ -1,4 +1,4 @@
-//! One connection: handshake, requests one after the other, and the way out.
+//! One connection: handshake, sequential requests, shutdown.
 
 use super::open::Activity;
 use super::serve::{Bounds, Port};
@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tracing::debug;
 
-/// Serves a connection until either side ends it.
+/// Serves a connection until either side closes it.
 pub async fn run(stream: TcpStream, port: Arc<Port>, activity: Arc<Activity>, shutdown: Shutdown) {
     let _nagle = stream.set_nodelay(true);
     let Some(tls) = port.tls.clone() else {
@@ -69,7 +69,7 @@ where
         .max_buf_size(head_bytes_max);
     let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
     tokio::select! {
-        // A client that breaks off is its own affair.
+        // A client may disconnect at any time.
         _ended = connection.as_mut() => return,
         () = shutdown.reached(Phase::Stopping) => {}
     }
@@ -85,7 +85,7 @@ async fn bounded(
         Ok(Ok(response)) => response,
         Err(_) => {
             port.ended("request_time");
-            // The rest of the body is still on its way: this connection cannot carry another request.
+            // The rest of the body is still in transit, so this connection cannot carry another request.
             let close = [(CONNECTION, HeaderValue::from_static("close"))];
             (StatusCode::REQUEST_TIMEOUT, close, "too slow\n").into_response()
         }

@@ -1,6 +1,5 @@
-//! The bounded HTTP server that both ports share: connections, heads and requests have their limits, and leave in order.
-//! What is answered is the caller's router; TLS is the caller's acceptor.
-//! Nothing here knows of Kubernetes.
+//! The bounded HTTP server of both ports: it limits connections, heads and requests, and shuts down in order. The caller provides the
+//! router and the TLS acceptor. This module is independent of Kubernetes.
 
 mod connection;
 mod open;

@@ -1,11 +1,11 @@
-//! The connections that are open, and which of them makes room for another one.
+//! The open connections, and the choice of the connection to close when there are too many.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::task::JoinHandle;
 
-/// What a connection says of itself.
+/// The activity of a connection.
 #[derive(Debug)]
 pub struct Activity(Mutex<State>);
 
@@ -17,7 +17,7 @@ struct State {
 }
 
 impl Activity {
-    /// Of a connection that was just accepted.
+    /// The activity of a newly accepted connection.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(Mutex::new(State {
             busy: false,
@@ -26,12 +26,12 @@ impl Activity {
         })))
     }
 
-    /// A request's head is there.
+    /// A request's head was received.
     pub fn begins(&self) {
         self.0.lock().busy = true;
     }
 
-    /// The request has its answer.
+    /// The request was answered.
     pub fn ends(&self) {
         let mut state = self.0.lock();
         state.busy = false;
@@ -39,30 +39,28 @@ impl Activity {
         state.since = Instant::now();
     }
 
-    /// `None` while a request runs; the lowest goes first: those that never asked anything, then the longest idle.
+    /// `None` while a request is in progress. The lowest rank is closed first: connections without any request, then the longest idle.
     fn rank(&self) -> Option<(bool, Instant)> {
         let state = self.0.lock();
         (!state.busy).then_some((state.answers > 0, state.since))
     }
 }
 
-/// All open connections of a port.
 #[derive(Debug, Default)]
 pub struct Open(Vec<(Arc<Activity>, JoinHandle<()>)>);
 
 impl Open {
-    /// Forgets those that ended; how many remain.
+    /// Removes ended connections. Returns the number of remaining ones.
     pub fn sweep(&mut self) -> usize {
         self.0.retain(|(_, task)| !task.is_finished());
         self.0.len()
     }
 
-    /// One more.
     pub fn push(&mut self, activity: Arc<Activity>, task: JoinHandle<()>) {
         self.0.push((activity, task));
     }
 
-    /// Cuts the connection that is missed least; false when every one is within a request.
+    /// Closes the connection with the lowest rank. Returns false if every connection has a request in progress.
     pub fn make_room(&mut self) -> bool {
         let least = self
             .0
@@ -77,7 +75,7 @@ impl Open {
         true
     }
 
-    /// Waits for all of them.
+    /// Waits for all connections.
     pub async fn finish(self) {
         for (_, task) in self.0 {
             let _ended = task.await;

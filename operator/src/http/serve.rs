@@ -15,24 +15,24 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tracing::warn;
 
-/// Wait after an accept that failed for want of descriptors or memory.
+/// Wait after an accept that failed for lack of descriptors or memory.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// What clients may take.
+/// Limits for clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Connections at once; one more displaces an idle one, or is refused while all are within a request.
+    /// Maximum connections. A further one replaces an idle one, or is refused while all have a request in progress.
     pub connections_max: usize,
     /// Longest TLS handshake.
     pub handshake_time_max: Duration,
-    /// Longest wait for the next request's head. The API server gives up idle connections after 90 s; being later than that, no request
-    /// meets a connection that is just being closed.
+    /// Longest wait for the next request's head. The API server closes idle connections after 90 s. The value is larger, so that no request
+    /// meets a connection that is being closed.
     pub idle_time_max: Duration,
     /// Longest request, from its head to its answer.
     pub request_time_max: Duration,
-    /// Request line and headers together.
+    /// Maximum bytes of request line and headers.
     pub head_bytes_max: usize,
-    /// Longest wait for running requests at the end of the process.
+    /// Longest wait for running requests at shutdown.
     pub drain_time_max: Duration,
 }
 
@@ -49,29 +49,26 @@ impl Default for Bounds {
     }
 }
 
-/// A port and what is behind it.
+/// A port and its handler.
 pub struct Port {
-    /// In metrics and logs.
+    /// Name in metrics and logs.
     pub name: &'static str,
-    /// Limits.
     pub bounds: Bounds,
-    /// Without it the port speaks plain HTTP.
+    /// `None` for plain HTTP.
     pub tls: Option<TlsAcceptor>,
-    /// What answers.
     pub router: Router,
-    /// Where connections are counted.
     pub metrics: Arc<Metrics>,
 }
 
 impl Port {
-    /// Counts a connection that ended before its client wanted it to.
+    /// Counts a connection that the server ended.
     pub(super) fn ended(&self, reason: &str) {
         self.metrics
             .add("http_connections_ended_total", &[self.name, reason], 1);
     }
 }
 
-/// Listens. Where a machine has no IPv6, `[::]` means every address of IPv4.
+/// Listens. On a machine without IPv6, `[::]` means every IPv4 address.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     match TcpListener::bind(address).await {
         Err(e)
@@ -85,7 +82,7 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Serves until `Phase::Stopping`, then finishes what runs.
+/// Serves until `Phase::Stopping`, then finishes running requests.
 pub async fn serve(listener: TcpListener, port: Port, mut shutdown: Shutdown) {
     let port = Arc::new(port);
     let mut open = Open::default();
@@ -102,7 +99,7 @@ pub async fn serve(listener: TcpListener, port: Port, mut shutdown: Shutdown) {
         open.push(activity, tokio::spawn(run));
         port.metrics
             .set("http_connections", &[port.name], open.sweep() as f64);
-        // Requests that came are answered before more connections are taken from a full backlog.
+        // Running requests are answered before more connections are accepted from a full backlog.
         yield_now().await;
     }
     drop(listener);

@@ -1,5 +1,5 @@
-//! Whether the API server would take the pod, in all that injection can break. A patch that makes an invalid pod is worse than none:
-//! the user's pod would be rejected.
+//! Whether the API server would accept the pod, as far as injection can break it. A patch that makes a pod invalid is worse than none: the
+//! API server would reject the user's pod.
 
 use super::json;
 use super::ours;
@@ -10,10 +10,10 @@ use crate::names;
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// Most bytes of keys and values of all annotations.
+/// Maximum bytes of keys and values of all annotations.
 const ANNOTATION_BYTES: usize = 256 << 10;
 
-/// The first thing that is wrong with `pod`.
+/// Returns the first problem of `pod`.
 pub(super) fn check(pod: &Value) -> Result<(), String> {
     let spec = pod.get("spec").ok_or("the pod has no spec")?;
     let volumes = unique(json::list(spec, "volumes").iter(), "volume")?;
@@ -51,7 +51,9 @@ fn check_container(container: &Value, volumes: &HashSet<&str>) -> Result<(), Str
     for mount in json::list(container, "volumeMounts") {
         let volume = json::name(mount);
         if !volumes.contains(volume) {
-            return Err(format!("mounts the volume {volume}, which the pod has not"));
+            return Err(format!(
+                "mounts the volume {volume}, which the pod does not have"
+            ));
         }
         let path = json::text(mount, "mountPath").unwrap_or_default();
         if !paths.insert(path) {
@@ -69,11 +71,12 @@ fn check_container(container: &Value, volumes: &HashSet<&str>) -> Result<(), Str
     Ok(())
 }
 
-/// What a pool puts into our containers. The rules of pools keep all of this out; here it costs the pod its cache and not its life.
+/// Checks what a pool adds to the operator's containers. The rules of pools refuse invalid values earlier; a value that passes them costs
+/// the pod only its cache.
 pub(super) fn check_ours(container: &Value) -> Result<(), String> {
     let image = json::text(container, "image").unwrap_or_default();
     if image.is_empty() || image.trim() != image {
-        return Err(format!("{image:?} is no image"));
+        return Err(format!("{image:?} is not an image name"));
     }
     for variable in json::list(container, "env") {
         check_variable(variable)
@@ -94,7 +97,9 @@ fn check_claims(container: &Value, spec: &Value) -> Result<(), String> {
     let resources = container.get("resources").unwrap_or(&Value::Null);
     let mut claims = json::list(resources, "claims").iter().map(json::name);
     match claims.find(|name| json::position(declared, name).is_none()) {
-        Some(name) => Err(format!("uses the claim {name:?}, which the pod has not")),
+        Some(name) => Err(format!(
+            "uses the claim {name:?}, which the pod does not have"
+        )),
         None => Ok(()),
     }
 }
@@ -106,7 +111,7 @@ fn check_variable(variable: &Value) -> Result<(), &'static str> {
             .bytes()
             .all(|b| (b' '..=b'~').contains(&b) && b != b'=')
     {
-        return Err("has no name that a variable can have");
+        return Err("has an invalid name");
     }
     let Some(from) = variable.get("valueFrom").filter(|from| !from.is_null()) else {
         return Ok(());
@@ -115,10 +120,12 @@ fn check_variable(variable: &Value) -> Result<(), &'static str> {
     let sources = sources.filter(|(_, source)| !source.is_null()).count();
     let value = json::text(variable, "value").unwrap_or_default();
     if sources != 1 || !value.is_empty() {
-        return Err("has none or several values");
+        return Err("does not have exactly one value");
     }
     match from.pointer("/fieldRef/fieldPath").and_then(Value::as_str) {
-        Some(path) if !forms::is_field_path(path) => Err("is of a field that no variable can have"),
+        Some(path) if !forms::is_field_path(path) => {
+            Err("refers to a field that a variable cannot use")
+        }
         _ => Ok(()),
     }
 }
@@ -127,25 +134,25 @@ fn check_amount(container: &Value, name: &str, value: &Value) -> Result<(), &'st
     let paged = name.starts_with("hugepages-");
     let plain = ["cpu", "memory", "ephemeral-storage"].contains(&name);
     if !plain && !paged && !forms::is_extended_resource(name) {
-        return Err("is of no resource that a container can have");
+        return Err("is not a resource of a container");
     }
     let amount = Quantity::of(value).filter(|amount| *amount >= Quantity::default());
     let Some(amount) = amount else {
-        return Err("is no amount");
+        return Err("is not an amount");
     };
-    // What is handed out whole is requested as much of as the limit says.
+    // The request of an extended resource or huge pages must equal its limit.
     let limit = qos::amounts(container, "limits").get(name).copied();
     let request = qos::requests(container).get(name).copied();
     if !plain && (limit != Some(amount) || request != Some(amount)) {
-        return Err("is not both request and limit");
+        return Err("differs between request and limit");
     }
     if !plain && !amount.is_whole() {
-        return Err("is no whole number");
+        return Err("is not a whole number");
     }
     Ok(())
 }
 
-/// Our two stand at the end, and the first of them keeps running.
+/// The operator's two containers must be last, and the first of them must be a native sidecar.
 fn check_order(spec: &Value) -> Result<(), String> {
     let list = json::list(spec, "initContainers");
     let right = match list {
@@ -196,7 +203,7 @@ fn check_pod_resources(spec: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether all annotations together are not too long.
+/// Checks the total size of all annotations.
 pub(super) fn check_annotations(pod: &Value) -> Result<(), String> {
     let annotations = pod
         .pointer("/metadata/annotations")
@@ -214,7 +221,7 @@ pub(super) fn check_annotations(pod: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The class must not fall, and the highest must stay.
+/// Checks that the QoS class does not fall, and that Guaranteed stays Guaranteed.
 pub(super) fn check_class(before: &Value, after: &Value) -> Result<(), String> {
     let class = |pod: &Value| {
         pod.get("spec")

@@ -1,11 +1,11 @@
-//! What stands in the way of a cache in this pod: other connectors, engines whose ranks are spread over pods, the node's network.
+//! Conflicts that prevent a cache in a pod: other connectors, engines with ranks in several pods, the node's network.
 
 use super::launch::Launch;
 use super::{ExistingConnector, Reason, Refusal, json};
 use serde_json::Value;
 
-/// Connectors that hand KV from prefill to decode and keep none. The connector's own list decides in vLLM; this one only saves a
-/// sidecar where that would refuse.
+/// Connectors that transfer KV from prefill to decode and do not keep it. The connector's own list decides in vLLM; this list avoids a
+/// sidecar that the connector would refuse to use.
 pub(super) const TRANSPORTS: [&str; 5] = [
     "NixlConnector",
     "NixlPullConnector",
@@ -15,13 +15,13 @@ pub(super) const TRANSPORTS: [&str; 5] = [
 ];
 const OURS: &str = "KVCachePoolConnector";
 
-/// Whether vLLM is started with a connector beside which ours cannot be.
+/// Refuses a vLLM whose connector cannot be combined with kvcachepool.
 pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Result<(), Refusal> {
     for flag in ["kv-offloading-size", "kv-offloading-backend"] {
         if launch.has_flag(flag) {
             return Err(Refusal::new(
                 Reason::OtherCachePresent,
-                format!("vLLM is started with --{flag}; take that argument away"),
+                format!("vLLM is started with --{flag}; remove that argument"),
             ));
         }
     }
@@ -29,7 +29,7 @@ pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Res
     if let Some(cache) = dynamo.iter().find(|name| **name != "nixl") {
         return Err(Refusal::new(
             Reason::OtherCachePresent,
-            format!("vLLM is started with --connector {cache}; take it away"),
+            format!("vLLM is started with --connector {cache}; remove that argument"),
         ));
     }
     let configured = launch.connectors();
@@ -44,7 +44,7 @@ pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Res
         return Err(Refusal::new(
             Reason::OtherCachePresent,
             format!(
-                "vLLM is started with {cache}, beside which no other KV cache can be; take it out of --kv-transfer-config"
+                "vLLM is started with {cache}, which cannot be combined with another KV cache; remove it from --kv-transfer-config"
             ),
         ));
     }
@@ -63,19 +63,19 @@ pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Res
     Ok(())
 }
 
-/// Whether the ranks of one engine are spread over pods: then no pod ever holds a whole chunk.
+/// Refuses an engine with ranks in several pods, because no pod would hold a whole chunk.
 pub(super) fn multi_node(pod: &Value, launch: &Launch<'_>) -> Result<(), Refusal> {
     match spread(pod, launch) {
         Some(sign) => Err(Refusal::new(
             Reason::MultiNodeUnsupported,
-            format!("{sign}: the ranks of one engine are spread over several pods"),
+            format!("{sign}: the ranks of one engine run in several pods"),
         )),
         None => Ok(()),
     }
 }
 
 fn spread(pod: &Value, launch: &Launch<'_>) -> Option<String> {
-    // Ray Serve starts engines by itself, one replica at a time; what it starts is looked at when it registers.
+    // Ray Serve starts engines itself, one replica at a time. The sidecar checks them when they register.
     if json::label(pod, "ray.io/serve").is_some() {
         return None;
     }
@@ -113,11 +113,11 @@ fn spread(pod: &Value, launch: &Launch<'_>) -> Option<String> {
         .or_else(|| group_size_variable(pod))
         .filter(|size| size.trim() != "1")?;
     Some(format!(
-        "a LeaderWorkerSet makes groups of {group_size} pods, and no argument says that they are data-parallel"
+        "a LeaderWorkerSet makes groups of {group_size} pods, and no argument makes them data-parallel"
     ))
 }
 
-/// What LeaderWorkerSet's own webhook writes into every container.
+/// The group size that LeaderWorkerSet's webhook writes into every container.
 fn group_size_variable(pod: &Value) -> Option<&str> {
     json::list(pod.get("spec")?, "containers")
         .iter()
@@ -126,7 +126,7 @@ fn group_size_variable(pod: &Value) -> Option<&str> {
         .and_then(|variable| json::text(variable, "value"))
 }
 
-/// Whether the sidecar could have its port, on an operating system that it knows.
+/// Refuses pods where the sidecar cannot have its port, and pods of other operating systems.
 pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
     let os = spec.pointer("/os/name").and_then(Value::as_str);
     let node_os = spec
@@ -135,14 +135,14 @@ pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
     if let Some(os) = os.or(node_os).filter(|os| *os != "linux") {
         return Err(Refusal::new(
             Reason::OsUnsupported,
-            format!("the pod runs on {os}; take the label away"),
+            format!("the pod runs on {os}; remove the label"),
         ));
     }
     if spec.get("hostNetwork") == Some(&Value::Bool(true)) {
         return Err(Refusal::new(
             Reason::HostNetworkConflict,
             format!(
-                "hostNetwork is true: port {port} of the sidecar would be the node's, where a second pod has no room for it"
+                "hostNetwork is true: the sidecar's port {port} would be a port of the node, and a second pod could not use it"
             ),
         ));
     }
@@ -158,7 +158,7 @@ pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
         Some(container) => Err(Refusal::new(
             Reason::PortTaken,
             format!(
-                "container {} listens on port {port}, which is the sidecar's in every pod; give that container another one",
+                "container {} listens on port {port}, which the sidecar needs; give that container another port",
                 json::name(container)
             ),
         )),

@@ -1,5 +1,5 @@
-//! The JSON patch between two pods. Lists whose elements have names are compared by name, so that a container that moves is one
-//! `remove` and one `add`, and its neighbours do not appear.
+//! The JSON patch between two pods. Lists whose elements have names are compared by name, so that a moved container is one `remove` and one
+//! `add`, and its neighbours are not part of the patch.
 
 use super::json;
 use json_patch::jsonptr::PointerBuf;
@@ -7,7 +7,7 @@ use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, ReplaceOp
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// What makes `after` out of `before`; empty where they are equal.
+/// The patch from `before` to `after`; empty if they are equal.
 pub(super) fn diff(before: &Value, after: &Value) -> Patch {
     let mut operations = Vec::new();
     compare(before, after, &PointerBuf::new(), &mut operations);
@@ -61,7 +61,7 @@ fn by_name(
     path: &PointerBuf,
     out: &mut Vec<PatchOperation>,
 ) {
-    // Names that stand in the list at this point of the patch, in their order, behind those that are right already.
+    // Names that are in the list at this point of the patch, in order, after those that are already in place.
     let mut waiting: Vec<&Value> = old.iter().rev().collect();
     let mut there: HashSet<&str> = old.iter().map(json::name).collect();
     for (place, value) in new.iter().enumerate() {
@@ -91,7 +91,7 @@ fn by_name(
     }
 }
 
-/// The names of a list's elements, where each has one of its own.
+/// The names of a list's elements, if each has a unique one.
 fn names(list: &[Value]) -> Option<HashSet<&str>> {
     let mut names = HashSet::with_capacity(list.len());
     list.iter()

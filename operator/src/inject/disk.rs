@@ -1,4 +1,4 @@
-//! The disk tier's volume: in the pod for the sidecar alone, and no reason to keep a node or to evict vLLM.
+//! The disk tier's volume. It belongs to the sidecar alone, and must neither keep a node from being removed nor cause an eviction of vLLM.
 
 use super::json;
 use super::quantity::Quantity;
@@ -6,20 +6,20 @@ use crate::names;
 use kvcachepool_protocol::config::Config;
 use serde_json::{Value, json};
 
-/// Where the disk tier lies.
+/// Location of the disk tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Disk {
-    /// On the node's own disk.
+    /// A folder on the node's own disk.
     NodeDirectory,
-    /// On a volume that is made with the pod, of this storage class.
+    /// A volume that is created with the pod, of this storage class.
     Ephemeral(String),
 }
 
-/// What the cluster autoscaler reads: volumes that do not keep a node.
+/// Annotation for the cluster autoscaler: volumes that do not keep a node.
 const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes";
 
 impl Disk {
-    /// The volume. Its size is the most that the tier's files may come to.
+    /// The volume. Its size limits the tier's files.
     pub(super) fn volume(&self, config: &Config) -> Value {
         let size = Quantity::bytes(config.disk_volume_bytes()).to_string();
         let source = match self {
@@ -37,13 +37,13 @@ impl Disk {
         volume
     }
 
-    /// Bytes of the node's disk that the sidecar asks for.
+    /// Bytes of the node's disk that the sidecar requests.
     pub(super) fn node_bytes(&self, config: &Config) -> Option<u64> {
         (*self == Self::NodeDirectory).then(|| config.disk_volume_bytes())
     }
 
-    /// Without this a node with such a pod would never be scaled away: the autoscaler takes every directory for data that somebody
-    /// needs.
+    /// Without this annotation the cluster autoscaler would never remove a node with such a pod, because it treats every local volume as
+    /// data to keep.
     pub(super) fn let_node_go(&self, pod: &mut Value) {
         if *self != Self::NodeDirectory {
             return;
@@ -64,7 +64,7 @@ impl Disk {
     }
 }
 
-/// The sidecar's mount of it.
+/// The sidecar's mount of the volume.
 pub(super) fn mount() -> Value {
     json!({"name": names::DISK_VOLUME, "mountPath": names::DISK_PATH})
 }

@@ -1,11 +1,11 @@
-//! How vLLM's Python finds the connector: variables of the target container, and nothing else of it.
+//! Environment variables of the target container by which vLLM's Python finds the connector. Nothing else of that container changes.
 
 use super::json;
 use crate::names;
 use serde_json::{Value, json};
 
-/// Images that set PYTHONPATH in their own ENV, which a pod cannot see and would replace: end of the repository's name, and what
-/// they set. A path that an image lacks does no harm.
+/// Images that set PYTHONPATH with ENV. A pod does not show that value, and injection would replace it. Each entry is a suffix of the
+/// repository's name and the value. A path that an image lacks is harmless.
 const IMAGES: [(&str, &str); 2] = [
     // ENV PYTHONPATH of python/huggingface_server.Dockerfile in kserve/kserve
     (
@@ -19,20 +19,20 @@ const IMAGES: [(&str, &str); 2] = [
 const PYTHONPATH: &str = "PYTHONPATH";
 const PLUGINS: &str = "VLLM_PLUGINS";
 
-/// Adds the shared folder to PYTHONPATH, and our plugin's name where a list of plugins is given. `python_path`: what the pod's
-/// annotation says of the image's own.
+/// Adds the shared folder to PYTHONPATH, and the plugin's name to an existing VLLM_PLUGINS. `python_path` is the image's own PYTHONPATH
+/// from the pod's annotation.
 pub(super) fn complete(container: &mut Value, python_path: Option<&str>) {
     let known = python_path.or_else(|| of_image(json::text(container, "image")?));
     let from_elsewhere = !json::list(container, "envFrom").is_empty();
     let variables = json::list_mut(container, "env");
     if !extend(variables, PYTHONPATH, ":", names::SHARED_PATH) {
-        // Kubernetes expands this to what envFrom brings, and leaves it as it is where there is none.
+        // Kubernetes expands this to a value from envFrom, and leaves it unchanged without one.
         let inherited = (known.is_none() || from_elsewhere).then_some("$(PYTHONPATH)");
         let parts: Vec<_> = known.into_iter().chain(inherited).collect();
         let value = format!("{}:{}", parts.join(":"), names::SHARED_PATH);
         variables.push(json!({"name": PYTHONPATH, "value": value}));
     }
-    // Of several of one name the last counts.
+    // If a name occurs several times, the last one counts.
     let plugins = variables
         .iter()
         .rfind(|variable| json::name(variable) == PLUGINS);
@@ -41,8 +41,8 @@ pub(super) fn complete(container: &mut Value, python_path: Option<&str>) {
     }
 }
 
-/// Whether a variable is there only if an object is. Without it vLLM loads all plugins, ours too; a list with ours alone would switch
-/// all others off.
+/// Whether the variable is missing if an optional object is missing. Without VLLM_PLUGINS vLLM loads all plugins; a list with only this
+/// plugin would disable all others.
 fn may_be_absent(variable: &Value) -> bool {
     let sources = variable.get("valueFrom").and_then(Value::as_object);
     sources
@@ -53,7 +53,7 @@ fn may_be_absent(variable: &Value) -> bool {
 
 fn of_image(image: &str) -> Option<&'static str> {
     let repository = image.split('@').next().unwrap_or(image);
-    // A colon after the last slash begins a tag; before it, it is a registry's port.
+    // A colon after the last slash starts a tag; before it, it belongs to a registry's port.
     let start = repository.rfind('/').map_or(0, |slash| slash + 1);
     let end = repository[start..]
         .find(':')
@@ -69,11 +69,11 @@ fn of_image(image: &str) -> Option<&'static str> {
         .map(|(_, path)| *path)
 }
 
-/// Adds `ours` to the end of a variable that is a list. One that comes from elsewhere keeps its source under another name, which is
-/// expanded. `false`: there is no such variable.
+/// Appends `ours` to a variable that is a list. A variable with a source keeps it under another name, which is expanded. Returns false if
+/// the variable does not exist.
 fn extend(variables: &mut Vec<Value>, name: &str, separator: &str, ours: &str) -> bool {
     let base = format!("KVCACHEPOOL_BASE_{name}");
-    // Of several of one name the last counts.
+    // If a name occurs several times, the last one counts.
     let last = |list: &[Value], name: &str| list.iter().rposition(|one| json::name(one) == name);
     let expanded = || json!({"name": name, "value": format!("$({base}){separator}{ours}")});
     let Some(place) = last(variables, name) else {
@@ -110,7 +110,7 @@ fn extend(variables: &mut Vec<Value>, name: &str, separator: &str, ours: &str) -
 mod tests {
     use super::*;
 
-    /// The variables after one call; a second one must change nothing.
+    /// The variables after one call. A second call must not change them.
     fn completed(mut container: Value, python_path: Option<&str>) -> Value {
         complete(&mut container, python_path);
         let once = container.clone();
@@ -155,7 +155,7 @@ mod tests {
             {"name": "LATER", "value": "$(PYTHONPATH)"},
         ]);
         assert_eq!(completed(container, None), expected);
-        // Another webhook took ours away.
+        // Another webhook removed the added values.
         let mut stripped = expected.clone();
         stripped.as_array_mut().unwrap().remove(1);
         assert_eq!(completed(json!({"env": stripped}), None), expected);

@@ -1,21 +1,19 @@
-//! Files that the sidecar reads beside its config: credentials and certificates for the tiers that pods share, out of objects of the
-//! pod's namespace. Which tier needs which is the pool's to say.
+//! Files that the sidecar reads besides its config: credentials and certificates of shared tiers, from objects in the pod's namespace. The
+//! pool determines which tier needs which file.
 
 use serde_json::{Value, json};
 
-/// What holds the files.
+/// Kind of the object with the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
-    /// A Secret.
     Secret,
-    /// A ConfigMap.
     ConfigMap,
 }
 
 /// Keys of one object that become files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
-    /// What holds them.
+    /// Kind of the object.
     pub holder: Holder,
     /// Name of the object.
     pub name: String,
@@ -24,8 +22,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// The source of a projected volume. Optional: without the object, or a key of it, the pod starts, and the sidecar names what it
-    /// lacks. Later it appears.
+    /// The source of a projected volume. It is optional: without the object or a key the pod starts, and the sidecar reports what is
+    /// missing. The files appear when the object exists.
     pub(super) fn source(&self) -> Value {
         let items: Vec<Value> = self
             .keys

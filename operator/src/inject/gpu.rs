@@ -1,5 +1,5 @@
-//! How the sidecar's container sees the GPUs of vLLM's. A pod that has none to see is injected all the same, and says so. No device is
-//! ever requested for the sidecar: it would be another one than vLLM's, and taken from everybody.
+//! Access of the sidecar's container to the GPUs of vLLM's container. A pod without GPUs is injected too, and its annotation reports that.
+//! The sidecar never requests a device: it would get another one than vLLM, and block it for others.
 
 use super::quantity::Quantity;
 use super::{Lack, Settings, Shortfall, json};
@@ -7,20 +7,20 @@ use k8s_openapi::api::core::v1::EnvVar;
 use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config, TransferMode};
 use serde_json::{Value, json};
 
-/// How the sidecar's container sees the GPUs of vLLM's.
+/// How the sidecar's container gets access to the GPUs of vLLM's container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GpuAccess {
-    /// Not at all.
+    /// No access.
     #[default]
     None,
-    /// By what the container runtime of NVIDIA reads in its environment.
+    /// By environment variables of NVIDIA's container runtime.
     VisibleDevices,
     /// By the resource claims of vLLM's container.
     ResourceClaim,
 }
 
 impl GpuAccess {
-    /// As a pool writes it.
+    /// Name in a pool.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "None",
@@ -30,28 +30,29 @@ impl GpuAccess {
     }
 }
 
-/// What comes of it in one pod.
+/// The resulting access in one pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Gpu {
-    /// Nothing was wanted that needs one.
+    /// Not requested, and not needed.
     Unwanted,
-    /// There is none to see.
+    /// Requested or needed, but the pod has no GPU to share.
     Lacking(Lack),
-    /// These variables.
+    /// By these environment variables.
     Variables([(&'static str, String); 2]),
-    /// These claims, which vLLM's container has.
+    /// By these claims of vLLM's container.
     Claims(Vec<Value>),
 }
 
 const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// No device is known by name when a pod is made: a device plugin chooses vLLM's later, on the node, and tells vLLM's container alone.
+/// No device is known by name when a pod is created: a device plugin assigns vLLM's devices later, on the node, and only vLLM's container
+/// learns them.
 const ALL: &str = "all";
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
-/// libcuda, and the NVML that the doctor asks.
+/// Driver capabilities: libcuda, and the NVML for `doctor`.
 const COMPUTE: &str = "compute,utility";
 
 impl Gpu {
-    /// What the pool's wish comes to in a pod whose container `target` runs vLLM.
+    /// The access for a pod whose container with index `target` runs vLLM.
     pub(super) fn of(spec: &Value, target: usize, settings: &Settings) -> Self {
         let vllm = json::list(spec, "containers")
             .get(target)
@@ -61,9 +62,9 @@ impl Gpu {
             GpuAccess::None => Self::Unwanted,
             GpuAccess::VisibleDevices => {
                 let own = own_devices(vllm);
-                // Who names devices for the sidecar has said that there are some.
+                // Devices named for the sidecar by the user imply that there are some.
                 if own.is_none() && !requests_gpu(vllm) && !names(&settings.env, DEVICES) {
-                    let asks = "asks for no NVIDIA GPU";
+                    let asks = "requests no NVIDIA GPU";
                     return Self::lacking(Shortfall::GpuNotRequested, vllm, asks);
                 }
                 let devices = own.unwrap_or(ALL).to_string();
@@ -78,12 +79,12 @@ impl Gpu {
         }
     }
 
-    /// For a vLLM on a GPU a window is memory of that GPU; for one on CPUs it is the host's, for which the sidecar has to see none.
+    /// A vLLM on a GPU needs a window in that GPU's memory. A vLLM on CPUs uses host memory, for which the sidecar needs no GPU.
     fn without_access(spec: &Value, vllm: &Value) -> Self {
         let why = if own_devices(vllm).is_some() || requests_gpu(vllm) {
-            "asks for a GPU, which the pool does not let the sidecar see"
+            "requests a GPU, which the pool does not let the sidecar use"
         } else if !claims(spec, vllm).is_empty() {
-            "uses resource claims, which the pool does not let the sidecar share"
+            "uses resource claims, which the pool does not let the sidecar use"
         } else {
             return Self::Unwanted;
         };
@@ -98,7 +99,7 @@ impl Gpu {
         Self::Lacking(Lack { reason, message })
     }
 
-    /// What the pod's annotation says of it.
+    /// The shortfall for the pod's annotation.
     pub(super) fn lack(&self) -> Option<&Lack> {
         match self {
             Self::Lacking(lack) => Some(lack),
@@ -106,7 +107,7 @@ impl Gpu {
         }
     }
 
-    /// Keeps memory free for what CUDA takes of the container's, where there is a GPU: as much as the pool says, or the default.
+    /// Reserves container memory for CUDA contexts if there is a GPU: the pool's amount, or the default.
     pub(super) fn reckon(&self, config: &mut Config) {
         let given = matches!(self, Self::Variables(_) | Self::Claims(_));
         let chosen = config.gpu.context_memory;
@@ -117,8 +118,8 @@ impl Gpu {
         };
     }
 
-    /// Puts it into the sidecar's container, in which all else is as it shall be. What a call before this one put there and what has
-    /// no ground any more goes: a claim that the pod lacks would have it refused.
+    /// Sets the access in the sidecar's container, which is complete otherwise. Removes the access that an earlier call added and that is
+    /// no longer valid, because the API server rejects unknown claims.
     pub(super) fn put(&self, sidecar: &mut Value, settings: &Settings) {
         match settings.gpu_access {
             GpuAccess::None => {}
@@ -133,15 +134,15 @@ impl Gpu {
         }
     }
 
-    /// A variable that is there already stays as it is, whoever set it: the pool's own, or a policy of the cluster that hides devices.
+    /// Existing variables are kept: the pool or a policy of the cluster, such as one that hides devices, may have set them.
     fn put_variables(&self, sidecar: &mut Value, of_pool: &[EnvVar]) {
         let Self::Variables(wanted) = self else {
             let ours = [(DEVICES, ALL), (CAPABILITIES, COMPUTE)];
             if sidecar.get("env").is_some() {
                 json::list_mut(sidecar, "env").retain(|one| {
-                    let said = (json::name(one), json::text(one, "value"));
-                    let is_ours = |(name, value)| said == (name, Some(value));
-                    names(of_pool, said.0) || !ours.into_iter().any(is_ours)
+                    let present = (json::name(one), json::text(one, "value"));
+                    let is_ours = |(name, value)| present == (name, Some(value));
+                    names(of_pool, present.0) || !ours.into_iter().any(is_ours)
                 });
             }
             return;
@@ -155,7 +156,7 @@ impl Gpu {
     }
 }
 
-/// A pool that wants a window, and says nothing of devices itself.
+/// Whether the pool requests a window and does not name devices itself.
 fn wants_window(settings: &Settings) -> bool {
     settings.config.transfer.mode == TransferMode::CudaWindow && !names(&settings.env, DEVICES)
 }
@@ -164,20 +165,20 @@ fn names(variables: &[EnvVar], name: &str) -> bool {
     variables.iter().any(|variable| variable.name == name)
 }
 
-/// Devices that vLLM's container names itself: then the sidecar sees the same ones and no others. A text that refers to other
-/// variables of that container says nothing in ours.
+/// Devices that vLLM's container names itself; the sidecar gets exactly these. Values that refer to other variables of that container are
+/// ignored, because the sidecar does not have those variables.
 fn own_devices(vllm: &Value) -> Option<&str> {
     const NO_DEVICE: [&str; 3] = ["", "none", "void"];
     let variables = json::list(vllm, "env").iter();
-    // Of several of one name the last counts.
+    // If a name occurs several times, the last one counts.
     let own = variables.rev().find(|one| json::name(one) == DEVICES)?;
     json::text(own, "value").filter(|text| !NO_DEVICE.contains(text) && !text.contains("$("))
 }
 
-/// Vendors whose GPUs no runtime of NVIDIA hands out.
+/// Vendors whose GPUs are not managed by NVIDIA's runtime.
 const OTHER_VENDORS: [&str; 2] = ["amd.com", "intel.com"];
 
-/// Whether vLLM's container asks a device plugin for a GPU, or a part of one, of NVIDIA; some plugins have a domain of their own.
+/// Whether vLLM's container requests an NVIDIA GPU, or a part of one, from a device plugin. Some plugins have their own domain.
 fn requests_gpu(vllm: &Value) -> bool {
     let of_nvidia = |resource: &str| {
         let resource = resource.to_ascii_lowercase();
@@ -196,7 +197,7 @@ fn requests_gpu(vllm: &Value) -> bool {
     })
 }
 
-/// The claims of vLLM's container that the pod declares, with nothing but what says which part of which claim they are.
+/// The claims of vLLM's container that the pod declares, reduced to their names and requests.
 fn claims(spec: &Value, vllm: &Value) -> Vec<Value> {
     let declared = json::list(spec, "resourceClaims");
     let used = vllm.get("resources").unwrap_or(&Value::Null);

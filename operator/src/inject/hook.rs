@@ -1,4 +1,4 @@
-//! The opt-in classic: our connector by launch argument instead of by the plugin.
+//! The opt-in hook `args`: the connector is configured by a launch argument instead of the plugin.
 
 use super::{Reason, Refusal, json};
 use crate::names;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 const FLAG: &str = "--kv-transfer-config";
 
-/// Whether the pod asks for it.
+/// Whether the pod requests it.
 pub(super) fn by_args(pod: &Value) -> Result<bool, Refusal> {
     match json::annotation(pod, names::HOOK) {
         None | Some("plugin") => Ok(false),
@@ -14,14 +14,14 @@ pub(super) fn by_args(pod: &Value) -> Result<bool, Refusal> {
         Some(other) => Err(Refusal::new(
             Reason::AnnotationInvalid,
             format!(
-                "annotation {}: {other:?}; write args, or take it away for the plugin",
+                "annotation {}: {other:?}; write args, or remove the annotation to use the plugin",
                 names::HOOK
             ),
         )),
     }
 }
 
-/// Adds the argument to vLLM's, where they are plain.
+/// Adds the argument to vLLM's plain args.
 pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
     let args = json::list(container, "args");
     let ours = |one: &Value| {
@@ -35,7 +35,7 @@ pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
         Err(Refusal::new(
             Reason::HookUnsupported,
             format!(
-                "annotation {}: args, but {why}; take the annotation away",
+                "annotation {}: args, but {why}; remove the annotation",
                 names::HOOK
             ),
         ))
@@ -48,7 +48,9 @@ pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
         return refuse("a shell starts vLLM");
     }
     if args.is_empty() {
-        return refuse("the container has no args: any would replace those of its image");
+        return refuse(
+            "the container has no args, and added ones would replace those of its image",
+        );
     }
     let flag = |one: &Value| {
         one.as_str()

@@ -1,14 +1,14 @@
-//! How a container starts vLLM, as far as it can be read: command, arguments, shell strings inside of them, and variables that hold
-//! arguments. Nothing here is executed or expanded.
+//! How a container starts vLLM, as far as it can be parsed: command, arguments, shell strings inside them, and variables that hold
+//! arguments. Nothing is executed or expanded.
 
 use super::json;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// The texts of one container from which flags are read.
+/// The texts of a container that may contain flags.
 pub(super) struct Launch<'a> {
     texts: Vec<&'a str>,
-    /// Values of variables that hold the connector's config alone.
+    /// Values of variables that hold only the connector's config.
     configs: Vec<&'a str>,
 }
 
@@ -32,7 +32,7 @@ impl<'a> Launch<'a> {
         Self { texts, configs }
     }
 
-    /// Words, without the quotes of shells and JSON.
+    /// Words without the quotes of shells and JSON.
     pub(super) fn words(&self) -> impl Iterator<Item = &'a str> {
         let apart = |c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\\' | ';' | '`');
         self.texts
@@ -41,7 +41,7 @@ impl<'a> Launch<'a> {
             .filter(|word| !word.is_empty())
     }
 
-    /// Values of a flag, by each time that it is given: `--a-b x`, `--a-b=x`, `--a_b x` and `--a-b.c x`. Empty where none follows.
+    /// All values of a flag: `--a-b x`, `--a-b=x`, `--a_b x` and `--a-b.c x`. Empty for a flag without a value.
     pub(super) fn flag(&self, name: &str) -> Vec<&'a str> {
         let mut values = Vec::new();
         let mut words = self.words().peekable();
@@ -68,7 +68,7 @@ impl<'a> Launch<'a> {
         !self.flag(name).is_empty()
     }
 
-    /// Whether a connector is configured, and the names of all that are.
+    /// The names of all configured connectors. `None` if no connector is configured.
     pub(super) fn connectors(&self) -> Option<BTreeSet<String>> {
         let flagged = self.has_flag("kv-transfer-config");
         if !flagged && self.configs.is_empty() {
@@ -80,7 +80,7 @@ impl<'a> Launch<'a> {
         Some(names)
     }
 
-    /// The connectors of Dynamo's own flag.
+    /// The connectors in Dynamo's own flag.
     pub(super) fn dynamo_connectors(&self) -> Vec<&'a str> {
         if !self.words().any(|word| word == "dynamo.vllm") {
             return Vec::new();
@@ -95,7 +95,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// Values of all `kv_connector` keys, in JSON, in JSON inside of a shell string, and as dotted flags.
+/// Values of all `kv_connector` keys: in JSON, in JSON inside a shell string, and as dotted flags.
 fn connector_names(text: &str) -> BTreeSet<String> {
     const KEY: &str = "kv_connector";
     let identifier = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');

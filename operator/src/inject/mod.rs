@@ -1,6 +1,6 @@
-//! What a pod becomes: raw pod JSON and a pool's [`Settings`] in, a minimal JSON patch or a refusal by name out.
-//! Pure: no client, no clock, no files; fields of a pod that are not ours to change are never parsed into a type.
-//! Everything converges: called again on its own result, whatever other webhooks did in between, it repairs or has nothing to do.
+//! Injection: takes raw pod JSON and a pool's [`Settings`], and returns a minimal JSON patch or a named refusal. It is pure: no client, no
+//! clock, no files. Fields that it does not change are never parsed into types. It converges: called again on its own result, whatever
+//! other webhooks changed in between, it repairs the pod or does nothing.
 
 mod check;
 mod conflicts;
@@ -42,7 +42,7 @@ use crate::names;
 use json_patch::Patch;
 use serde_json::Value;
 
-/// Why a pod is not injected, and what that means for this one.
+/// Why a pod is not injected, with a message for this pod.
 struct Refusal {
     reason: Reason,
     message: String,
@@ -55,27 +55,27 @@ impl Refusal {
     }
 }
 
-/// What a pod with its sidecar lacks, and what that means for this one.
+/// A shortfall of an injected pod, with a message for this pod.
 #[derive(Debug, Clone, PartialEq)]
 struct Lack {
     reason: Shortfall,
     message: String,
 }
 
-/// The pool that a pod asks for, by label or by annotation; `None`: it asks for none.
+/// The pool that a pod requests by label or annotation, if any.
 pub fn requested_pool(pod: &Value) -> Option<&str> {
     json::label(pod, names::POOL)
         .filter(|name| !name.is_empty())
         .or_else(|| json::annotation(pod, names::POOL).filter(|name| !name.is_empty()))
 }
 
-/// Whether an earlier call put our containers into the pod. Then there is nothing to decide any more, neither by the breaker nor by
-/// the pool's mode: what others broke since has to be put right, or the API server refuses the pod or it never starts.
+/// Whether an earlier call injected the pod. Then neither the breaker nor the pool's mode applies: changes by others must be repaired, or
+/// the API server rejects the pod or it never starts.
 pub fn is_injected(pod: &Value) -> bool {
     ours::are_present(pod)
 }
 
-/// What becomes of `pod` in the pool of `settings`. Who calls this has looked the pool up by [`requested_pool`].
+/// Decides about `pod` for the pool of `settings`. The caller has found the pool by [`requested_pool`].
 pub fn inject(pod: &Value, settings: &Settings) -> Outcome {
     if is_mirror(pod) {
         return Outcome::Unchanged;
@@ -95,8 +95,8 @@ pub fn inject(pod: &Value, settings: &Settings) -> Outcome {
     }
 }
 
-/// Stamps the pod with a refusal. Also for what only the caller can know: no such pool, a paused one.
-/// A pod that has its sidecar from an earlier call keeps it, and its stamp.
+/// Stamps the pod with a refusal. Also used for refusals that only the caller knows, such as a missing pool. A pod that was injected by an
+/// earlier call keeps its sidecar and its stamp.
 pub fn refuse(pod: &Value, reason: Reason, message: &str) -> Outcome {
     if is_mirror(pod) || ours::are_present(pod) {
         return Outcome::Unchanged;
@@ -108,18 +108,18 @@ pub fn refuse(pod: &Value, reason: Reason, message: &str) -> Outcome {
     }
 }
 
-/// The API server's picture of a pod that the kubelet runs from a file: changing it changes nothing.
+/// A mirror pod represents a pod that the kubelet runs from a file. Changes to it have no effect.
 fn is_mirror(pod: &Value) -> bool {
     json::annotation(pod, "kubernetes.io/config.mirror").is_some()
 }
 
-/// The pod with its sidecar, and what it lacks.
+/// The injected pod and its shortfall.
 fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<Lack>), Refusal> {
     if settings.mode == Mode::Disabled && !ours::are_present(pod) {
         return Err(Refusal::new(
             Reason::PoolDisabled,
             format!(
-                "pool {} says injection.mode: Disabled; set it to Enabled and make the pod again",
+                "pool {} has injection.mode: Disabled; set it to Enabled and create the pod again",
                 settings.pool
             ),
         ));
@@ -128,7 +128,7 @@ fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<Lack>), Refus
         return Err(Refusal::new(
             Reason::AnnotationInvalid,
             format!(
-                "{}: {:?} is no name that a label can hold: at most 63 letters, digits, - and .",
+                "{}: {:?} is not a valid label value: write at most 63 letters, digits, - and .",
                 names::POOL,
                 settings.pool
             ),
@@ -146,10 +146,10 @@ fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<Lack>), Refus
     pod::injected(pod, settings, target, &wishes)
 }
 
-/// Most bytes of a pod as JSON: what etcd takes by default, as the API server stores less than that of it.
+/// Maximum bytes of a pod as JSON: etcd's default limit. The API server's encoding is smaller.
 const POD_BYTES: usize = 3 << 19;
 
-/// The patch that makes `after` out of `before`, once it is sure that it does and that the API server takes the result.
+/// The patch from `before` to `after`, after a check that it produces `after` and that the API server would accept it.
 fn sound_patch(before: &Value, after: &Value) -> Result<Patch, Refusal> {
     let broken = |problem: String| Refusal::new(Reason::InjectionBroken, problem);
     check::check(after).map_err(broken)?;
@@ -163,7 +163,7 @@ fn sound_patch(before: &Value, after: &Value) -> Result<Patch, Refusal> {
         return Err(Refusal::new(
             Reason::PodTooLarge,
             format!(
-                "with the sidecar the pod has {bytes} bytes of at most {POD_BYTES}; make its annotations or variables shorter"
+                "with the sidecar the pod has {bytes} bytes of at most {POD_BYTES}; shorten its annotations or variables"
             ),
         ));
     }
@@ -176,12 +176,12 @@ fn proven(before: &Value, after: &Value, patch: Patch) -> Result<Patch, String> 
     if result == *after {
         Ok(patch)
     } else {
-        Err("the patch gives another pod than it should".to_string())
+        Err("the patch does not produce the expected pod".to_string())
     }
 }
 
-/// The patch that tells of a refusal: annotation, and the label where the pod asked by annotation, for it is by labels that pods are
-/// found. `None`: nothing can be written into this pod.
+/// The patch that records a refusal: the annotation, and the label if the pod requested the pool by annotation, because the operator finds
+/// pods by label. `None` if the pod cannot be patched.
 fn stamp(pod: &Value, report: &Report) -> Option<Patch> {
     shape::check_metadata(pod).ok()?;
     let mut after = pod.clone();

@@ -1,4 +1,4 @@
-//! What we put into a pod: two containers, three or four volumes. All of it is static but for the pool's settings.
+//! What injection adds to a pod: two containers, and three or four volumes. Everything except the pool's settings is static.
 
 use super::{Files, Reason, Refusal, Settings, disk, json, resources};
 use crate::names;
@@ -7,13 +7,13 @@ use kvcachepool_protocol::env_reference::{self, EnvReference};
 use serde_json::{Value, json};
 
 pub(super) const PROGRAM: &str = "kvcachepool-sidecar";
-/// User of our containers where the pod says root, which `runAsNonRoot` does not allow.
+/// User of the added containers if the pod runs as root, which `runAsNonRoot` forbids.
 const USER: u32 = 65532;
-/// Socket, lock file and connector; the memory tier is no file.
+/// Size of the volume with socket, lock file and connector. The memory tier is not a file.
 const SHARED_SIZE: &str = "64Mi";
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// One of our two containers, put there by us.
+/// Whether this is a container that injection added.
 pub(super) fn is_ours(container: &Value) -> bool {
     [names::SIDECAR_CONTAINER, names::INIT_CONTAINER].contains(&json::name(container))
         && json::list(container, "command")
@@ -22,18 +22,18 @@ pub(super) fn is_ours(container: &Value) -> bool {
             == Some(PROGRAM)
 }
 
-/// Whether an earlier call put our containers there.
+/// Whether an earlier call added the containers.
 pub(super) fn are_present(pod: &Value) -> bool {
     pod.get("spec")
         .is_some_and(|spec| json::list(spec, "initContainers").iter().any(is_ours))
 }
 
-/// Refuses pods in which our names are somebody else's. `target`: place of vLLM's container.
+/// Refuses pods with foreign objects that have the names of injection. `target` is the index of vLLM's container.
 pub(super) fn names_are_free(spec: &Value, target: usize) -> Result<(), Refusal> {
     let refuse = |what: String| {
         Err(Refusal::new(
             Reason::AlreadyInjectedByOther,
-            format!("{what} is not of this operator; rename it, or take the label away"),
+            format!("{what} was not added by this operator; rename it, or remove the label"),
         ))
     };
     let our_names = [names::SIDECAR_CONTAINER, names::INIT_CONTAINER];
@@ -70,7 +70,7 @@ pub(super) fn names_are_free(spec: &Value, target: usize) -> Result<(), Refusal>
     }
 }
 
-/// What else the container mounts at our place or below it, where no folder can be made for it: path and name.
+/// A foreign mount at or below the shared folder's path, as path and name.
 fn mounted(container: &Value) -> Option<(&str, &str)> {
     let places = [
         ("volumeMounts", "mountPath"),
@@ -95,7 +95,7 @@ fn is_within_ours(path: &str) -> bool {
     parts.next() == names::SHARED_PATH.strip_prefix('/')
 }
 
-/// The native sidecar. No probes: a failing one would hold up or restart a pod that can do without a cache.
+/// The native sidecar. It has no probes: a failing probe would block or restart a pod that works without a cache.
 pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Value {
     let mut container = base(spec, settings, names::SIDECAR_CONTAINER);
     let file = |folder: &str| format!("{}/{folder}/{FILE_NAME}", names::CONFIG_PATH);
@@ -121,8 +121,8 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
     container
 }
 
-/// `sidecar.env` with optional references: the kubelet starts no container that lacks a Secret or a ConfigMap, and vLLM would wait
-/// behind it. The sidecar names what is missing, unless the pool says itself that it may be.
+/// `sidecar.env` with optional references: the kubelet does not start a container with a missing Secret or ConfigMap, and vLLM would wait
+/// for it. The sidecar reports missing ones unless the pool itself makes them optional.
 fn environment(settings: &Settings) -> Vec<Value> {
     let mut variables: Vec<Value> = settings.env.iter().map(|v| json!(v)).collect();
     let mut references = Vec::new();
@@ -153,7 +153,7 @@ fn environment(settings: &Settings) -> Vec<Value> {
     variables
 }
 
-/// The ordinary init container behind it, which must be the last: only then a crashed vLLM comes back while the sidecar is down.
+/// The ordinary init container after the sidecar. It must be the last one: only then can a crashed vLLM restart while the sidecar is down.
 pub(super) fn init(spec: &Value, settings: &Settings) -> Value {
     let mut container = base(spec, settings, names::INIT_CONTAINER);
     let existing = settings.existing_connector.flag();
@@ -165,7 +165,8 @@ pub(super) fn init(spec: &Value, settings: &Settings) -> Value {
     container
 }
 
-/// What both have, as Pod Security `restricted` wants it. No user of ours where the image's will do: some clusters choose it.
+/// The common part of both containers, as Pod Security `restricted` requires it. It keeps the image's user if possible, because some
+/// clusters assign users.
 pub(super) fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
     let mut container = json!({
         "name": name,
@@ -179,7 +180,7 @@ pub(super) fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
         },
         "volumeMounts": [
             {"name": names::SHARED_VOLUME, "mountPath": names::SHARED_PATH},
-            // Neither speaks to the API server.
+            // Neither container uses the API server.
             {"name": names::NO_TOKEN_VOLUME, "mountPath": TOKEN_PATH, "readOnly": true},
         ],
     });
@@ -197,8 +198,8 @@ pub(super) fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
     container
 }
 
-/// Whether the token of the service account is what the pod's identity in the cloud is proved with. Webhooks of clouds mount one of
-/// their own elsewhere; only who says so in the sidecar's environment means this one.
+/// Whether the service account's token is needed for the pod's identity in the cloud. Cloud webhooks mount their own token elsewhere; only
+/// an entry in the sidecar's environment requests this one.
 pub(super) fn reads_token(settings: &Settings) -> bool {
     const VARIABLE: &str = "AWS_WEB_IDENTITY_TOKEN_FILE";
     let file = settings.env.iter().find(|v| v.name == VARIABLE);
@@ -212,8 +213,8 @@ pub(super) fn merge(container: &mut Value, own: Value) {
     }
 }
 
-/// Our volumes. Nothing that is missing in the cluster may hold up a pod, and none may keep a node from being scaled away: hence
-/// `optional`, and memory instead of disk.
+/// The volumes. A missing object must not block a pod, and no volume may keep a node from being removed, hence `optional` sources and
+/// memory volumes.
 pub(super) fn volumes(settings: &Settings, config: &Config) -> Vec<Value> {
     let pool = json!({"configMap": {
         "name": format!("kvcachepool-{}", settings.pool),
@@ -230,7 +231,7 @@ pub(super) fn volumes(settings: &Settings, config: &Config) -> Vec<Value> {
     volumes
 }
 
-/// The config that travels in the pod, and these files beside it.
+/// The volume with the pod's config and these files.
 pub(super) fn config_volume(files: impl Iterator<Item = Value>) -> Value {
     let annotation = format!("metadata.annotations['{}']", names::CONFIG);
     let own = json!({"downwardAPI": {"items": [
@@ -240,7 +241,7 @@ pub(super) fn config_volume(files: impl Iterator<Item = Value>) -> Value {
     json!({"name": names::CONFIG_VOLUME, "projected": {"sources": sources}})
 }
 
-/// Where our containers find it.
+/// The mount of the config volume in the added containers.
 pub(super) fn config_mount() -> Value {
     json!({"name": names::CONFIG_VOLUME, "mountPath": names::CONFIG_PATH, "readOnly": true})
 }
@@ -249,7 +250,7 @@ pub(super) fn no_token_volume() -> Value {
     json!({"name": names::NO_TOKEN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
 }
 
-/// The mount of vLLM's container: it connects to a socket and imports Python, it writes nothing.
+/// The mount in vLLM's container. It is read-only: vLLM connects to a socket and imports Python.
 pub(super) fn target_mount() -> Value {
     json!({"name": names::SHARED_VOLUME, "mountPath": names::SHARED_PATH, "readOnly": true})
 }

@@ -1,4 +1,4 @@
-//! What injection answers, and the annotation by which a pod tells it to everybody.
+//! The result of injection, and the annotation that records it.
 
 use super::{Lack, Reason, Shortfall};
 use crate::names;
@@ -6,63 +6,61 @@ use json_patch::Patch;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What becomes of a pod.
+/// The result for a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// Nothing to do: it has all it needs, or is none that can be changed.
+    /// Nothing to do: the pod is complete, or cannot be changed.
     Unchanged,
-    /// It gets its sidecar, or what another webhook took from it.
+    /// The pod gets its sidecar, or a repair.
     Inject {
-        /// What to change; never empty.
+        /// The changes; never empty.
         patch: Patch,
-        /// As the annotation says it.
+        /// The content of the annotation.
         report: Report,
-        /// What it lacks all the same.
+        /// What the injected pod lacks.
         shortfall: Option<Shortfall>,
     },
-    /// It starts without us.
+    /// The pod starts without a sidecar.
     Refuse {
-        /// Why.
         reason: Reason,
-        /// Why, for this pod.
+        /// The reason in this pod.
         message: String,
-        /// Stamps the annotation; empty where it says so already.
+        /// Writes the annotation; empty if it is already correct.
         patch: Patch,
     },
 }
 
-/// Injected or not.
+/// Whether the pod was injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// The sidecar is in the pod.
+    /// The pod has the sidecar.
     Injected,
-    /// The pod starts without it.
+    /// The pod starts without a sidecar.
     Refused,
 }
 
 /// The annotation `kvcachepool.io/injection`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Injected or not.
     pub result: Verdict,
-    /// Name of the [`Reason`] of a refusal, or of the [`Shortfall`] of a pod that has its sidecar.
+    /// Name of the [`Reason`] of a refusal, or of the [`Shortfall`] of an injected pod.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// What that means for this pod.
+    /// What the reason means for this pod.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// Version of the operator that decided.
     pub version: String,
-    /// [`Settings::hash`](super::Settings::hash) of what was injected.
+    /// [`Settings::hash`](super::Settings::hash) of the injected settings.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hash: String,
 }
 
-/// Longest message in an annotation: what a Kubernetes Event takes.
+/// Longest message in an annotation, limited by Kubernetes Events.
 const MESSAGE_BYTES: usize = 1000;
 
 impl Report {
-    /// The sidecar is in the pod, made by settings of this hash, and lacks this.
+    /// The pod has the sidecar with settings of this hash, and this shortfall.
     pub(super) fn injected(hash: String, lack: Option<&Lack>) -> Self {
         let [reason, message] = lack.map_or(["", ""], |lack| [lack.reason.name(), &lack.message]);
         Self {
@@ -74,7 +72,7 @@ impl Report {
         }
     }
 
-    /// The pod starts without us.
+    /// The pod starts without a sidecar.
     pub fn refused(reason: Reason, message: &str) -> Self {
         Self {
             result: Verdict::Refused,
@@ -85,7 +83,7 @@ impl Report {
         }
     }
 
-    /// Reads the annotation of a pod; `None` where there is none that can be read.
+    /// Parses the annotation of a pod. `None` if it is missing or invalid.
     pub fn of(pod: &Value) -> Option<Self> {
         let text = pod
             .pointer("/metadata/annotations")?
@@ -94,7 +92,6 @@ impl Report {
         serde_json::from_str(text).ok()
     }
 
-    /// The annotation's text.
     pub fn text(&self) -> String {
         json!(self).to_string()
     }

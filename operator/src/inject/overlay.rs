@@ -1,10 +1,10 @@
-//! Lays what we want over what is there: between two calls the API server fills in defaults and other webhooks add to our
-//! containers, and both stay.
+//! Merges the wanted content into existing content. Between two calls the API server fills in defaults and other webhooks add to the
+//! containers; both are kept.
 
 use super::json;
 use serde_json::Value;
 
-/// Makes `onto` hold all that `wanted` says; what `wanted` does not speak of stays.
+/// Sets everything in `wanted` in `onto`. Other content of `onto` is kept.
 pub(super) fn overlay(onto: &mut Value, wanted: &Value) {
     match (onto, wanted) {
         (Value::Object(onto), Value::Object(wanted)) => {
@@ -43,7 +43,7 @@ pub(super) fn overlay(onto: &mut Value, wanted: &Value) {
     }
 }
 
-/// By what elements of a list are told apart, for the lists to which others add.
+/// The key that identifies elements of a list, for lists that others extend.
 fn list_key(key: &str) -> Option<&'static str> {
     match key {
         "env" => Some("name"),
@@ -66,7 +66,7 @@ fn overlay_list(onto: &mut Value, wanted: &Value, key: &str) {
     }
 }
 
-/// Puts `wanted` into a list of named things: over the one of its name, or at the end.
+/// Merges `wanted` into the element with its name, or appends it.
 pub(super) fn overlay_named(list: &mut Vec<Value>, wanted: Value) {
     match json::position(list, json::name(&wanted)) {
         Some(place) => overlay(&mut list[place], &wanted),

@@ -1,4 +1,4 @@
-//! The pod as it shall be: everything of ours laid over what is there, in one pass that gives the same when done again.
+//! Builds the injected pod in one idempotent pass that merges the additions into the existing pod.
 
 use super::gpu::Gpu;
 use super::overlay::{overlay, overlay_named};
@@ -8,14 +8,14 @@ use crate::names;
 use kvcachepool_protocol::config::{ByteSize, Config};
 use serde_json::{Value, json};
 
-/// What a pod's annotations say for itself.
+/// Overrides in a pod's annotations.
 pub(super) struct Wishes {
     memory_bytes: u64,
     python_path: Option<String>,
     by_args: bool,
 }
 
-/// Least and most of `memory.size` that a sidecar takes.
+/// Range of the sidecar's `memory.size`.
 const MEMORY_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=16 << 40;
 /// Longest text of a path list.
 const PYTHON_PATH_BYTES: usize = 4096;
@@ -31,7 +31,7 @@ impl Wishes {
             return Err(Refusal::new(
                 Reason::AnnotationInvalid,
                 format!(
-                    "annotation {}: write what the image's ENV says of PYTHONPATH, such as /app:/lib",
+                    "annotation {}: write the PYTHONPATH that the image sets with ENV, such as /app:/lib",
                     names::PYTHON_PATH
                 ),
             ));
@@ -65,7 +65,7 @@ fn memory_bytes(pod: &Value, settings: &Settings) -> Result<u64, Refusal> {
         Some(most) if bytes > most => Err(Refusal::new(
             Reason::ResourcesExceeded,
             format!(
-                "annotation {} asks for {text}, the pool allows {} (injection.memoryMax)",
+                "annotation {} requests {text}, but the pool allows {} (injection.memoryMax)",
                 names::MEMORY,
                 Quantity::bytes(most)
             ),
@@ -74,7 +74,7 @@ fn memory_bytes(pod: &Value, settings: &Settings) -> Result<u64, Refusal> {
     }
 }
 
-/// The pod with everything in place, and what it lacks all the same. `target`: place of vLLM's container.
+/// The complete pod and its shortfall. `target` is the index of vLLM's container.
 pub(super) fn injected(
     pod: &Value,
     settings: &Settings,
@@ -119,7 +119,7 @@ pub(super) fn injected(
     Ok((after, gpu.lack().cloned()))
 }
 
-/// The sidecar's config in this pod: what has to be the same in vLLM's container and ours is not for a pool to choose.
+/// The sidecar's config in this pod. A pool cannot set values that must match vLLM's container.
 fn config(settings: &Settings, wishes: &Wishes) -> Config {
     let mut config = settings.config.clone();
     config.managed = true;
@@ -129,7 +129,7 @@ fn config(settings: &Settings, wishes: &Wishes) -> Config {
     config
 }
 
-/// Our two containers, at the end.
+/// Appends the two containers.
 fn containers(spec: &mut Value, settings: &Settings, config: &Config, gpu: &Gpu) {
     let wanted = [
         ours::sidecar(spec, settings, config),
@@ -169,8 +169,8 @@ fn mount(vllm: &mut Value) {
 
 const MESH_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
 
-/// A mesh with strict TLS would keep the operator and monitors from the sidecar's port. Where `istio-init` is in the pod already, its
-/// rules are written, and an annotation would only say what is not so.
+/// A mesh with strict mTLS would block the operator and monitoring from the sidecar's port. If `istio-init` is already in the pod, its
+/// rules are fixed and the annotation would be wrong.
 fn exclude_from_mesh(pod: &mut Value, port: u16) {
     const INJECT: &str = "sidecar.istio.io/inject";
     let spec = json::entry(pod, "spec");

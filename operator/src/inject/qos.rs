@@ -1,11 +1,11 @@
-//! QoS classes and sums of resources, by the rules of Kubernetes: init containers count, and resources of the pod come first.
+//! QoS classes and sums of resources, by Kubernetes' rules: init containers count, and pod-level resources come first.
 
 use super::json;
 use super::quantity::Quantity;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// In the order of who is evicted first.
+/// Ordered by eviction: the first is evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Qos {
     BestEffort,
@@ -13,12 +13,12 @@ pub(super) enum Qos {
     Guaranteed,
 }
 
-/// Amounts by the name of the resource.
+/// Amounts by name of the resource.
 pub(super) type Amounts = BTreeMap<String, Quantity>;
 
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
 
-/// `requests` or `limits` of a container or a pod; what is no quantity is left out.
+/// `requests` or `limits` of a container or a pod. Invalid quantities are skipped.
 pub(super) fn amounts(holder: &Value, kind: &str) -> Amounts {
     let found = holder.get("resources").and_then(|r| r.get(kind));
     found
@@ -29,14 +29,14 @@ pub(super) fn amounts(holder: &Value, kind: &str) -> Amounts {
         .collect()
 }
 
-/// What is requested: where only a limit is given, it is the request too.
+/// The effective requests: a limit without a request is the request.
 pub(super) fn requests(holder: &Value) -> Amounts {
     let mut all = amounts(holder, "limits");
     all.extend(amounts(holder, "requests"));
     all
 }
 
-/// The class of a pod in which only containers count for which `counts` says so.
+/// The class of a pod, counting only containers that satisfy `counts`.
 pub(super) fn class(spec: &Value, counts: impl Fn(&Value) -> bool) -> Qos {
     if has_pod_resources(spec) {
         return class_of([spec].into_iter());
@@ -72,19 +72,19 @@ fn class_of<'a>(holders: impl Iterator<Item = &'a Value>) -> Qos {
     }
 }
 
-/// Resources that can be given for a pod as a whole.
+/// Resources that can be set at pod level.
 pub(super) fn is_pod_resource(name: &str) -> bool {
     COMPUTE.contains(&name) || name.starts_with("hugepages-")
 }
 
-/// Whether the pod as a whole has resources.
+/// Whether the pod has pod-level resources.
 pub(super) fn has_pod_resources(spec: &Value) -> bool {
     ["requests", "limits"]
         .iter()
         .any(|kind| amounts(spec, kind).keys().any(|name| is_pod_resource(name)))
 }
 
-/// What all containers request together, which a pod's own request must cover.
+/// The sum of all containers' requests. A pod-level request must cover it.
 pub(super) fn aggregate(spec: &Value) -> Amounts {
     let mut sidecars = Amounts::new();
     let mut peak = Amounts::new();

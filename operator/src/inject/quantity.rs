@@ -5,9 +5,9 @@ use std::fmt;
 /// An amount of cpu, bytes or devices.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Quantity {
-    /// Billionths, the finest that Kubernetes knows.
+    /// Billionths, the finest unit in Kubernetes.
     nanos: i128,
-    /// Written with `Ki`, `Mi`, ... where it can be.
+    /// Formatted with `Ki`, `Mi`, ... if possible.
     binary: bool,
 }
 
@@ -33,11 +33,10 @@ const DECIMAL: [(&str, i32); 10] = [
     ("P", 15),
     ("E", 18),
 ];
-/// Largest amount that is told apart: what 64 bits of units hold.
+/// Largest amount: what 64 bits of units can hold. Larger ones are equal to it.
 const MOST: i128 = (i64::MAX as i128) * NANO;
 
 impl Quantity {
-    /// Whole bytes.
     pub fn bytes(bytes: u64) -> Self {
         Self {
             nanos: (i128::from(bytes) * NANO).min(MOST),
@@ -53,7 +52,8 @@ impl Quantity {
         }
     }
 
-    /// Reads what Kubernetes reads: `64Gi`, `500m`, `1.5`, `2e3`. `None`: no quantity. Finer than billionths is rounded up.
+    /// Parses Kubernetes quantities: `64Gi`, `500m`, `1.5`, `2e3`. `None` if the text is invalid. Fractions below billionths are rounded
+    /// up.
     pub fn parse(text: &str) -> Option<Self> {
         let end = text
             .find(|c: char| !matches!(c, '0'..='9' | '.' | '+' | '-'))
@@ -69,7 +69,7 @@ impl Quantity {
         if (whole.is_empty() && fraction.is_empty()) || !digits(whole) || !digits(fraction) {
             return None;
         }
-        // More digits than fit are more than the most, or finer than the finest.
+        // More digits are above the largest amount, or below the finest unit.
         let whole = whole.trim_start_matches('0');
         let units: i128 = if whole.len() > 19 {
             MOST / NANO
@@ -95,7 +95,7 @@ impl Quantity {
         })
     }
 
-    /// Reads a JSON value: a text or a number.
+    /// Parses a JSON string or number.
     pub fn of(value: &serde_json::Value) -> Option<Self> {
         match value {
             serde_json::Value::String(text) => Self::parse(text),
@@ -104,23 +104,22 @@ impl Quantity {
         }
     }
 
-    /// More than nothing.
     pub fn is_positive(self) -> bool {
         self.nanos > 0
     }
 
-    /// Without a fraction.
+    /// Whether the amount has no fraction.
     pub fn is_whole(self) -> bool {
         self.nanos % NANO == 0
     }
 
-    /// Whole units, rounded up; `None` below zero.
+    /// Whole units, rounded up. `None` for negative amounts.
     pub fn units(self) -> Option<u64> {
         let nanos = u128::try_from(self.nanos).ok()?;
         u64::try_from(nanos.div_ceil(NANO.unsigned_abs())).ok()
     }
 
-    /// What this is more than `other`; nothing where it is not.
+    /// The amount above `other`; zero if there is none.
     pub fn beyond(self, other: Self) -> Self {
         Self {
             nanos: (self.nanos - other.nanos).max(0),

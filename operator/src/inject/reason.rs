@@ -1,7 +1,7 @@
-//! The one table of reasons why a pod starts without a cache.
+//! The table of reasons why a pod starts without a cache.
 
 crate::reasons::reasons! {
-    "Why a pod was left as it is. The name goes into annotations, events, metrics and docs."
+    "Why a pod was not injected. The name is used in annotations, events, metrics and docs."
 
     PoolNotFound = "The pod's namespace has no KVCachePool of that name, or the pool is being deleted. Create the pool or correct the label, then create the pod again.",
     PoolNotAccepted = "The KVCachePool has an invalid field. Its condition Accepted names the field.",

@@ -1,4 +1,4 @@
-//! What our containers ask for, and what a pod with resources of its own gets added for it.
+//! Resources of the added containers, and the increase of pod-level resources.
 
 use super::Settings;
 use super::json;
@@ -10,11 +10,10 @@ use kvcachepool_protocol::config::Config;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Cpu of a sidecar whose pool says nothing: digests and the socket, no copy of bytes.
+/// Default cpu request of the sidecar: it computes digests and serves the socket, but copies no bytes.
 const CPU_MILLIS: u32 = 500;
-/// The node's disk.
 const STORAGE: &str = "ephemeral-storage";
-/// What copying the connector takes.
+/// For copying the connector.
 const INIT_CPU_MILLIS: u32 = 100;
 const INIT_MEMORY_BYTES: u64 = 64 << 20;
 
@@ -22,7 +21,7 @@ const INIT_MEMORY_BYTES: u64 = 64 << 20;
 pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Value {
     let mut requests = pool_amounts(settings.resources.requests.as_ref());
     let mut limits = pool_amounts(settings.resources.limits.as_ref());
-    // Memory is reckoned, not chosen: less is a sidecar that is killed, more is nothing that it would use.
+    // Memory is computed and cannot be set: with less the sidecar would be killed, and more would be unused.
     let memory = Quantity::bytes(config.container_memory_bytes());
     requests.insert("memory".to_string(), memory);
     limits.insert("memory".to_string(), memory);
@@ -46,12 +45,12 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
         .unwrap_or(Quantity::millis(CPU_MILLIS));
     requests.insert("cpu".to_string(), cpu);
     if qos::amounts(spec, "limits").contains_key("cpu") {
-        // The pod's limit holds for all; one of ours beside it could only be above it.
+        // A pod-level limit covers all containers; a container limit could only exceed it.
         limits.remove("cpu");
     } else if users_class(spec) == Qos::Guaranteed {
         limits.insert("cpu".to_string(), cpu);
     } else if users_limit_cpu(spec) {
-        // No more than the request, as a quota or a limit range could refuse it: more is for the pool to say.
+        // The limit equals the request: a quota or a limit range could refuse more. The pool can raise it.
         limits.entry("cpu".to_string()).or_insert(cpu);
     }
     for (name, limit) in &mut limits {
@@ -65,7 +64,7 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
     json!({"requests": texts(&requests), "limits": texts(&limits)})
 }
 
-/// Resources of the init container. A pod with resources of its own needs none, and they could exceed the pod's.
+/// Resources of the init container. A pod with pod-level resources needs none, and they could exceed the pod's.
 pub(super) fn init(spec: &Value) -> Value {
     if qos::has_pod_resources(spec) {
         return json!({});
@@ -81,24 +80,24 @@ pub(super) fn init(spec: &Value) -> Value {
     json!({"requests": requests, "limits": limits})
 }
 
-/// Whether one of the user's own containers has a limit of the node's disk. Then the kubelet evicts the pod when all that it writes,
-/// our files too, is more than all limits together; so ours is among them. Where nobody has one the pod is evicted for no such sum, and
-/// a limit of ours alone would be one for what vLLM writes.
+/// Whether a user's container has an ephemeral-storage limit. Then the kubelet evicts the pod if it writes more than the sum of all limits,
+/// including the sidecar's files, so the sidecar's limit must be part of the sum. Without such a limit there is no sum, and a limit on the
+/// sidecar alone would apply to what vLLM writes.
 fn users_limit_storage(spec: &Value) -> bool {
     json::all_containers(spec)
         .filter(|container| !super::ours::is_ours(container))
         .any(|container| qos::amounts(container, "limits").contains_key(STORAGE))
 }
 
-/// Whether each of the user's own containers has a limit of cpu. Then ours must have one: a quota of `limits.cpu` takes no pod in which
-/// one container has none. So it is in every Guaranteed pod.
+/// Whether every user's container has a cpu limit. Then the sidecar needs one too: a `limits.cpu` quota rejects pods with a container
+/// without a limit. This includes every Guaranteed pod.
 fn users_limit_cpu(spec: &Value) -> bool {
     json::all_containers(spec)
         .filter(|container| !super::ours::is_ours(container))
         .all(|container| qos::amounts(container, "limits").contains_key("cpu"))
 }
 
-/// The class that the user's own containers give the pod, whatever became of ours in between.
+/// The QoS class from the user's own containers, independent of the added ones.
 fn users_class(spec: &Value) -> Qos {
     qos::class(spec, |container| !super::ours::is_ours(container))
 }
@@ -124,8 +123,8 @@ fn texts(amounts: &Amounts) -> Value {
         .collect()
 }
 
-/// Raises the resources of the pod as a whole by what the sidecar needs and has not been given by an earlier call.
-/// `before`: the sidecar as it was found, `wanted`: its resources now.
+/// Raises pod-level resources by what the sidecar needs and an earlier call has not added. `before` is the sidecar as found, `wanted` its
+/// resources now.
 pub(super) fn raise_pod(spec: &mut Value, before: Option<&Value>, wanted: &Value) {
     if !qos::has_pod_resources(spec) {
         return;
@@ -146,8 +145,8 @@ pub(super) fn raise_pod(spec: &mut Value, before: Option<&Value>, wanted: &Value
     }
 }
 
-/// A default limit that a LimitRange put on one of ours between two calls may lie below what it requests: then the pod would be
-/// rejected.
+/// Raises limits below the requests. A LimitRange may have added such a default limit between two calls, and the API server would reject
+/// the pod.
 pub(super) fn lift_limits(container: &mut Value) {
     let requests = qos::amounts(container, "requests");
     for (name, limit) in qos::amounts(container, "limits") {
@@ -158,7 +157,7 @@ pub(super) fn lift_limits(container: &mut Value) {
     }
 }
 
-/// Whether this is the sidecar, for what it was given before.
+/// The sidecar from an earlier call, with the resources it had then.
 pub(super) fn found_sidecar(spec: &Value) -> Option<&Value> {
     let list = json::list(spec, "initContainers");
     Some(&list[json::position(list, names::SIDECAR_CONTAINER)?])

@@ -1,4 +1,4 @@
-//! What injection needs to know of a pool.
+//! The settings of a pool that injection needs.
 
 use super::{Disk, Files, GpuAccess};
 use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
@@ -7,25 +7,24 @@ use kvcachepool_protocol::config::Config;
 /// Whether pods are injected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// They are.
     #[default]
     Enabled,
-    /// They are refused by name.
+    /// Pods are refused with a named reason.
     Disabled,
 }
 
-/// What becomes of a pod whose vLLM has a connector between prefill and decode.
+/// What happens to a pod whose vLLM has a connector that transfers KV from prefill to decode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ExistingConnector {
-    /// It is refused by name.
+    /// The pod is refused with a named reason.
     #[default]
     Refuse,
-    /// Ours goes beside it.
+    /// kvcachepool's connector is added beside it.
     Compose,
 }
 
 impl ExistingConnector {
-    /// As `kvcachepool-sidecar init` takes it.
+    /// Value of `--existing-connector` of `kvcachepool-sidecar init`.
     pub fn flag(self) -> &'static str {
         match self {
             Self::Refuse => "refuse",
@@ -34,49 +33,46 @@ impl ExistingConnector {
     }
 }
 
-/// A pool as injection sees it: nothing in here has to be looked up.
+/// Everything that injection needs to know of a pool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Name of the pool.
     pub pool: String,
     /// Namespace of the pool and of its pods.
     pub namespace: String,
     /// `metadata.generation` of the pool.
     pub generation: i64,
-    /// Whether pods are injected.
     pub mode: Mode,
-    /// Image of the sidecar.
     pub image: String,
-    /// When the image is pulled; `None`: Kubernetes' own rule.
+    /// Pull policy of the image. `None`: Kubernetes' default.
     pub image_pull_policy: Option<String>,
-    /// Names of Secrets with which it is pulled.
+    /// Names of the Secrets to pull the image with.
     pub image_pull_secrets: Vec<String>,
-    /// Name of vLLM's container, where the pod does not say it.
+    /// Name of vLLM's container, unless the pod names it.
     pub container: Option<String>,
-    /// What becomes of a pod whose vLLM has a connector already.
+    /// What happens to a pod whose vLLM has a connector already.
     pub existing_connector: ExistingConnector,
-    /// Bytes of the memory tier, where the pod does not say it.
+    /// Size of the memory tier, unless the pod sets it.
     pub memory_bytes: u64,
-    /// Most bytes that a pod may ask for by annotation; `None`: no bound.
+    /// Largest size that a pod may request by annotation. `None`: no limit.
     pub memory_max_bytes: Option<u64>,
     /// The sidecar's config. Its memory size and generation are set from the fields here.
     pub config: Config,
-    /// Where the disk tier lies; `None`: there is no such tier. Its size stands in the config.
+    /// Location of the disk tier; its size is in the config. `None`: no disk tier.
     pub disk: Option<Disk>,
-    /// Files of the tiers that pods share; the config says where they are.
+    /// Files of the shared tiers. The config has their paths.
     pub files: Vec<Files>,
-    /// A shared tier goes by the pod's own identity in the cloud.
+    /// Whether a shared tier uses the pod's own identity in the cloud.
     pub own_identity: bool,
     /// Resources of the sidecar that the pool sets. Memory is never less than the sidecar needs.
     pub resources: ResourceRequirements,
-    /// Further environment of the sidecar.
+    /// Additional environment variables of the sidecar.
     pub env: Vec<EnvVar>,
-    /// How it sees the GPUs of vLLM's container.
+    /// How the sidecar gets access to the GPUs of vLLM's container.
     pub gpu_access: GpuAccess,
 }
 
 impl Settings {
-    /// A pool that says nothing but this.
+    /// A pool with defaults for everything else.
     pub fn new(pool: &str, namespace: &str, image: &str, memory_bytes: u64) -> Self {
         let mut config = Config {
             managed: true,
@@ -106,16 +102,16 @@ impl Settings {
         }
     }
 
-    /// Short name of what a pod of this pool is given: pods that carry another one are outdated. What a running sidecar takes over
-    /// by itself, and what a pod says itself (its memory), is not part of it; nor is the operator's version, which pods outlive. So keys
-    /// that are as they are anyway are left out: a newer operator knows more of them.
+    /// Hash of the settings that a pod gets. Pods with another hash are outdated. Excluded are values that a running sidecar reloads,
+    /// values that a pod sets itself (its memory), and the operator's version. Default values are excluded too, because a newer operator
+    /// knows more keys.
     pub fn hash(&self) -> String {
         let (defaults, servers) = (Config::default(), &self.config.redis);
         let mut live = defaults.clone();
         live.redis.auth.clone_from(&servers.auth);
         live.redis.ca.clone_from(&servers.ca);
         if !servers.urls.is_empty() {
-            // Which there are is taken over; that there are some is not.
+            // A sidecar reloads the list of servers, but not whether there are any.
             live.redis.urls = vec!["redis://some".into()];
         }
         let restart = self.config.with_live_from(&live).entries();
@@ -136,7 +132,7 @@ impl Settings {
             self.files.iter().map(Files::source).collect::<Vec<_>>(),
             self.own_identity,
         ])];
-        // Pods of pools that never said anything of it are not outdated by its being known.
+        // Pods of pools that do not set this field must not become outdated.
         if self.gpu_access != GpuAccess::None {
             parts.push(self.gpu_access.name().into());
         }

@@ -1,15 +1,15 @@
-//! Whether a pod is formed as pods are, so far as injection reads it. The API server sends nothing else; whatever does is refused
-//! here, and all else may rely on it.
+//! Checks the structure of a pod as far as injection reads it. The API server sends only well-formed pods; others are refused here, so that
+//! the rest of the code can rely on the structure.
 
 use super::json;
 use serde_json::Value;
 
-/// The first thing that is not as it is in a pod.
+/// Returns the first structural problem of a pod.
 pub(super) fn check(pod: &Value) -> Result<(), String> {
     check_metadata(pod)?;
     let spec = pod.get("spec").ok_or("the pod has no spec")?;
     if !spec.is_object() {
-        return Err("spec is no object".to_string());
+        return Err("spec is not an object".to_string());
     }
     resources(spec).map_err(|problem| format!("spec.{problem}"))?;
     for key in [
@@ -39,7 +39,7 @@ pub(super) fn check(pod: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The same of labels and annotations alone.
+/// Checks only labels and annotations.
 pub(super) fn check_metadata(pod: &Value) -> Result<(), String> {
     let metadata = pod.get("metadata").ok_or("the pod has no metadata")?;
     for key in ["labels", "annotations"] {
@@ -50,7 +50,7 @@ pub(super) fn check_metadata(pod: &Value) -> Result<(), String> {
                     .is_some_and(|map| map.values().all(Value::is_string))
         });
         if !metadata.is_object() || !texts {
-            return Err(format!("metadata.{key} is no map of texts"));
+            return Err(format!("metadata.{key} is not a map of strings"));
         }
     }
     Ok(())
@@ -64,7 +64,7 @@ fn list(value: &Value, key: &str, right: impl Fn(&Value) -> bool) -> Result<(), 
     match value.get(key) {
         None | Some(Value::Null) => Ok(()),
         Some(Value::Array(list)) if list.iter().all(right) => Ok(()),
-        Some(_) => Err(format!("{key} is no list of what it should hold")),
+        Some(_) => Err(format!("{key} is not a list of the expected type")),
     }
 }
 
@@ -83,6 +83,6 @@ fn resources(holder: &Value) -> Result<(), String> {
     if right {
         Ok(())
     } else {
-        Err("resources is no object".to_string())
+        Err("resources is not an object".to_string())
     }
 }

@@ -1,7 +1,7 @@
-//! The one table of what an injected pod may lack of what its pool wants. It has its sidecar and its cache all the same.
+//! The table of shortfalls: what an injected pod can lack of the pool's wishes. Its sidecar and its cache work.
 
 crate::reasons::reasons! {
-    "What a pod with a sidecar lacks. The name goes into the annotation, events, metrics and docs."
+    "What an injected pod lacks. The name is used in the annotation, events, metrics and docs."
 
     GpuNotRequested = "The pool has `sidecar.gpuAccess: VisibleDevices`, and vLLM's container requests no NVIDIA GPU, neither by a resource such as `nvidia.com/gpu` nor by its own `NVIDIA_VISIBLE_DEVICES`. The sidecar has no GPU. For GPUs by resource claims use `ResourceClaim`. Where neither provides GPUs, set `NVIDIA_VISIBLE_DEVICES` in `sidecar.env`.",
     NoResourceClaim = "The pool has `sidecar.gpuAccess: ResourceClaim`, and vLLM's container uses no claim of the pod's `resourceClaims`. The sidecar has no GPU. For GPUs of a device plugin use `VisibleDevices`.",

@@ -1,10 +1,10 @@
-//! Which container runs vLLM. Never a guess: one that was named, the only one, or the only one with an accelerator.
+//! Finds the container that runs vLLM. It never guesses: the container must be named, the only one, or the only one with an accelerator.
 
 use super::{Reason, Refusal, Settings, json};
 use crate::names;
 use serde_json::Value;
 
-/// Its place among the pod's containers.
+/// Index of vLLM's container in the pod's containers.
 pub(super) fn target(pod: &Value, spec: &Value, settings: &Settings) -> Result<usize, Refusal> {
     let containers = json::list(spec, "containers");
     let named = json::annotation(pod, names::CONTAINER)
@@ -23,14 +23,14 @@ pub(super) fn target(pod: &Value, spec: &Value, settings: &Settings) -> Result<u
         });
     }
     let found = only(containers, |_| true)
-        // Chosen by an earlier call, before others added containers.
+        // An earlier call chose this container, before others were added.
         .or_else(|| only(containers, mounts_shared_volume))
         .or_else(|| only(containers, has_accelerator));
     found.ok_or_else(|| {
         Refusal::new(
             Reason::ContainerAmbiguous,
             format!(
-                "none or several of {} have an accelerator; name vLLM's in the annotation kvcachepool.io/container",
+                "not exactly one of {} has an accelerator; name vLLM's container in the annotation kvcachepool.io/container",
                 all_names(containers)
             ),
         )
@@ -52,7 +52,7 @@ fn mounts_shared_volume(container: &Value) -> bool {
         .any(|mount| json::name(mount) == names::SHARED_VOLUME)
 }
 
-/// What device plugins call accelerators; network cards and other devices are asked for in the same way.
+/// Resource names that device plugins use for accelerators. Network cards and other devices are extended resources too.
 const ACCELERATORS: [&str; 10] = [
     "gpu", "tpu", "/mig-", "gaudi", "neuron", "npu", "ascend", "mlu", "dcu", "gcu",
 ];

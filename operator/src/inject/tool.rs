@@ -1,17 +1,17 @@
-//! The sidecar's program in a pod of its own, for a command that ends. It reads the config, the credentials and the certificates that a
-//! sidecar of the pool reads, by the same mounts; it has no memory tier, no disk and no vLLM.
+//! A pod that runs the sidecar's program for one command. It reads the same config, credentials and certificates as the pool's sidecars,
+//! through the same mounts. It has no memory tier, no disk tier and no vLLM.
 
 use super::{Files, Settings, json, ours};
 use crate::names;
 use kvcachepool_protocol::config::FILE_NAME;
 use serde_json::{Value, json};
 
-/// Looking at tiers and listing them takes no more.
+/// Checking and listing tiers needs no more.
 const CPU: &str = "100m";
 const MEMORY: &str = "128Mi";
 const MEMORY_MAX: &str = "512Mi";
 
-/// The template of such a pod, which runs `kvcachepool-sidecar <command> --config ...` as this service account.
+/// The pod template that runs `kvcachepool-sidecar <command> --config ...` as this service account.
 pub fn tool(settings: &Settings, command: &[&str], service_account: &str) -> Value {
     let mut config = settings.config.clone();
     config.disk.path = None;

@@ -1,4 +1,4 @@
-//! Making certificates: authorities that sign themselves, leaves that they sign. ECDSA over P-256, which every API server takes.
+//! Creates certificates: self-signed authorities, and leaves signed by them. ECDSA over P-256, which every API server supports.
 
 use super::PkiError;
 use super::plan::{Authority, Lifetimes, ends};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Certificates begin so long before they are made, for API servers whose clock is behind.
+/// Certificates are backdated by this many seconds, for API servers whose clock is slow.
 const BACKDATED: u64 = 600;
 
 impl From<rcgen::Error> for PkiError {
@@ -45,7 +45,7 @@ fn params(
     Ok(params)
 }
 
-/// A new authority, trusted by nobody yet.
+/// A new authority, which is not trusted yet.
 pub fn make(now: u64, lifetimes: Lifetimes) -> Result<Authority, PkiError> {
     let ends = now.saturating_add(lifetimes.authority);
     let title = format!("kvcachepool webhook authority {now}");
@@ -62,17 +62,17 @@ pub fn make(now: u64, lifetimes: Lifetimes) -> Result<Authority, PkiError> {
     })
 }
 
-/// Whether a stored authority can sign: certificate and key can be read and belong together.
+/// Checks that a stored authority can sign: certificate and key are readable and belong together.
 pub fn usable(stored: &Authority) -> Result<(), PkiError> {
     let key = KeyPair::from_pem(&stored.key)?;
     let certificate = CertificateDer::from_pem_slice(stored.certificate.as_bytes())
-        .map_err(|e| PkiError::Certificate(format!("of an authority: {e}")))?;
+        .map_err(|e| PkiError::Certificate(format!("authority: {e}")))?;
     let (_, parsed) = X509Certificate::from_der(&certificate)
-        .map_err(|e| PkiError::Certificate(format!("of an authority: {e}")))?;
+        .map_err(|e| PkiError::Certificate(format!("authority: {e}")))?;
     match parsed.public_key().subject_public_key.data == key.public_key_raw() {
         true => Ok(()),
         false => Err(PkiError::Certificate(
-            "of an authority: its key is another one's".to_owned(),
+            "authority: its key does not match its certificate".to_owned(),
         )),
     }
 }
@@ -96,7 +96,7 @@ pub fn leaf(
     certified(vec![certificate.der().clone()], private)
 }
 
-/// Certificate chain and key for a server, if they belong together.
+/// Certificate chain and key of a server. Errors: they do not belong together.
 pub fn certified(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -108,17 +108,17 @@ pub fn certified(
     )?))
 }
 
-/// When the first certificate of a chain ends, in Unix seconds.
+/// Expiry of the first certificate of a chain, in Unix seconds.
 pub fn expiry(chain: &[CertificateDer<'_>]) -> Result<u64, PkiError> {
     let first = chain
         .first()
-        .ok_or_else(|| PkiError::Certificate("there is none".to_owned()))?;
+        .ok_or_else(|| PkiError::Certificate("the chain is empty".to_owned()))?;
     let (_, certificate) =
         X509Certificate::from_der(first).map_err(|e| PkiError::Certificate(e.to_string()))?;
     Ok(u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0))
 }
 
-/// The certificates of a PEM text, each in the one form that can be compared.
+/// The certificates of a PEM text in a normal form that can be compared.
 pub fn blocks(pem: &str) -> Vec<String> {
     const END: &str = "-----END CERTIFICATE-----";
     pem.split_inclusive(END)

@@ -1,4 +1,4 @@
-//! A call to the own port, made as an API server makes it: TLS with the caBundle alone as trust, and the service's name.
+//! Calls the own port like an API server: TLS that trusts only the caBundle, and the service's name.
 
 use super::PkiError;
 use rustls::crypto::aws_lc_rs::default_provider;
@@ -13,10 +13,10 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// As long as the API server would wait.
+/// The API server's timeout.
 const TIME_MAX: Duration = Duration::from_secs(3);
 
-/// Ends well when the server at `address` proves to be `name` to somebody who trusts `bundle`, and answers over HTTP.
+/// Succeeds if the server at `address` has a certificate for `name` that `bundle` trusts, and answers over HTTP.
 pub async fn call(address: SocketAddr, name: &str, bundle: &[String]) -> Result<(), PkiError> {
     match timeout(TIME_MAX, exchange(address, name, bundle)).await {
         Ok(Ok(())) => Ok(()),
@@ -32,7 +32,7 @@ async fn exchange(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut roots = RootCertStore::empty();
     for certificate in bundle {
-        // One that this library refuses may be of use to an API server all the same.
+        // An API server may accept a certificate that this library refuses.
         let _refused = roots.add(CertificateDer::from_pem_slice(certificate.as_bytes())?);
     }
     let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
@@ -54,7 +54,7 @@ async fn exchange(
     }
 }
 
-/// An address that stands for all is reached over loopback, of whichever family there is.
+/// Connects to an address. An unspecified address is reached over loopback, IPv6 or IPv4.
 async fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     let port = address.port();
     match address.ip() {

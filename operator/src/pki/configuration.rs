@@ -1,4 +1,4 @@
-//! The caBundle of the webhook's configuration: read by every replica, written by the leader in its own field and no other.
+//! The caBundle of the webhook's configuration. Every replica reads it; the leader writes only this field.
 
 use super::authority::blocks;
 use super::{PkiError, in_time};
@@ -8,29 +8,28 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
-/// The configuration by its name.
+/// The MutatingWebhookConfiguration.
 pub struct Configuration {
     api: Api<MutatingWebhookConfiguration>,
     name: String,
 }
 
-/// What it says about trust.
+/// The trust settings of the configuration.
 pub struct Trust {
     webhooks: Vec<String>,
     version: Option<String>,
     /// Certificates that every entry trusts, in the order of the first entry.
     pub bundle: Vec<String>,
-    /// Whether every entry has this very bundle.
+    /// Whether all entries have the same caBundle.
     pub equal: bool,
 }
 
 impl Configuration {
-    /// The configuration `name`.
+    /// The configuration with this name.
     pub fn new(api: Api<MutatingWebhookConfiguration>, name: String) -> Self {
         Self { api, name }
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -42,7 +41,7 @@ impl Configuration {
         }
     }
 
-    /// Now.
+    /// Reads the current state.
     pub async fn read(&self) -> Result<Trust, PkiError> {
         let read = in_time(self.api.get_opt(&self.name)).await;
         let found = read
@@ -72,7 +71,7 @@ impl Configuration {
         })
     }
 
-    /// Makes every entry trust these certificates; false when somebody else wrote since it was read.
+    /// Sets the caBundle of every entry. Returns false if the object changed since it was read.
     pub async fn write(&self, trust: &Trust, bundle: &[String]) -> Result<bool, PkiError> {
         let bundle = ByteString(bundle.concat().into_bytes());
         let entries: Vec<_> = trust

@@ -1,4 +1,4 @@
-//! Certificate and key from mounted files, as cert-manager and others write them; read again whenever their bytes change.
+//! Certificate and key from mounted files, as written by cert-manager and others. They are reloaded when their bytes change.
 
 use super::PkiError;
 use super::authority::certified;
@@ -15,13 +15,12 @@ pub struct Files {
 }
 
 impl Files {
-    /// Nothing is read yet.
     pub fn new(folder: PathBuf) -> Self {
         Self { folder, last: None }
     }
 
-    /// The certificate, when it is another one than at the last reading. Half a change, whose key belongs to another certificate, is an
-    /// error now and right at the next look.
+    /// The certificate, if it changed since the last call. Half a change, with a key that does not match the certificate, is an error now,
+    /// and resolved at the next check.
     pub async fn changed(&mut self) -> Result<Option<Arc<CertifiedKey>>, PkiError> {
         let certificate = read(&self.folder.join("tls.crt")).await?;
         let key = read(&self.folder.join("tls.key")).await?;

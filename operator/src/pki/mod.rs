@@ -1,6 +1,6 @@
-//! Certificates of the webhook: where they come from, when they change, and whether the API server will believe them.
-//! `plan` decides and is pure; `authority` makes certificates; `store`, `configuration`, `files` read and write; `call` asks the own port
-//! the way an API server does; `run` goes round. Nothing here reads a Secret other than the operator's own.
+//! Certificates of the webhook: their sources, their rotation, and whether the API server trusts them. `plan` decides and is pure;
+//! `authority` creates certificates; `store`, `configuration` and `files` read and write; `call` calls the own port like an API server;
+//! `run` repeats all of this. This module reads no Secret except the operator's own.
 
 mod authority;
 mod call;
@@ -19,7 +19,7 @@ use std::future::Future;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longest call of the API server: one that does not answer must not keep the certificate from being looked after.
+/// Timeout of API server calls, so that a silent API server does not stop the maintenance of the certificate.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 
 async fn in_time<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
@@ -29,52 +29,45 @@ async fn in_time<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Resul
     }
 }
 
-/// A step of the upkeep that failed; it is tried again.
+/// A failed step of the maintenance. It is retried.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// The Secret with the authorities.
+    /// The Secret with the authorities cannot be read or written.
     #[error("Secret {name}: {source}")]
     Secret {
-        /// Its name.
         name: String,
-        /// What the API server or the client said.
+        /// The error of the API server or the client.
         source: Box<kube::Error>,
     },
-    /// The webhook's configuration.
+    /// The webhook's configuration cannot be read or written.
     #[error("MutatingWebhookConfiguration {name}: {source}")]
     Configuration {
-        /// Its name.
         name: String,
-        /// What the API server or the client said.
+        /// The error of the API server or the client.
         source: Box<kube::Error>,
     },
-    /// The webhook's configuration is not there.
+    /// The webhook's configuration does not exist.
     #[error("there is no MutatingWebhookConfiguration {0}: install the chart with its webhook")]
     NoConfiguration(String),
-    /// Its caBundle is empty or holds no certificate.
+    /// The caBundle is empty or has no certificate.
     #[error("caBundle of MutatingWebhookConfiguration {0} is empty: {1}")]
     NoBundle(String, &'static str),
-    /// Making or reading a certificate.
+    /// A certificate cannot be created or read.
     #[error("certificate: {0}")]
     Certificate(String),
-    /// Nothing to sign with yet.
+    /// No authority is available for signing.
     #[error("no certificate yet: the leader has not stored an authority in Secret {0}")]
     NoAuthority(String),
-    /// Mounted files.
+    /// Mounted files are missing or invalid.
     #[error("{path}: {message}")]
-    Files {
-        /// Which.
-        path: String,
-        /// What is wrong.
-        message: String,
-    },
-    /// The call to the own port.
+    Files { path: String, message: String },
+    /// The call to the own port failed.
     #[error("a TLS call to the own port with the caBundle of the configuration failed: {0}")]
     Call(String),
 }
 
 impl PkiError {
-    /// As metrics name the step.
+    /// Name of the step in metrics.
     pub fn step(&self) -> &'static str {
         match self {
             Self::Secret { .. } | Self::NoAuthority(_) => "secret",

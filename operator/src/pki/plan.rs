@@ -1,20 +1,20 @@
-//! What to do next about authorities, trust and the own leaf. Pure. Times are Unix seconds.
+//! Decides the next step for authorities, trust and the replica's own leaf. Pure. Times are Unix seconds.
 //!
-//! A new authority is stored, then trusted (its certificate joins the caBundle), then noted as trusted; only when that is `settle` ago,
-//! so that every API server has seen it, do replicas sign with it. The old one stays trusted until all of its leaves have ended.
-//! A Secret that was lost or restored from a backup changes nothing about that: what is trusted and not stored may have leaves in use, and what
-//! is stored and not trusted has its time of trust begin anew.
+//! A new authority is stored, then trusted (its certificate is added to the caBundle), then recorded as trusted. Replicas sign with it only
+//! after `settle`, when every API server has seen it. The old authority stays trusted until all of its leaves have expired. A Secret that
+//! was lost or restored from a backup does not break this: a trusted authority that is not stored may have leaves in use, and a stored
+//! authority that is not trusted starts its time of trust again.
 
 use serde::{Deserialize, Serialize};
 
-/// How long things last, in seconds.
+/// Lifetimes in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// An authority; a new one follows when a third of it is left.
+    /// Lifetime of an authority. It is replaced when a third of it is left.
     pub authority: u64,
-    /// A leaf; a new one follows when a third of it is left.
+    /// Lifetime of a leaf. It is replaced when a third of it is left.
     pub leaf: u64,
-    /// From a change of the caBundle until every API server acts on it.
+    /// Time from a change of the caBundle until every API server uses it.
     pub settle: u64,
 }
 
@@ -28,7 +28,7 @@ impl Default for Lifetimes {
     }
 }
 
-/// A certificate authority as it is stored.
+/// A stored certificate authority.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Authority {
@@ -36,9 +36,9 @@ pub struct Authority {
     pub certificate: String,
     /// Private key, PEM.
     pub key: String,
-    /// It may sign nothing after this.
+    /// It must not sign after this time.
     pub ends: u64,
-    /// When its certificate was seen in the caBundle.
+    /// Time when its certificate was first seen in the caBundle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trusted_since: Option<u64>,
 }
@@ -54,27 +54,27 @@ impl Authority {
     }
 }
 
-/// The next thing that the leader does.
+/// The next step of the leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Store a new authority behind the others.
+    /// Store a new authority after the others.
     Make,
-    /// Take these authorities out of the store; by certificate.
+    /// Remove these authorities from the store, by certificate.
     Forget(Vec<String>),
-    /// Make the caBundle consist of these certificates.
+    /// Set the caBundle to these certificates.
     Trust(Vec<String>),
-    /// Store that the authority with this certificate is trusted as of now.
+    /// Record that the authority with this certificate is trusted as of now.
     Note(String),
-    /// Store that the authority with this certificate is not trusted: somebody took it out of the caBundle, or brought an old store back.
+    /// Record that the authority with this certificate is not trusted: it was removed from the caBundle, or an old store was restored.
     Doubt(String),
-    /// Nothing before the next look.
+    /// Nothing to do before the next check.
     Rest,
 }
 
-/// What the leader does next. `authorities`: oldest first. `bundle`: the certificates of the caBundle.
+/// The next step of the leader. `authorities` are ordered oldest first; `bundle` has the certificates of the caBundle.
 pub fn next(authorities: &[Authority], bundle: &[String], now: u64, lifetimes: Lifetimes) -> Step {
     let due = |a: &Authority| a.ends.saturating_sub(now) <= lifetimes.authority / 3;
-    // One at a time: while the newest is not in use yet, another one would not help.
+    // At most one new authority: while the newest is not in use yet, another one would not help.
     let wanting = match authorities.last() {
         None => true,
         Some(newest) => !newest.lives(now) || (due(newest) && newest.settled(now, lifetimes)),
@@ -106,7 +106,7 @@ pub fn next(authorities: &[Authority], bundle: &[String], now: u64, lifetimes: L
     }
 }
 
-/// Whether every leaf of other authorities has ended, because replicas have signed with one of these for longer than a leaf lasts.
+/// Whether every leaf of other authorities has expired, because replicas have signed with one of these for longer than a leaf lives.
 fn superseded(newer: &[Authority], now: u64, lifetimes: Lifetimes) -> bool {
     newer
         .iter()
@@ -114,7 +114,7 @@ fn superseded(newer: &[Authority], now: u64, lifetimes: Lifetimes) -> bool {
         .any(|since| now >= since + 2 * lifetimes.settle + lifetimes.leaf)
 }
 
-/// The certificates that the caBundle shall have.
+/// The certificates that the caBundle should have.
 pub fn wanted(
     authorities: &[Authority],
     bundle: &[String],
@@ -122,7 +122,7 @@ pub fn wanted(
     lifetimes: Lifetimes,
 ) -> Vec<String> {
     let own = authorities.iter().map(|a| &a.certificate);
-    // Nobody knows who signed with what is trusted and not stored: it stays until a stored authority has outlasted every leaf of it.
+    // A trusted authority that is not stored may have signed leaves. It stays until a stored authority has outlived all of them.
     let fresh = !superseded(authorities, now, lifetimes);
     let kept = bundle
         .iter()
@@ -130,7 +130,7 @@ pub fn wanted(
     kept.chain(own).cloned().collect()
 }
 
-/// The authorities with this one's time of trust set.
+/// The authorities, with the time of trust of this one set.
 pub fn noted(
     mut authorities: Vec<Authority>,
     certificate: &str,
@@ -148,11 +148,11 @@ pub fn noted(
 pub struct Leaf {
     /// Certificate of the authority that signed it.
     pub signer: String,
-    /// It is worth nothing after this.
+    /// Expiry.
     pub ends: u64,
 }
 
-/// The authority that a replica has to sign a new leaf with now; `None` while the leaf it has will do.
+/// The authority with which a replica must sign a new leaf now. `None` if its current leaf suffices.
 pub fn sign<'a>(
     leaf: Option<&Leaf>,
     authorities: &'a [Authority],
@@ -162,7 +162,7 @@ pub fn sign<'a>(
     let living = || authorities.iter().filter(|a| a.lives(now));
     let leaf = leaf.filter(|leaf| now < leaf.ends);
     let Some(signer) = living().rfind(|a| a.settled(now, lifetimes)) else {
-        // None is known to be trusted everywhere: the leaf at hand is as good as any, else the one that was trusted first.
+        // No authority is known to be trusted everywhere. Keep the current leaf, or use the authority that was trusted first.
         return match leaf {
             Some(_) => None,
             None => living()
@@ -177,7 +177,7 @@ pub fn sign<'a>(
     (leaf.signer != signer.certificate || due).then_some(signer)
 }
 
-/// When a leaf ends that this authority signs now: no leaf outlives its authority.
+/// Expiry of a leaf that this authority signs now. A leaf never outlives its authority.
 pub fn ends(signer: &Authority, now: u64, lifetimes: Lifetimes) -> u64 {
     signer.ends.min(now.saturating_add(lifetimes.leaf))
 }

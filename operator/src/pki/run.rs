@@ -1,4 +1,4 @@
-//! The upkeep: at every turn the leader does what is next, every replica sees to its own leaf, and readiness says what came of it.
+//! The maintenance loop: in every round the leader executes the next steps, every replica renews its own leaf, and readiness is updated.
 
 use super::PkiError;
 use super::authority::{self, expiry};
@@ -20,57 +20,49 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-/// Steps of the leader in one turn; a rotation has four.
+/// Maximum steps of the leader in one round. A rotation has four.
 const STEPS_MAX: usize = 8;
 
-/// Between two turns while the certificate is not ready: what is missing is mostly being made at that moment.
+/// Interval while the certificate is not ready: the missing part is usually being created.
 const UNREADY: Duration = Duration::from_secs(1);
 
-/// Where certificates come from.
+/// Source of certificates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mode {
-    /// From an authority of the operator's own, in the Secret of this name.
-    Own {
-        /// Name of the Secret.
-        secret: String,
-    },
-    /// From cert-manager: mounted files, and a caBundle that its injector writes.
+    /// The operator's own authority, in the Secret with this name.
+    Own { secret: String },
+    /// cert-manager: mounted files, and a caBundle that its cainjector writes.
     CertManager {
         /// Folder with tls.crt and tls.key.
         folder: PathBuf,
     },
-    /// From somebody else: mounted files. An empty caBundle means that the API server's machine trusts the issuer anyway.
+    /// External: mounted files. An empty caBundle means that the API server's machine already trusts the issuer.
     External {
         /// Folder with tls.crt and tls.key.
         folder: PathBuf,
     },
 }
 
-/// What the upkeep needs.
+/// Dependencies of the loop.
 pub struct Upkeep {
-    /// Where certificates come from.
+    /// Source of certificates.
     pub mode: Mode,
-    /// How long they last.
     pub lifetimes: Lifetimes,
-    /// Between two turns.
+    /// Interval between rounds.
     pub interval: Duration,
-    /// Names and addresses of the webhook; the first is the one that the API server calls.
+    /// Names and addresses of the webhook. The API server calls the first.
     pub names: Vec<String>,
     /// Address of the own port.
     pub address: SocketAddr,
-    /// Name of the MutatingWebhookConfiguration.
     pub configuration: String,
-    /// Namespace of the operator.
     pub namespace: String,
-    /// To the API server.
     pub client: kube::Client,
-    /// Where the port takes its certificate from.
+    /// Provides the port's certificate.
     pub served: Arc<Served>,
-    /// Whether this replica is the one that rotates.
+    /// Whether this replica is the leader, which rotates.
     pub leadership: Leadership,
-    /// Told what comes of it.
+    /// Receives the result.
     pub readiness: Arc<Readiness>,
-    /// Counted in.
     pub metrics: Arc<Metrics>,
 }
 
@@ -84,11 +76,11 @@ struct Keeper {
     source: Source,
     configuration: Configuration,
     leaf: Option<Leaf>,
-    /// The last caBundle that was read: an API server that does not answer for a while changes nothing about it.
+    /// The last caBundle that was read, used while the API server does not answer.
     trust: Option<Trust>,
 }
 
-/// Keeps the certificate until `Phase::Stopping`.
+/// Maintains the certificate until `Phase::Stopping`.
 pub async fn run(upkeep: Upkeep, mut shutdown: Shutdown) {
     let client = upkeep.client.clone();
     let source = match &upkeep.mode {
@@ -118,7 +110,7 @@ pub async fn run(upkeep: Upkeep, mut shutdown: Shutdown) {
         let pause = pause(keeper.upkeep.interval, ready);
         tokio::select! {
             () = shutdown.reached(Phase::Stopping) => return,
-            // A new leader has work at once.
+            // A new leader starts immediately.
             () = leadership.changed() => {}
             () = sleep(pause) => {}
         }
@@ -139,7 +131,7 @@ fn now() -> u64 {
 }
 
 impl Keeper {
-    /// Whether the certificate is ready after it.
+    /// Runs one round. Returns whether the certificate is ready.
     async fn turn(&mut self) -> bool {
         let renewed = match &mut self.source {
             Source::Own(_) => self.own().await,
@@ -151,7 +143,7 @@ impl Keeper {
         };
         let renewed = renewed.map_err(|e| self.failed(&e));
         let checked = self.check().await.map_err(|e| self.failed(&e));
-        // A certificate that still does its work is ready, whatever keeps the next one away.
+        // A valid certificate is ready, even if its renewal fails.
         let state = match (&checked, renewed) {
             (Err(_), Err(why)) if self.upkeep.served.get().is_none() => Err(why),
             _ => checked,
@@ -159,8 +151,8 @@ impl Keeper {
         let ready = state.is_ok();
         if self.upkeep.readiness.set(CERTIFICATE, state.clone()) {
             match state {
-                Ok(()) => info!("the webhook's certificate is trusted"),
-                Err(why) => warn!(why, "the webhook's certificate is not ready"),
+                Ok(()) => info!("webhook certificate is trusted"),
+                Err(why) => warn!(reason = why, "webhook certificate is not ready"),
             }
         }
         ready
@@ -173,7 +165,7 @@ impl Keeper {
         e.to_string()
     }
 
-    /// One turn with authorities of our own.
+    /// One round with the operator's own authorities.
     async fn own(&mut self) -> Result<(), PkiError> {
         let Source::Own(store) = &self.source else {
             return Ok(());
@@ -182,7 +174,10 @@ impl Keeper {
             && let Err(e) = lead(store, &self.configuration, &self.upkeep).await
         {
             let why = self.failed(&e);
-            warn!(why, "upkeep of the authorities; trying again");
+            warn!(
+                reason = why,
+                "maintenance of the certificate authorities failed; retrying"
+            );
         }
         let authorities = store.read().await?.authorities;
         if let Some(newest) = authorities.last() {
@@ -212,7 +207,7 @@ impl Keeper {
         self.upkeep
             .metrics
             .add("certificate_rotations_total", &["leaf"], 1);
-        info!(names = ?self.upkeep.names, "new certificate of the webhook");
+        info!(names = ?self.upkeep.names, "webhook certificate renewed");
         Ok(())
     }
 
@@ -224,7 +219,7 @@ impl Keeper {
         );
     }
 
-    /// Whether an API server that has read the configuration would get an answer from this replica.
+    /// Checks whether an API server with the current configuration would get an answer from this replica.
     async fn check(&mut self) -> Result<(), PkiError> {
         match self.configuration.read().await {
             Ok(trust) => self.trust = Some(trust),
@@ -232,11 +227,14 @@ impl Keeper {
             Err(e) if self.trust.is_none() => return Err(e),
             Err(e) => {
                 let why = self.failed(&e);
-                warn!(why, "going on with the caBundle that was read last");
+                warn!(
+                    reason = why,
+                    "caBundle cannot be read; using the previous one"
+                );
             }
         }
         let served = self.upkeep.served.get();
-        let served = served.ok_or_else(|| PkiError::Certificate("there is none yet".to_owned()))?;
+        let served = served.ok_or_else(|| PkiError::Certificate("not available yet".to_owned()))?;
         let bundle = match &self.trust {
             Some(trust) => trust.bundle.as_slice(),
             None => &[],
@@ -245,9 +243,9 @@ impl Keeper {
             let advice = match &self.upkeep.mode {
                 Mode::Own { .. } => "the leader writes it within seconds",
                 Mode::CertManager { .. } => {
-                    "cert-manager's cainjector writes it; is it running, and does the configuration carry its annotation?"
+                    "cert-manager's cainjector writes it; check that it runs, and that the configuration has its annotation"
                 }
-                // Trust that lies in the API server's machine cannot be tried from here.
+                // Trust in the API server's machine cannot be tested from here.
                 Mode::External { .. } => {
                     return match expiry(&served.cert)? > now() {
                         true => Ok(()),
@@ -267,7 +265,7 @@ impl Keeper {
     }
 }
 
-/// All that is next for the leader, one step after the other, each on what was read anew.
+/// All steps of the leader, each based on freshly read state.
 async fn lead(
     store: &Store,
     configuration: &Configuration,
@@ -276,13 +274,13 @@ async fn lead(
     for _ in 0..STEPS_MAX {
         let stored = store.read().await?;
         let trust = configuration.read().await;
-        // Without a configuration there is nobody to trust; an authority is made all the same.
+        // Without a configuration there is no trust, but an authority is created anyway.
         let (bundle, equal) = match &trust {
             Ok(trust) => (trust.bundle.clone(), trust.equal),
             Err(PkiError::NoConfiguration(_)) => (Vec::new(), true),
             Err(_) => return trust.map(drop),
         };
-        // What the next leader does may follow from something else.
+        // The next leader decides for itself.
         if !upkeep.leadership.leads() {
             return Ok(());
         }
@@ -300,7 +298,7 @@ async fn lead(
                 let made = authority::make(now, upkeep.lifetimes)?;
                 let authorities = authorities.into_iter().chain([made]).collect();
                 if store.write(stored, authorities).await? {
-                    info!("new certificate authority");
+                    info!("certificate authority created");
                     upkeep
                         .metrics
                         .add("certificate_rotations_total", &["authority"], 1);
@@ -321,7 +319,7 @@ async fn lead(
                 store.write(stored, noted).await?;
             }
             Step::Doubt(certificate) => {
-                warn!("an authority that had been trusted is not in the caBundle any more");
+                warn!("a trusted certificate authority is missing from the caBundle");
                 let noted = plan::noted(authorities, &certificate, None);
                 store.write(stored, noted).await?;
             }

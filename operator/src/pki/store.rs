@@ -1,5 +1,5 @@
-//! The Secret with the authorities, which the leader writes and every replica reads. It is made by create, never by apply: two writers
-//! must not merge their keys.
+//! The Secret with the authorities. The leader writes it and every replica reads it. It is created with create, not with apply, because two
+//! writers must not merge their keys.
 
 use super::authority;
 use super::plan::Authority;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tracing::{error, info};
 
-/// Key of the Secret's data.
+/// Key in the Secret's data.
 const KEY: &str = "authorities.json";
 
 #[derive(Default, Serialize, Deserialize)]
@@ -19,13 +19,12 @@ struct Content {
     authorities: Vec<Authority>,
 }
 
-/// The Secret by its name.
 pub struct Store {
     api: Api<Secret>,
     name: String,
 }
 
-/// As it was read.
+/// The stored authorities at the time of the read.
 #[derive(Default)]
 pub struct Stored {
     secret: Option<Secret>,
@@ -34,12 +33,10 @@ pub struct Stored {
 }
 
 impl Store {
-    /// The Secret `name` in the namespace of `api`.
     pub fn new(api: Api<Secret>, name: String) -> Self {
         Self { api, name }
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -51,7 +48,7 @@ impl Store {
         }
     }
 
-    /// Now. What cannot be read as an authority, or cannot sign, is none; the leader then writes new ones in its place.
+    /// Reads the current state. Entries that are unreadable or cannot sign are skipped; the leader then creates new ones.
     pub async fn read(&self) -> Result<Stored, PkiError> {
         let secret = in_time(self.api.get_opt(&self.name)).await;
         let secret = secret.map_err(|e| self.failed(e))?;
@@ -67,7 +64,7 @@ impl Store {
         authorities.retain(|a| match authority::usable(a) {
             Ok(()) => true,
             Err(e) => {
-                error!(secret = self.name, error = %e, "a stored authority cannot sign and is left out");
+                error!(secret = self.name, error = %e, "a stored authority cannot sign; ignoring it");
                 false
             }
         });
@@ -77,7 +74,7 @@ impl Store {
         })
     }
 
-    /// Writes other authorities in place of those that were read; false when somebody else wrote in between.
+    /// Replaces the authorities that were read. Returns false if the Secret changed in between.
     pub async fn write(&self, read: Stored, authorities: Vec<Authority>) -> Result<bool, PkiError> {
         let content = serde_json::to_vec(&Content { authorities })
             .map_err(|e| PkiError::Certificate(e.to_string()))?;
@@ -103,7 +100,7 @@ impl Store {
         match written {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                info!(secret = self.name, "another replica wrote first");
+                info!(secret = self.name, "Secret was written by another replica");
                 Ok(false)
             }
             Err(e) => Err(self.failed(e)),

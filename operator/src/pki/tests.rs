@@ -87,7 +87,7 @@ fn after_the_store_was_lost_what_was_trusted_stays_trusted_until_its_leaves_have
         Step::Trust(kept.clone())
     );
     let noted = [authority("b", 300, Some(0))];
-    // Replicas may serve what they signed before the loss for the life of a leaf.
+    // Replicas may serve leaves from before the loss for the lifetime of a leaf.
     assert_eq!(next(&noted, &kept, 2 * 12 + 59, LIFETIMES), Step::Rest);
     assert_eq!(
         next(&noted, &kept, 2 * 12 + 60, LIFETIMES),
@@ -163,11 +163,11 @@ fn no_leaf_outlives_its_authority_and_a_last_one_is_not_signed_again_and_again()
     assert_eq!(sign(Some(&leaf), &[old], 299, LIFETIMES), None);
 }
 
-/// The cluster of the model: what is stored, what is trusted, and two replicas with their leaves.
+/// A model of the cluster: the store, the caBundle, and two replicas with their leaves.
 #[derive(Default)]
 struct World {
     store: Vec<Authority>,
-    /// Every value that the caBundle has had, with its time.
+    /// Every value of the caBundle, with its time.
     bundles: Vec<(u64, Vec<String>)>,
     made: u64,
     leaves: [Option<Leaf>; 2],
@@ -209,7 +209,7 @@ impl World {
         }
     }
 
-    /// Every bundle that some API server may act on: the newest, and older ones that were replaced within the settling time.
+    /// Every bundle that some API server may use: the newest, and older ones that were replaced within the settle time.
     fn believed(&self, now: u64) -> impl Iterator<Item = &Vec<String>> {
         let replaced = self.bundles.iter().skip(1).map(|b| b.0).chain([u64::MAX]);
         let old = self.bundles.iter().zip(replaced);
@@ -221,8 +221,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// However late leader and replicas are (up to 8 s, and the leader may stop between any two steps), no API server ever meets a
-    /// certificate that it does not believe, once the first one was believed.
+    /// For delays of leader and replicas of up to 8 s, and a leader that may stop between any two steps, no API server ever sees a
+    /// certificate that it does not trust, after the first trusted one.
     #[test]
     fn every_leaf_is_believed_through_all_rotations(
         turns in proptest::collection::vec((1..8u64, 0..8u64, 1..6usize, any::<bool>(), any::<bool>()), 100..400),
@@ -316,8 +316,8 @@ async fn an_expired_certificate_does_not_pass() {
     let served = Arc::new(Served::default());
     let (address, _phase) = server(served.clone()).await;
     served.set(authority::leaf(&old, &localhost(), past, LIFETIMES).unwrap());
-    let said = call(address, "localhost", &[old.certificate]).await;
-    assert!(said.unwrap_err().to_string().contains("xpired"));
+    let result = call(address, "localhost", &[old.certificate]).await;
+    assert!(result.unwrap_err().to_string().contains("xpired"));
 }
 
 #[test]

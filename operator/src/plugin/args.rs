@@ -1,4 +1,4 @@
-//! Flags of the plugin, as kubectl has them.
+//! The plugin's flags, like those of kubectl.
 
 use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -23,7 +23,7 @@ pub struct Args {
     pub command: Command,
 }
 
-/// Which cluster and namespace.
+/// The cluster and the namespace.
 #[derive(Debug, Flags)]
 pub struct Kube {
     /// Namespace. Default: that of the context.
@@ -34,7 +34,6 @@ pub struct Kube {
     pub context: Option<String>,
 }
 
-/// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show pools: whether they are ready, their pods and their hit rates.
@@ -71,12 +70,12 @@ NotStarted, NoReport, TimedOut."
     },
 }
 
-/// Which tiers are checked, and as which service account.
+/// The tiers to check, and the service account.
 #[derive(Debug, Flags)]
 pub struct Check {
     /// Name of the pool.
     pub pool: String,
-    /// Service account of the pods that use the pool. It matters where the bucket is authorized by the pod's identity.
+    /// Service account of the pods that use the pool. It matters if the bucket is authorized by the pod's identity.
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub service_account: String,
     /// Image of the sidecar. Default: the image of new pods.
@@ -95,16 +94,16 @@ fn time(text: &str) -> Result<Duration, String> {
     let time = read.map_err(|_| "write a time like 90s or 2m".to_owned())?;
     match Duration::try_from(time) {
         Ok(time) if (1..=3600).contains(&time.as_secs()) => Ok(time),
-        _ => Err("a time here is one second at least and an hour at most".to_owned()),
+        _ => Err("write a time from 1s to 1h".to_owned()),
     }
 }
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Text for people.
     Text,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 

@@ -1,5 +1,5 @@
-//! `check`: has a Job look at a pool's shared tiers as its pods would, by their service account, image, Secrets and network, and prints
-//! what it found. The Job is taken away again, however it ended.
+//! `check`: runs a Job that checks a pool's shared tiers like its pods would, with their service account, image, Secrets and network, and
+//! prints the result. The Job is deleted in any case.
 
 use super::args::Check;
 use super::read::{Cluster, ReadError};
@@ -18,74 +18,71 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
-/// Between two looks at the Job.
+/// Interval between two checks of the Job.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The Job ends by itself so much later, should nobody be there to take it away.
+/// The Job's own deadline exceeds the plugin's by this time, in case the plugin cannot delete it.
 const OVERTIME: Duration = Duration::from_secs(30);
-/// Waiting reasons of a container whose image cannot be had.
+/// Waiting reasons of a container whose image cannot be pulled.
 const NO_IMAGE: [&str; 4] = [
     "ErrImagePull",
     "ImagePullBackOff",
     "ErrImageNeverPull",
     "InvalidImageName",
 ];
-/// Waiting reasons that pass by themselves.
+/// Transient waiting reasons.
 const PASSING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// Why nothing is known of the tiers.
+/// Why the state of the tiers is unknown.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Unchecked {
-    /// The pool itself has to be set right first.
+    /// The pool is invalid.
     #[error("NotAccepted: {0}")]
     NotAccepted(String),
-    /// There is nothing to look at.
-    #[error("NoSharedTier: pool {0} has no tier that pods share")]
+    /// The pool has nothing to check.
+    #[error("NoSharedTier: pool {0} has no shared tier")]
     NoSharedTier(String),
-    /// Nobody says which image sidecars have.
-    #[error(
-        "ImageUnknown: the operator has not said in ConfigMap {0} which image sidecars have; name one by --image"
-    )]
+    /// The image of sidecars is unknown.
+    #[error("ImageUnknown: ConfigMap {0} does not have the image of sidecars; set --image")]
     ImageUnknown(String),
-    /// The API server does not take the Job.
+    /// The API server rejected the Job.
     #[error("JobNotCreated: {0}")]
     JobNotCreated(String),
-    /// Nobody makes its pod: no such service account, a quota, an admission policy.
+    /// The Job has no pod: missing service account, a quota, an admission policy.
     #[error("PodNotCreated: {0}")]
     PodNotCreated(String),
-    /// The sidecar's image cannot be had, by pods of the pool neither.
+    /// The sidecar's image cannot be pulled, so pods of the pool cannot pull it either.
     #[error("ImageNotPullable: {image}: {why}")]
     ImageNotPullable {
-        /// The image.
         image: String,
-        /// The kubelet's words.
+        /// The kubelet's message.
         why: String,
     },
-    /// Its container does not start.
+    /// The container does not start.
     #[error("NotStarted: {0}")]
     NotStarted(String),
-    /// It ended without a word.
+    /// The container ended without a report.
     #[error("NoReport: {0}")]
     NoReport(String),
-    /// It took too long.
+    /// The Job exceeded the timeout.
     #[error("TimedOut: after {0:?}: {1}")]
     TimedOut(Duration, String),
 }
 
-/// How far the Job is.
+/// Progress of the Job.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
-    /// It has no pod yet.
+    /// The Job has no pod yet.
     NoPod,
-    /// It goes on; what it waits for.
+    /// The pod waits for this.
     Waits(String),
-    /// The pod of this name ended; what is said of that.
+    /// The pod with this name has ended, with this result.
     Ended(String, String),
 }
 
-/// Looks at the tiers of a pool.
+/// Checks the tiers of a pool.
 pub async fn check(cluster: &Cluster, args: &Check) -> Result<Report, Box<dyn std::error::Error>> {
     let pool = cluster.one(&args.pool).await?;
-    let settings = asked(cluster, &pool, args).await?;
+    let settings = sidecar_settings(cluster, &pool, args).await?;
     let chance: String = (0..5).map(|_| fastrand::lowercase()).collect();
     let longest = args.timeout;
     let account = &args.service_account;
@@ -98,13 +95,13 @@ pub async fn check(cluster: &Cluster, args: &Check) -> Result<Report, Box<dyn st
         .map_err(|e| Unchecked::JobNotCreated(e.to_string()))?;
     let report = watch(cluster, &name, &settings.image, longest).await;
     if let Err(e) = jobs.delete(&name, &DeleteParams::background()).await {
-        eprintln!("warning: Job {name} stays: {e}");
+        eprintln!("warning: Job {name} was not deleted: {e}");
     }
     report
 }
 
-/// What a sidecar of the pool is made by.
-async fn asked(
+/// The settings of the pool's sidecars, with the image.
+async fn sidecar_settings(
     cluster: &Cluster,
     pool: &KVCachePool,
     args: &Check,
@@ -130,7 +127,7 @@ async fn asked(
     Ok(Settings { image, ..settings })
 }
 
-/// The image that the operator gives sidecars.
+/// The image that the operator uses for new sidecars.
 async fn image(cluster: &Cluster, pool: &str) -> Result<String, Box<dyn std::error::Error>> {
     let name = config_map_name(pool);
     let maps: Api<ConfigMap> = cluster.api();
@@ -161,7 +158,7 @@ async fn watch(
             Progress::Waits(what) => what,
             Progress::NoPod => match refused(cluster, job).await {
                 Some(why) => return Err(Unchecked::PodNotCreated(why).into()),
-                None => "no pod was made for the Job".to_owned(),
+                None => "no pod was created for the Job".to_owned(),
             },
         };
         if Instant::now() > until {
@@ -171,7 +168,7 @@ async fn watch(
     }
 }
 
-/// Why no pod can be made. Who may not read events is told nothing.
+/// Why no pod was created. `None` if the user may not read events.
 async fn refused(cluster: &Cluster, job: &str) -> Option<String> {
     let events: Api<Event> = cluster.api();
     let of = format!("involvedObject.name={job},reason=FailedCreate");
@@ -179,7 +176,7 @@ async fn refused(cluster: &Cluster, job: &str) -> Option<String> {
     found.items.into_iter().find_map(|event| event.message)
 }
 
-/// How far a Job is by its pod.
+/// Progress of a Job, from its pod.
 fn progress(pod: Option<&Pod>, image: &str) -> Result<Progress, Unchecked> {
     let Some(pod) = pod else {
         return Ok(Progress::NoPod);
@@ -236,7 +233,7 @@ async fn report(pods: &Api<Pod>, pod: &str, why: &str) -> Result<Report, Uncheck
     })
 }
 
-/// The report in a log that may say other things too.
+/// Finds the report in a log that may have other lines.
 fn read(log: &str) -> Option<Report> {
     let documents = log.lines().rev().filter(|line| line.starts_with('{'));
     documents
@@ -244,7 +241,7 @@ fn read(log: &str) -> Option<Report> {
         .find_map(|line| serde_json::from_str(line).ok())
 }
 
-/// For people.
+/// The report as text.
 pub fn text(report: &Report) -> String {
     let row = |tier: &kvcachepool_protocol::check::Tier| {
         let state = if tier.ready { "Ready" } else { "Unavailable" };

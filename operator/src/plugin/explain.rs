@@ -1,4 +1,4 @@
-//! Why a pod is cached or not: the steps from its label to its vLLM, each with what was found. Pure.
+//! Explains why a pod is cached or not: the steps from its label to its vLLM, each with a result. Pure.
 
 use crate::api::KVCachePool;
 use crate::inject::{Report, Verdict, requested_pool};
@@ -11,64 +11,61 @@ use kvcachepool_protocol::status::{State, Status};
 use serde::Serialize;
 use serde_json::Value;
 
-/// What was read.
+/// The input of an explanation.
 pub struct Evidence {
-    /// The pod as it is stored.
+    /// The pod as stored.
     pub pod: Value,
-    /// The pool that it asks for; `None` = it asks for none.
+    /// The pool that the pod requests. `None` if it requests none.
     pub pool: Option<PoolFound>,
-    /// Answer of its sidecar; `None` = none runs.
+    /// The status of its sidecar. `None` if no sidecar runs.
     pub sidecar: Option<Result<Status, String>>,
-    /// When.
     pub now: Timestamp,
 }
 
-/// The pool that a pod asks for.
+/// The pool that a pod requests.
 pub enum PoolFound {
-    /// It is there.
+    /// It exists.
     Yes(Box<KVCachePool>),
-    /// It is there and cannot be read.
+    /// It exists, but cannot be read.
     Broken(String),
-    /// It is not there.
+    /// It does not exist.
     No,
 }
 
-/// Outcome of a step.
+/// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Found {
-    /// As it must be.
+    /// As required.
     Ok,
-    /// Here the way ends.
+    /// The pod is not cached because of this step.
     No,
-    /// Not as it should be, but it does not stop this pod; or it cannot be seen.
+    /// Not as expected, but without consequences for this pod; or unknown.
     Unclear,
 }
 
-/// One step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Step {
-    /// What was looked at.
+    /// What was checked.
     pub step: &'static str,
-    /// Outcome.
     pub found: Found,
-    /// Reason by name, where there is one.
+    /// Name of the reason, if any.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// What it means and what to do.
     pub message: String,
 }
 
-/// The whole way.
+/// The whole explanation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Explained {
     /// Name of the pod.
     pub pod: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// A vLLM in it uses the cache; `None` = its sidecar could not be asked.
+    /// Whether a vLLM in the pod uses the cache. `None` if its sidecar did not answer.
     pub attached: Option<bool>,
-    /// The steps, up to the one where the way ends.
+    /// The steps, up to the one that failed.
     pub steps: Vec<Step>,
 }
 
@@ -86,7 +83,7 @@ fn step(
     }
 }
 
-/// Walks until a step says no.
+/// Checks one step after the other until one fails.
 pub fn explain(evidence: &Evidence) -> Explained {
     let text = |pointer: &str| {
         let found = evidence.pod.pointer(pointer).and_then(Value::as_str);
@@ -122,8 +119,8 @@ fn slim(evidence: &Evidence) -> Option<Pod> {
     Pod::read(evidence.pod.clone())
 }
 
-/// A pod that has its sidecar does not need the pool to be in order any more.
-fn weight(evidence: &Evidence) -> Found {
+/// The result for an invalid pool: a pod that has its sidecar does not depend on it.
+fn without_valid_pool(evidence: &Evidence) -> Found {
     match slim(evidence).is_some_and(|p| p.sidecar.is_some()) {
         true => Found::Unclear,
         false => Found::No,
@@ -132,7 +129,7 @@ fn weight(evidence: &Evidence) -> Found {
 
 fn label(evidence: &Evidence) -> Option<Step> {
     Some(match requested_pool(&evidence.pod) {
-        Some(name) => step("label", Found::Ok, "", format!("asks for pool {name}")),
+        Some(name) => step("label", Found::Ok, "", format!("requests pool {name}")),
         None => step(
             "label",
             Found::No,
@@ -148,16 +145,16 @@ fn pool(evidence: &Evidence) -> Option<Step> {
         PoolFound::Yes(_) => step("pool", Found::Ok, "", format!("{name} exists")),
         PoolFound::Broken(error) => step(
             "pool",
-            weight(evidence),
+            without_valid_pool(evidence),
             "Malformed",
             format!("{name} cannot be read: {error}"),
         ),
         PoolFound::No => step(
             "pool",
-            weight(evidence),
+            without_valid_pool(evidence),
             "PoolNotFound",
             format!(
-                "there is no KVCachePool {name} in the pod's namespace; create it and make the pod again"
+                "there is no KVCachePool {name} in the pod's namespace; create it, then create the pod again"
             ),
         ),
     })
@@ -178,7 +175,7 @@ fn webhook(evidence: &Evidence) -> Option<Step> {
     of_condition(evidence, "webhook", INJECTION_READY)
 }
 
-/// What a condition says now is only a hint at what it said when the pod was made, so it never ends the way.
+/// The current state of a condition only hints at its state when the pod was created, so it never ends the explanation.
 fn of_condition(evidence: &Evidence, name: &'static str, type_: &str) -> Option<Step> {
     let pool = readable(evidence)?;
     let conditions = pool
@@ -198,9 +195,7 @@ fn of_condition(evidence: &Evidence, name: &'static str, type_: &str) -> Option<
             name,
             Found::Unclear,
             "",
-            format!(
-                "the pool has no condition {type_}: no operator has looked at it; is one running?"
-            ),
+            format!("the pool has no condition {type_}: check that an operator is running"),
         ),
     })
 }
@@ -208,7 +203,7 @@ fn of_condition(evidence: &Evidence, name: &'static str, type_: &str) -> Option<
 fn injection(evidence: &Evidence) -> Option<Step> {
     let has_sidecar = slim(evidence).is_some_and(|p| p.sidecar.is_some());
     Some(match Report::of(&evidence.pod) {
-        Some(report) if has_sidecar && lacks(&report) => step(
+        Some(report) if has_sidecar && has_shortfall(&report) => step(
             "injection",
             Found::Unclear,
             report.reason,
@@ -219,20 +214,20 @@ fn injection(evidence: &Evidence) -> Option<Step> {
             "injection",
             Found::No,
             report.reason,
-            format!("the pod was left as it is: {}", report.message),
+            format!("the pod was not injected: {}", report.message),
         ),
         Some(_) => step(
             "injection",
             Found::No,
             "",
-            "the annotation says injected, but there is no sidecar; the pod was changed afterwards or copied. Make it again",
+            "the annotation says Injected, but there is no sidecar: the pod was changed afterwards or copied. Create it again",
         ),
-        None => never_asked(evidence),
+        None => missed(evidence),
     })
 }
 
-/// Whether the pod was given a sidecar that lacks something.
-fn lacks(report: &Report) -> bool {
+/// Whether the injected pod has a shortfall.
+fn has_shortfall(report: &Report) -> bool {
     report.result == Verdict::Injected && !report.reason.is_empty()
 }
 
@@ -241,7 +236,7 @@ fn asks_by_annotation(evidence: &Evidence) -> bool {
     labels.and_then(|l| l.get(names::POOL)).is_none()
 }
 
-fn never_asked(evidence: &Evidence) -> Step {
+fn missed(evidence: &Evidence) -> Step {
     let created = slim(evidence).map(|p| p.created);
     let pool = readable(evidence).and_then(|p| p.meta().creation_timestamp.as_ref().map(|t| t.0));
     match (created, pool) {
@@ -249,19 +244,19 @@ fn never_asked(evidence: &Evidence) -> Step {
             "injection",
             Found::No,
             "Missed",
-            "the injection webhook was not asked when the pod was made; the pod asks by annotation, and the operator counts, tells and evicts only pods with the label. Make the pod again",
+            "the webhook was not called when the pod was created. The pod requests the pool by annotation, and the operator counts, reports and evicts only pods with the label. Create the pod again",
         ),
         (Some(pod), Some(pool)) if pod < pool => step(
             "injection",
             Found::No,
             "PoolNotFound",
-            "the pod is older than its pool; make it again",
+            "the pod is older than its pool; create it again",
         ),
         _ => step(
             "injection",
             Found::No,
             "Missed",
-            "the injection webhook was not asked when the pod was made, or the label came later; make the pod again",
+            "the webhook was not called when the pod was created, or the label was added later; create the pod again",
         ),
     }
 }
@@ -310,7 +305,7 @@ fn container(evidence: &Evidence) -> Option<Step> {
             name,
             Found::No,
             &**reason,
-            "the sidecar ended and is not running again yet",
+            "the sidecar has ended and was not restarted yet",
         ),
     })
 }
@@ -318,13 +313,13 @@ fn container(evidence: &Evidence) -> Option<Step> {
 fn answer(evidence: &Evidence) -> Option<Step> {
     let name = ANSWER;
     Some(match evidence.sidecar.as_ref()? {
-        // What cannot be seen does not end the way of the pod, only that of the explanation.
+        // A sidecar that cannot be reached ends the explanation, but not the pod's use of the cache.
         Err(why) => step(
             name,
             Found::No,
             "Unreachable",
             format!(
-                "the sidecar could not be asked: {why}. Look at `kubectl logs` of its container kvcachepool"
+                "the sidecar did not answer: {why}. Check `kubectl logs` of the container kvcachepool"
             ),
         ),
         Ok(status) => {
@@ -340,7 +335,10 @@ fn answer(evidence: &Evidence) -> Option<Step> {
                 .unwrap_or_default();
             let (found, said) = match status.state {
                 State::Ready => (Found::Ok, "serves as configured"),
-                State::Degraded => (Found::Unclear, "serves, but not all that was configured"),
+                State::Degraded => (
+                    Found::Unclear,
+                    "serves, but not everything that is configured",
+                ),
                 State::Starting => (Found::Unclear, "is starting"),
                 State::Draining => (Found::Unclear, "is shutting down"),
                 State::Off => (Found::No, "serves nothing"),
@@ -381,30 +379,30 @@ fn attached(evidence: &Evidence) -> Option<Step> {
             ATTACHED,
             Found::No,
             &off.off,
-            "vLLM has said hello and switched its cache off",
+            "vLLM has registered and switched its cache off",
         ),
         None if !status.sessions.is_empty() => step(
             ATTACHED,
             Found::No,
             "",
-            "vLLM has said hello but is not registered and connected; it is loading its model, or it has ended",
+            "vLLM has contacted the sidecar but is not registered and connected: it is loading its model, or it has ended",
         ),
         None => step(
             ATTACHED,
             Found::No,
             "",
-            "no vLLM has said hello: it is not up yet, or it does not find the connector (PYTHONPATH must name /kvcachepool; an image with its own needs the annotation kvcachepool.io/python-path). Look for kvcachepool in its log",
+            "no vLLM has contacted the sidecar: it is not up yet, or it does not find the connector (PYTHONPATH must contain /kvcachepool; an image with its own PYTHONPATH needs the annotation kvcachepool.io/python-path). Search vLLM's log for kvcachepool",
         ),
     })
 }
 
 impl Explained {
-    /// For people.
+    /// The explanation as text.
     pub fn text(&self) -> String {
         let verdict = match self.attached {
             Some(true) => "attached",
             Some(false) => "not attached",
-            None => "not known whether attached",
+            None => "unknown whether attached",
         };
         let mut text = format!(
             "pod/{} in namespace {}: {verdict}\n\n",

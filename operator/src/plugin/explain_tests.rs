@@ -1,4 +1,4 @@
-//! The way of made-up pods, and where it ends.
+//! Explanations of made-up pods, and the step that ends each.
 
 use super::*;
 use serde_json::json;
@@ -125,8 +125,8 @@ fn the_way_ends_where_it_breaks() {
         "sidecar",
         "Unreachable",
     );
-    assert_eq!(explained.attached, None, "nobody was asked");
-    assert!(explained.text().contains("not known whether attached"));
+    assert_eq!(explained.attached, None, "no sidecar was queried");
+    assert!(explained.text().contains("unknown whether attached"));
     let off = json!({"state": "off", "reasons": [{"code": "ArenaTooLarge", "message": "m"}]});
     ends(
         &evidence(pod(None, runs()), ready_pool(), Some(Ok(off))),
@@ -152,7 +152,7 @@ fn the_way_ends_where_it_breaks() {
 }
 
 #[test]
-fn a_pod_that_has_ended_and_one_that_asks_by_annotation_are_told_so() {
+fn a_pod_that_has_ended_and_one_that_asks_by_annotation_get_an_explanation() {
     let ended = json!({"terminated": {"reason": "Error"}});
     let mut ended = evidence(pod(None, Some(ended)), ready_pool(), None);
     ended.pod["status"]["phase"] = "Succeeded".into();
@@ -166,7 +166,7 @@ fn a_pod_that_has_ended_and_one_that_asks_by_annotation_are_told_so() {
 }
 
 #[test]
-fn a_pod_older_than_its_pool_is_told_so() {
+fn a_pod_older_than_its_pool_gets_an_explanation() {
     let mut old = evidence(pod(None, None), ready_pool(), None);
     old.pod["metadata"]["creationTimestamp"] = "2025-12-31T00:00:00Z".into();
     ends(&old, "injection", "PoolNotFound");

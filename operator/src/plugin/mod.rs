@@ -1,7 +1,6 @@
-//! The kubectl plugin: `status` prints pools, `explain` walks from a pod's label to its attached vLLM and stops where it ends, `check`
-//! has a Job look at a pool's shared tiers.
-//! `args` is the command line, `read` the cluster; `overview` and `explain` are pure and print what was read.
-//! It uses the rights of whoever calls it and changes nothing but that `check` makes a Job, and takes it away.
+//! The kubectl plugin. `status` prints pools, `explain` checks the steps from a pod's label to its attached vLLM, `check` runs a Job that
+//! checks a pool's shared tiers. `args` is the command line, `read` reads the cluster; `overview` and `explain` are pure and format what
+//! was read. The plugin uses the caller's permissions. It changes nothing, except that `check` creates and deletes a Job.
 
 mod args;
 mod check;
@@ -28,7 +27,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What is printed, and how the process ends.
+/// The output, and the exit code.
 struct Said {
     text: String,
     code: ExitCode,
@@ -42,7 +41,7 @@ impl From<String> for Said {
 }
 
 fn run(args: &Args) -> Result<Said, Box<dyn std::error::Error>> {
-    // With two providers linked in, the first TLS connection would not know which to take; one that is set already is fine.
+    // With two providers linked, the first TLS connection could not choose one. A provider that is already installed is fine.
     let _set = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,4 +1,4 @@
-//! Pools for people and programs. Pure.
+//! Formats pools as text and JSON. Pure.
 
 use super::read::Pools;
 use super::table::table;
@@ -41,7 +41,7 @@ pub fn text(seen: &Pools) -> String {
     text
 }
 
-/// The pools as they are stored, and what is told of their pods.
+/// The stored pools, and the state of their pods.
 pub fn json(seen: &Pools) -> Value {
     let broken = seen
         .broken
@@ -64,7 +64,7 @@ fn status_of(pool: &KVCachePool) -> KVCachePoolStatus {
 fn row(pool: &KVCachePool) -> Vec<String> {
     let status = status_of(pool);
     let (ready, reason) = condition(&status.conditions, READY)
-        .map_or(("Unknown", "no operator has looked at it"), |c| {
+        .map_or(("Unknown", "no operator has reported on it"), |c| {
             (&c.status, &c.reason)
         });
     let pods = &status.pods;

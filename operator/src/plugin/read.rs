@@ -1,4 +1,4 @@
-//! What the plugin reads of a cluster, with errors that say what to do.
+//! Reads the cluster for the plugin, with errors that say what to do.
 
 use super::args::Kube;
 use super::explain::{Evidence, PoolFound};
@@ -19,64 +19,62 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::time::timeout;
 
-/// Longest wait for a sidecar behind the API server.
+/// Timeout of a query to a sidecar through the API server.
 const SIDECAR_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Why nothing can be shown.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// No way to a cluster.
+    /// The cluster cannot be reached.
     #[error("no cluster: {0}; set KUBECONFIG or --context")]
     Config(String),
-    /// The API server said no.
+    /// The API server refused a request.
     #[error("{what}: {source}")]
     Api {
-        /// What was read.
         what: String,
-        /// Its words.
+        /// The API server's error.
         #[source]
         source: Box<kube::Error>,
     },
-    /// There is no such thing.
+    /// The object does not exist.
     #[error("there is no {0}")]
     NotFound(String),
-    /// It is there and another version's.
+    /// The object exists, but this version cannot read it.
     #[error("{0} cannot be read: {1}")]
     Broken(String, String),
-    /// Only pods are explained.
-    #[error("{0} is no pod; write pod/NAME")]
+    /// The argument is not a pod.
+    #[error("{0} is not a pod; write pod/NAME")]
     NotAPod(String),
-    /// The process itself.
+    /// The runtime or the output failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// What was read cannot be printed.
+    /// The result cannot be serialized.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
 }
 
-/// Pretty JSON.
 pub fn json(value: &impl Serialize) -> Result<String, serde_json::Error> {
     serde_json::to_string_pretty(value)
 }
 
-/// A cluster and the namespace in question.
+/// A cluster and a namespace.
 pub struct Cluster {
     client: Client,
     namespace: String,
 }
 
-/// Pools, and the pods of the one that was named.
+/// Pools, and the pods of the named pool.
 pub struct Pools {
-    /// What can be read.
+    /// Readable pools.
     pub pools: Vec<KVCachePool>,
-    /// What cannot: name and why.
+    /// Unreadable pools: name and error.
     pub broken: Vec<(String, String)>,
     /// Pods of the pool, if one was named.
     pub pods: Option<Vec<Pod>>,
 }
 
 impl Cluster {
-    /// By kubeconfig, or from within a pod.
+    /// Connects with a kubeconfig, or from within a pod.
     pub async fn connect(kube: &Kube) -> Result<Self, ReadError> {
         let config = match &kube.context {
             Some(context) => {
@@ -101,7 +99,7 @@ impl Cluster {
         Ok(Self { client, namespace })
     }
 
-    /// Objects of a kind in the namespace.
+    /// The API for a kind of object in the namespace.
     pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -109,7 +107,6 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// One pool.
     pub async fn one(&self, name: &str) -> Result<KVCachePool, ReadError> {
         let what = format!("KVCachePool {name} in namespace {}", self.namespace);
         match self.pool(name).await? {
@@ -166,7 +163,7 @@ impl Cluster {
             .collect())
     }
 
-    /// All that is known of one pod's way to the cache.
+    /// Everything that is needed to explain a pod.
     pub async fn evidence(&self, pod: &str) -> Result<Evidence, ReadError> {
         let name = match pod.split_once('/') {
             None => pod,
@@ -203,7 +200,7 @@ impl Cluster {
         })
     }
 
-    /// Through the API server, because pods are seldom reachable from where people sit.
+    /// Queries a sidecar through the API server, because pods are seldom reachable from a user's machine.
     async fn sidecar(&self, pod: &str) -> Result<Status, String> {
         let path = format!(
             "/api/v1/namespaces/{}/pods/{pod}:{}/proxy/v1/status",
@@ -229,7 +226,7 @@ impl Cluster {
     }
 }
 
-/// As the API server sent it.
+/// The pod as raw JSON.
 fn raw(pod: DynamicObject) -> Value {
     serde_json::to_value(pod).unwrap_or_default()
 }

@@ -1,6 +1,6 @@
-//! Columns of text.
+//! Text tables.
 
-/// Lines of cells under a head, each column as wide as its widest cell.
+/// Rows below a header, with each column as wide as its widest cell.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let head: Vec<String> = head.iter().map(|&cell| cell.to_owned()).collect();
     let lines = || std::iter::once(&head).chain(rows);

@@ -1,46 +1,46 @@
-//! One sidecar from the exchange of its image until it has run with the new one for a while.
+//! Follows one sidecar from the change of its image until it has run with the new image for a while.
 
 use super::pod::{Exchange, Pod, SidecarState, same_image};
 use jiff::{SignedDuration, Timestamp};
 
-/// How long a sidecar may be away before its old image is put back.
+/// How long a sidecar may be down before its old image is restored.
 const UP_WITHIN: SignedDuration = SignedDuration::from_secs(60);
-/// How long it must run before others follow: an image that crashes runs for seconds, again and again.
+/// How long it must run before others follow. A crashing image runs for a few seconds again and again.
 const STEADY: SignedDuration = SignedDuration::from_secs(30);
-/// How long the first one may then take to say that it serves.
+/// How long the first sidecar may then take to report that it serves.
 const ANSWERS_WITHIN: SignedDuration = SignedDuration::from_secs(30);
 
-/// A pod's sidecar before the exchange, and what was seen since.
+/// A pod's sidecar before the change of its image, and observations since then.
 #[derive(Debug, Clone)]
 pub struct Away {
-    /// Image of the sidecar.
+    /// Image before the change.
     pub image: Box<str>,
-    /// Hash of its settings; empty when unknown.
+    /// Hash of the settings before the change; empty if unknown.
     pub hash: Box<str>,
-    /// It answered that it serves nothing.
+    /// The new sidecar reported that it serves nothing.
     pub serves_nothing: bool,
     restarts: u32,
-    /// Start of the sidecar; `None` when it did not run.
+    /// Start time of the sidecar before the change. `None` if it did not run.
     running: Option<Timestamp>,
-    /// When the image was changed.
+    /// Time of the change.
     at: Timestamp,
-    /// When it was first seen to run with the new image.
+    /// Time when the sidecar was first seen running with the new image.
     up: Option<Timestamp>,
 }
 
-/// What is wrong with the new sidecar.
+/// Failure of the new sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
-    /// It was not up in time.
+    /// It did not start in time.
     NotUp,
-    /// It came up, and ended again.
+    /// It started, and ended again.
     DidNotStay,
-    /// It runs and answers nothing, or that it serves nothing.
+    /// It runs, but does not answer, or reports that it serves nothing.
     DoesNotServe,
 }
 
 impl Away {
-    /// Before the exchange.
+    /// The state before the change.
     pub fn of(pod: &Pod, now: Timestamp) -> Self {
         let sidecar = pod.sidecar.as_ref();
         Self {
@@ -54,7 +54,7 @@ impl Away {
         }
     }
 
-    /// An exchange of somebody else, of which nothing is known but its stamp.
+    /// A change by an earlier leader, known only from its stamp in the pod.
     pub fn adopted(pod: &Pod, exchange: &Exchange, now: Timestamp) -> Self {
         Self {
             image: exchange.image.clone(),
@@ -64,7 +64,7 @@ impl Away {
         }
     }
 
-    /// It has run with the new image for long enough.
+    /// Whether the sidecar has run with the new image long enough.
     pub fn is_steady(&mut self, pod: &Pod, image: &str, now: Timestamp) -> bool {
         if !self.is_up(pod, image) {
             return false;
@@ -72,7 +72,8 @@ impl Away {
         now.duration_since(*self.up.get_or_insert(now)) >= STEADY
     }
 
-    /// Its sidecar runs with the image: by its name, or, as runtimes give one image many names, because it was started since.
+    /// Whether the sidecar runs with the image: by name, or, because runtimes have many names for one image, because it was started since
+    /// the change.
     fn is_up(&self, pod: &Pod, image: &str) -> bool {
         let Some(sidecar) = pod.sidecar.as_ref().filter(|s| *s.image == *image) else {
             return false;
@@ -81,14 +82,14 @@ impl Away {
         started.is_some() && (started != self.running || same_image(&sidecar.image_in_use, image))
     }
 
-    /// It was started more than the once that the exchange costs, or came up and ended.
+    /// Whether it restarted more often than the change itself requires, or started and ended.
     pub fn crashed(&self, pod: &Pod) -> bool {
         let restarts = pod.sidecar.as_ref().map_or(0, |s| s.restarts);
         restarts > self.restarts.saturating_add(1)
             || (self.up.is_some() && running_since(pod).is_none())
     }
 
-    /// Why it shall have its old image again.
+    /// Why its old image must be restored, if so.
     pub fn trouble(&self, pod: &Pod, proven: bool, now: Timestamp) -> Option<Trouble> {
         let since = |at: Timestamp| now.duration_since(at);
         if self.crashed(pod) {
@@ -105,7 +106,7 @@ impl Away {
 }
 
 impl Trouble {
-    /// What there is to say of a pod.
+    /// The message about this pod.
     pub fn sentence(self, pod: &Pod, image: &str) -> String {
         let why = match pod.fault() {
             Some(fault) if fault.message.is_empty() => format!(" ({})", fault.reason),

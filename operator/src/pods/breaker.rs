@@ -1,7 +1,7 @@
-//! The breaker of a pool. What injection adds to a pod must not keep it from running. One pod that shows that it does is enough:
-//! injection is paused for its owner, its next pod starts without a sidecar, and that pod decides. If it runs, injection stays paused
-//! until a probe (one pod with a sidecar) works; if it fails in the same way, the cause is not ours and pods are injected again.
-//! Pure: pods, refusals and time in; pauses and pods to replace out. Webhooks on all replicas learn of it from the pool's status.
+//! The breaker of a pool. What injection adds to a pod must not keep it from running. One pod whose failure looks like that is enough:
+//! injection is paused for its owner, the owner's next pod starts without a sidecar, and that pod decides. If it runs, injection stays
+//! paused until a probe (one pod with a sidecar) works. If it fails in the same way, injection is not the cause and continues. Pure: pods,
+//! refusals and time in; pauses and pods to replace out. Webhooks of all replicas read the pauses from the pool's status.
 
 use super::evidence::{Cause, Kind, Verdict, compare, evidence};
 use super::hold::Hold;
@@ -11,116 +11,113 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// How long a sidecar must run before it counts as started: a crashing one runs for seconds, again and again.
+/// How long a sidecar must run before it counts as started. A crashing one runs for a few seconds again and again.
 pub(super) const STEADY: SignedDuration = SignedDuration::from_secs(30);
-/// Before the first probe; doubled by each that fails.
+/// Wait before the first probe. It doubles with each failed probe.
 const PROBE_AFTER: SignedDuration = SignedDuration::from_mins(10);
-/// The longest of these pauses.
+/// Longest wait before a probe.
 const PROBE_AFTER_MAX: SignedDuration = SignedDuration::from_hours(6);
-/// A probe that is neither up nor failed after this time (never scheduled, for example) makes room for another.
+/// A probe that has neither started nor failed after this time (for example, it was never scheduled) allows another one.
 const PROBE_MAX: SignedDuration = SignedDuration::from_mins(10);
-/// How long nothing is tried for an owner whose pods fail without a sidecar too; doubled each time.
+/// How long the cause is ignored for an owner whose pods fail without a sidecar too. It doubles each time.
 const CLEARED: SignedDuration = SignedDuration::from_mins(5);
-/// The longest of these.
+/// Longest time of that.
 const CLEARED_MAX: SignedDuration = SignedDuration::from_hours(1);
-/// Webhooks know of a pause within this time.
+/// Webhooks have seen a pause after this time.
 const LEARNED: SignedDuration = SignedDuration::from_secs(2);
-/// A refusal this long after a pause began was one of a pod without a sidecar; events have whole seconds.
+/// A refusal this long after the start of a pause was of a pod without a sidecar. Event times have whole seconds.
 const REFUSED_AFTER: SignedDuration = SignedDuration::from_secs(5);
 /// How long a refusal counts.
 const REFUSAL: SignedDuration = SignedDuration::from_mins(2);
-/// Pauses of owners without pods are forgotten after this time.
+/// Pauses of owners without pods are dropped after this time.
 const FORGOTTEN: SignedDuration = SignedDuration::from_mins(10);
-/// A pod that takes a replaced one's place has started, or is not waited for any longer.
+/// How long to wait until the replacement of a pod starts.
 const REPLACEMENT_MAX: SignedDuration = SignedDuration::from_secs(60);
-/// Its containers are known to start or to fail by then.
+/// Its containers have started or failed by then.
 const REPLACEMENT: SignedDuration = SignedDuration::from_secs(5);
-/// Between two looks while something is under way.
+/// Interval between checks while a change is in progress.
 const LOOK: SignedDuration = SignedDuration::from_secs(5);
-/// For how long that is.
+/// How long a change counts as in progress.
 const UNDER_WAY: SignedDuration = SignedDuration::from_mins(3);
-/// Owners with the same fault of our own containers for which the whole pool is paused.
+/// With this many owners that have the same fault of the sidecar's containers, the whole pool is paused.
 const OWNERS: usize = 2;
-/// Pods that are replaced in one look, of one owner each.
+/// Maximum pods replaced per check, each of a different owner.
 const REPLACED_MAX: usize = 4;
-/// Most owners that a status lists; with more the whole pool is paused.
+/// Maximum owners in a status. With more, the whole pool is paused.
 pub const OWNERS_MAX: usize = 16;
 
-/// Where a pause stands.
+/// State of a pause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Position {
     /// New pods start without a sidecar.
     Paused {
-        /// One of them runs, so that the cause is known to be ours.
+        /// A pod without a sidecar runs, so injection is known to be the cause.
         proven: bool,
     },
     /// The next pod gets a sidecar.
     Probing,
-    /// That pod (by uid) is being watched; others start without a sidecar.
+    /// The probe with this uid is being watched. Others start without a sidecar.
     Watching(Box<str>),
-    /// Pods fail without a sidecar too: they are injected, and the cause does not count for a while.
+    /// Pods fail without a sidecar too. They are injected, and the cause is ignored for a while.
     Cleared,
 }
 
-/// Injection is paused, for whom and why.
+/// A pause of injection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pause {
-    /// The owner; `None` for the whole pool or for pods without an owner.
+    /// The owner. `None` for the whole pool, or for pods without an owner.
     pub owner: Option<Owner>,
-    /// Why.
     pub cause: Cause,
-    /// Where it stands.
+    /// State of the pause.
     pub position: Position,
-    /// When it came into this position.
+    /// Start of this state.
     pub since: Timestamp,
-    /// Probes, or comparisons, that failed one after the other.
+    /// Number of consecutive failed probes or comparisons.
     pub failures: u32,
     seen: Timestamp,
 }
 
-/// What turned, for events and metrics.
+/// A change of the breaker, for events and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
-    /// Injection is paused.
     Paused(Option<Owner>, Cause),
-    /// A pod with a sidecar works: injection goes on.
+    /// A pod with a sidecar works, and injection continues.
     Resumed(Option<Owner>),
-    /// Pods fail without a sidecar too: injection goes on.
+    /// Pods fail without a sidecar too, and injection continues.
     Cleared(Option<Owner>, Cause),
 }
 
-/// What the breaker looks at.
+/// Input of one check.
 #[derive(Clone, Copy)]
 pub struct Look<'a> {
     /// Pods of the pool.
     pub pods: &'a [Arc<Pod>],
-    /// Owners whose pods the API server refused lately.
+    /// Owners whose pods the API server refused recently.
     pub refused: &'a [Refused],
-    /// Hash of the settings that a new pod would get.
+    /// Hash of the settings of new pods.
     pub hash: &'a str,
-    /// Pods whose sidecar is being exchanged: that it stands still is no fault.
+    /// Whether a pod's sidecar is being updated. It may be down then.
     pub exchanged: &'a (dyn Fn(&Pod) -> bool + Sync),
-    /// The time.
     pub now: Timestamp,
 }
 
-/// The state machine of one pool, for the settings of one hash.
+/// The state machine of one pool, for settings with one hash.
 #[derive(Debug, Default)]
 pub struct Breaker {
     hash: Box<str>,
-    /// Since when these are the settings: what was refused before says nothing of them.
+    /// Start of these settings. Earlier refusals do not count.
     hash_since: Timestamp,
     /// By uid of the owner; empty for pods without one.
     pauses: BTreeMap<Box<str>, Pause>,
-    /// For every pod of the pool.
+    /// Pause of every pod of the pool.
     whole: Option<Pause>,
-    /// What a pod (by uid) shows, and since when.
+    /// By uid of a pod: what it shows, and since when.
     hung: HashMap<Box<str>, (Kind, Timestamp)>,
-    /// Pods that hung when injection was resumed: they have been judged, and pause it no more.
+    /// Pods that hung when injection was resumed. They were compared already, and do not pause it again.
     judged: HashSet<Box<str>>,
-    /// Owners of which a vLLM has come up with these settings: that one fails is its own affair.
+    /// Owners with a vLLM that started with these settings. A failure of theirs does not count.
     up: HashSet<Box<str>>,
-    /// Pods (by uid of the owner) that are being replaced.
+    /// By uid of the owner: the pod that is being replaced.
     replacing: HashMap<Box<str>, Replacing>,
     hold: Hold,
     turns: Vec<Turn>,
@@ -132,20 +129,19 @@ struct Replacing {
     at: Timestamp,
 }
 
-/// What of a pause is kept in the status of a pool, for the next leader.
+/// The part of a pause that a pool's status keeps for the next leader.
 #[derive(Debug)]
 pub struct Kept {
-    /// The owner; `None` for pods without one.
+    /// The owner. `None` for pods without one.
     pub owner: Option<Owner>,
     /// Name of the cause.
     pub reason: Box<str>,
-    /// The message that names the cause.
     pub message: Box<str>,
-    /// Since when.
+    /// Start of the pause.
     pub since: Timestamp,
     /// The next pod gets a sidecar.
     pub probing: bool,
-    /// Probes that failed.
+    /// Number of failed probes.
     pub failures: u32,
 }
 
@@ -178,7 +174,7 @@ impl Pause {
         }
     }
 
-    /// New pods start without a sidecar, but for a probe.
+    /// Whether new pods start without a sidecar, except for a probe.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.position != Position::Cleared
@@ -192,7 +188,7 @@ impl Pause {
         }
     }
 
-    /// A probe failed: the next one comes later.
+    /// The pause after a failed probe. The next probe comes later.
     fn failed(self, cause: Cause, now: Timestamp) -> Self {
         Self {
             cause,
@@ -201,12 +197,12 @@ impl Pause {
         }
     }
 
-    /// Pods created from then on were let through.
+    /// Pods created after this time were let through.
     fn began(&self) -> Timestamp {
         whole_seconds(self.since)
     }
 
-    /// How long it stays where it is if nothing happens.
+    /// How long the state lasts if nothing happens.
     fn lasts(&self) -> Option<SignedDuration> {
         let doubled = |first: SignedDuration, most: SignedDuration, times: u32| {
             (first * (1 << times.min(8))).min(most)
@@ -220,13 +216,13 @@ impl Pause {
     }
 }
 
-/// Kubernetes' times have no more.
+/// Kubernetes times have whole seconds.
 fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 impl Breaker {
-    /// Of these settings, as a leader before this one left it in the pool's status.
+    /// Restores the breaker for these settings from the pool's status, which an earlier leader wrote.
     #[must_use]
     pub fn restored(
         hash: &str,
@@ -260,24 +256,24 @@ impl Breaker {
         pauses
     }
 
-    /// Hash of the settings that it speaks of.
+    /// Hash of the settings that the breaker applies to.
     #[must_use]
     pub fn hash(&self) -> &str {
         &self.hash
     }
 
-    /// Every new pod is injected.
+    /// Whether every new pod is injected.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.whole.is_none() && !self.pauses.values().any(Pause::holds)
     }
 
-    /// What turned since it was asked last.
+    /// Changes since the last call.
     pub fn turns(&mut self) -> Vec<Turn> {
         std::mem::take(&mut self.turns)
     }
 
-    /// Looks at the pool's pods. Returns how long to wait for the next look if nothing changes before.
+    /// Checks the pool's pods. Returns the wait until the next check if nothing changes before.
     pub fn step(&mut self, look: &Look<'_>) -> Option<SignedDuration> {
         if *self.hash != *look.hash {
             *self = Self {
@@ -314,7 +310,7 @@ impl Breaker {
         self.look_again(look)
     }
 
-    /// Notes what hangs since when, of pods with any settings.
+    /// Records hanging pods, with any settings, and since when they hang.
     fn mark(&mut self, look: &Look<'_>) {
         let newest = newest(look.pods);
         let mut hung = HashMap::new();
@@ -352,12 +348,12 @@ impl Breaker {
         self.replacing.retain(|uid, _| there.contains(&**uid));
     }
 
-    /// It has a sidecar of these settings.
+    /// Whether the pod has a sidecar with the current settings.
     fn is_current(&self, pod: &Pod) -> bool {
         pod.sidecar.is_some() && *self.hash == *pod.hash()
     }
 
-    /// The next position of an owner.
+    /// The next state of an owner's pause.
     fn turn(
         &mut self,
         before: Option<Pause>,
@@ -423,7 +419,7 @@ impl Breaker {
         }
     }
 
-    /// The pause that one pod is enough for.
+    /// The new pause that a single pod causes, if any.
     fn trip(
         &mut self,
         pods: &[&Arc<Pod>],
@@ -458,14 +454,14 @@ impl Breaker {
         })
     }
 
-    /// What a pod shows, once it has for long enough.
+    /// What a pod shows, if it has shown it long enough.
     fn hangs(&self, pod: &Pod, now: Timestamp) -> Option<Cause> {
         let (kind, since) = self.hung.get(&pod.uid)?;
         let ripe = now.duration_since(*since) >= kind.patience();
         evidence(pod).filter(|cause| ripe && cause.kind == *kind)
     }
 
-    /// What the pods say that were let through.
+    /// The result of the comparison with pods that were let through.
     fn verdict(
         &self,
         pause: &Pause,
@@ -484,9 +480,9 @@ impl Breaker {
         }
     }
 
-    /// A pod with these settings does what those of the pause did not.
+    /// Whether a pod with these settings works, unlike the pods that caused the pause.
     fn works(&self, pod: &Pod, pause: &Pause, now: Timestamp) -> bool {
-        // A probe may have started before it was seen, also within the second of its creation.
+        // A probe may have started before it was seen, or in the same second in which it was created.
         let watched = matches!(&pause.position, Position::Watching(uid) if *uid == pod.uid);
         let started = running_since(pod)
             .is_some_and(|at| (watched || at > pause.since) && now.duration_since(at) >= STEADY);
@@ -501,7 +497,7 @@ impl Breaker {
         self.turns.push(Turn::Resumed(pause.owner.clone()));
     }
 
-    /// Pauses the whole pool where several owners show the same fault of what every pod is given, or where there are too many.
+    /// Pauses the whole pool if several owners have the same fault of the sidecar's containers, or if too many owners are paused.
     fn widen(&mut self, look: &Look<'_>) {
         let pods: Vec<&Arc<Pod>> = look.pods.iter().collect();
         if let Some(whole) = self.whole.take() {
@@ -535,8 +531,8 @@ impl Breaker {
         });
     }
 
-    /// Hung pods to be replaced now, so that their owner makes others: one at a time for each owner, and until one without a sidecar
-    /// has proved the cause, one in all. A pod whose vLLM runs, and one that nobody would make anew, is left alone.
+    /// Hung pods to replace now, so that their owners create new ones: one at a time per owner, and only one in all until a pod without a
+    /// sidecar has proven the cause. Pods whose vLLM runs, and pods that no controller would create again, are left alone.
     #[must_use]
     pub fn replaceable(&self, look: &Look<'_>) -> Vec<Arc<Pod>> {
         let mut found = Vec::new();
@@ -551,7 +547,8 @@ impl Breaker {
             {
                 continue;
             }
-            // Hung with settings of before: what takes its place has those of now. A vLLM that fails may be the user's affair.
+            // These pods hang with older settings, and their replacements get the current ones. A failing vLLM is excluded, because the
+            // user may be responsible.
             let stale = |p: &Pod| {
                 let kind = self.hung.get(&p.uid).map(|(kind, _)| *kind);
                 !self.is_current(p) && kind != Some(Kind::Engine)
@@ -569,7 +566,7 @@ impl Breaker {
         found
     }
 
-    /// Whether pods of this owner may go: webhooks know of its pause, and either the cause is proven or nothing compares yet.
+    /// Whether pods of this owner may be replaced: webhooks have seen its pause, and the cause is proven or no comparison exists yet.
     fn may_replace(&self, uid: &str, pods: &[&Arc<Pod>], now: Timestamp) -> bool {
         let Some(pause) = self.pauses.get(uid) else {
             return true;
@@ -595,13 +592,13 @@ impl Breaker {
         (there || !started) && now.duration_since(replacing.at) < REPLACEMENT_MAX
     }
 
-    /// A pod is about to be replaced. Said before the API server is asked: what it did is not always heard.
+    /// Records that a pod is about to be replaced. Called before the API request, because its response may be lost.
     pub fn replacing(&mut self, pod: &Pod, now: Timestamp) {
         let (uid, pod) = (owner_uid(pod).into(), pod.uid.clone());
         self.replacing.insert(uid, Replacing { pod, at: now });
     }
 
-    /// It was not replaced; it is tried again, each time later.
+    /// Records that the pod was not replaced. Retries come at growing intervals.
     pub fn not_replaced(&mut self, pod: &Pod, now: Timestamp) {
         self.replacing.remove(owner_uid(pod));
         self.hold.refused(&pod.uid, now);
@@ -652,7 +649,7 @@ fn by_owner(pods: &[Arc<Pod>]) -> BTreeMap<&str, Vec<&Arc<Pod>>> {
     groups
 }
 
-/// The youngest pod of each owner: of pods that ended it alone says how things are.
+/// The youngest pod of each owner. Of finished pods only the youngest shows the current state.
 fn newest(pods: &[Arc<Pod>]) -> HashSet<Box<str>> {
     let mut newest: HashMap<&str, &Arc<Pod>> = HashMap::new();
     for pod in pods.iter().filter(|p| !owner_uid(p).is_empty()) {
@@ -682,7 +679,7 @@ fn is_up(pod: &Pod, now: Timestamp) -> bool {
     pod.engine().is_some_and(|engine| pod.is_up(engine, now))
 }
 
-/// Since when its sidecar runs, if the pod's own containers can start beside it.
+/// Start of its sidecar, if the pod's own containers can start beside it.
 fn running_since(pod: &Pod) -> Option<Timestamp> {
     let sidecar = pod.sidecar.as_ref().filter(|s| s.lets_the_pod_start())?;
     match sidecar.state {
@@ -691,7 +688,7 @@ fn running_since(pod: &Pod) -> Option<Timestamp> {
     }
 }
 
-/// Between two crashes: it runs, but not for long, or it ended and is about to be started.
+/// Whether the sidecar may be between two crashes: it has run for a short time only, or ended and is about to restart.
 pub(super) fn may_fall_back(pod: &Pod, now: Timestamp) -> bool {
     match &pod.sidecar {
         Some(Sidecar {

@@ -1,45 +1,43 @@
-//! Pods that should have got a sidecar and did not, and which of them to evict next if the pool asks for it. Pure.
-//! An eviction that helps nobody is an outage that we made: in doubt a pod is left alone.
+//! Pods without a sidecar that should have one, and which of them to evict next if the pool requests it. Pure. An eviction without effect
+//! is an outage, so in doubt a pod is left alone.
 
 use super::pod::{Owner, Pod};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Longest wait for the pod that takes an evicted one's place.
+/// Longest wait for the replacement of an evicted pod.
 const REPLACEMENT_MAX: SignedDuration = SignedDuration::from_mins(10);
-/// How long a workload that is better left alone is left alone.
+/// How long a workload is left alone.
 const LEFT: SignedDuration = SignedDuration::from_hours(6);
-/// A pod that became not ready this long ago has other reasons than an eviction; vLLM loads its model in less.
+/// A pod that became not ready longer ago than this has other reasons than an eviction. vLLM loads its model in less time.
 const YOUNG: SignedDuration = SignedDuration::from_hours(1);
 
-/// The pods that the webhook should have injected: labelled, created while the pool was there, and never seen by it. A refusal by
-/// name is no miss.
+/// Missed pods: labelled, created while the pool existed, and never seen by the webhook. A pod with a named refusal is not missed.
 pub fn missed(pods: &[Arc<Pod>], pool_created: Timestamp) -> impl Iterator<Item = &Arc<Pod>> {
     pods.iter().filter(move |p| {
         p.is_active() && p.sidecar.is_none() && p.injection.is_none() && p.created >= pool_created
     })
 }
 
-/// What to do about missed pods.
+/// The next step for missed pods.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Missed {
-    /// Nothing, or nothing yet.
+    /// Nothing to do now.
     Wait,
-    /// Evict this one.
     Evict(Arc<Pod>),
 }
 
 /// Why the missed pods of a workload are left alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Alone {
-    /// The pod that took the place of an evicted one was missed too.
+    /// The replacement of an evicted pod was missed too.
     Futile,
-    /// No pod took the place of an evicted one.
+    /// An evicted pod was not replaced.
     NotReplaced,
-    /// Its controller does not simply make another pod, or counts the eviction as a failure.
+    /// Its controller does not simply create another pod, or counts the eviction as a failure.
     Kind,
-    /// What its template says, or why that could not be read.
+    /// The template does not name the pool, or could not be read.
     Template(String),
 }
 
@@ -47,9 +45,9 @@ pub enum Alone {
 #[derive(Debug, Default)]
 pub struct Evictions {
     current: Option<Eviction>,
-    /// Owners (by uid) of which a pod was evicted, with the pods (by uid) that there were before. Clocks play no part in it.
+    /// By uid of an owner with an evicted pod: uids of its pods before the eviction. This does not depend on clocks.
     evicted: HashMap<Box<str>, HashSet<Box<str>>>,
-    /// Owners that are left alone, until when, and why.
+    /// Owners that are left alone, until when and why.
     left: HashMap<Box<str>, (Timestamp, Alone)>,
 }
 
@@ -57,13 +55,13 @@ pub struct Evictions {
 struct Eviction {
     pod: Box<str>,
     owner: Owner,
-    /// The owner's pods of then.
+    /// The owner's pods at the time of the eviction.
     known: HashSet<Box<str>>,
     at: Timestamp,
 }
 
 impl Evictions {
-    /// Decides on the next step. Only pods with a controller are evicted: others would not come back.
+    /// The next step. Only pods with a controller are evicted, because others would not be created again.
     pub fn next(&mut self, pods: &[Arc<Pod>], pool_created: Timestamp, now: Timestamp) -> Missed {
         let missed: Vec<&Arc<Pod>> = missed(pods, pool_created).collect();
         self.learn(pods, &missed, now);
@@ -89,7 +87,7 @@ impl Evictions {
         }
     }
 
-    /// Missed pods that are left alone, one of each workload, and why.
+    /// Missed pods that are left alone, one per workload, with the reason.
     #[must_use]
     pub fn alone(&self, pods: &[Arc<Pod>], pool_created: Timestamp) -> Vec<(Arc<Pod>, Alone)> {
         let mut seen = HashSet::new();
@@ -101,7 +99,7 @@ impl Evictions {
             .collect()
     }
 
-    /// A pod is about to be evicted. Said before the API server is asked: what it did is not always heard.
+    /// Records that a pod is about to be evicted. Called before the API request, because its response may be lost.
     pub fn begin(&mut self, pod: &Pod, pods: &[Arc<Pod>], now: Timestamp) {
         let Some(owner) = &pod.owner else { return };
         let known: HashSet<Box<str>> = of(pods, owner).map(|p| p.uid.clone()).collect();
@@ -115,19 +113,19 @@ impl Evictions {
         });
     }
 
-    /// The API server did not evict it.
+    /// Records that the API server refused the eviction.
     pub fn refused(&mut self) {
         self.current = None;
     }
 
-    /// This pod's workload is better left alone.
+    /// Leaves this pod's workload alone.
     pub fn leave(&mut self, pod: &Pod, why: Alone, now: Timestamp) {
         if let Some(owner) = &pod.owner {
             self.left.insert(owner.uid.clone(), (now + LEFT, why));
         }
     }
 
-    /// Marks workloads whose new pods are missed too, and forgets those that are gone or whose time is over.
+    /// Finds workloads whose new pods are missed too, and drops workloads that are gone or whose time is over.
     fn learn(&mut self, pods: &[Arc<Pod>], missed: &[&Arc<Pod>], now: Timestamp) {
         let there: HashSet<&str> = pods.iter().filter_map(owner).collect();
         let current = self.current.as_ref().map(|e| e.owner.uid.clone());
@@ -141,7 +139,7 @@ impl Evictions {
             .collect();
         for uid in over {
             self.left.remove(&uid);
-            // What is there now is the new beginning.
+            // The comparison restarts from the current pods.
             self.evicted.remove(&uid);
         }
         for pod in missed {
@@ -160,7 +158,7 @@ impl Evictions {
         self.left.get(&owner.uid).map(|(_, why)| why.clone())
     }
 
-    /// A replacement is on its way, of an eviction of ours or of the leader before: no other pod goes meanwhile.
+    /// Whether a replacement is pending, after an eviction by this leader or the previous one. No other pod is evicted meanwhile.
     fn is_disturbed(&self, pod: &Pod, candidates: &HashSet<&str>, now: Timestamp) -> bool {
         let Some(uid) = pod.owner.as_ref().map(|o| &*o.uid) else {
             return false;
@@ -178,13 +176,13 @@ impl Evictions {
 }
 
 impl Eviction {
-    /// The evicted pod is still there, or no younger pod of its owner is ready.
+    /// Whether the evicted pod still exists, or no younger pod of its owner is ready.
     fn goes_on(&self, pods: &[Arc<Pod>]) -> bool {
         let there = pods.iter().any(|p| p.uid == self.pod);
         there || !self.younger(pods).any(|p| p.ready)
     }
 
-    /// Something took its place, ready or not.
+    /// Whether the evicted pod has a replacement, ready or not.
     fn replaced(&self, pods: &[Arc<Pod>]) -> bool {
         self.younger(pods).next().is_some()
     }
@@ -203,7 +201,7 @@ fn of<'p>(pods: &'p [Arc<Pod>], owner: &'p Owner) -> impl Iterator<Item = &'p Ar
         .filter(|p| p.owner.as_ref().is_some_and(|o| o.uid == owner.uid))
 }
 
-/// Controllers that make a pod anew without a word. A Job counts the eviction as a failure; of others nothing is known.
+/// Controllers that simply create a pod again. A Job counts the eviction as a failure; other kinds are unknown.
 fn makes_another(owner: &Owner) -> bool {
     matches!(
         (&*owner.api_version, &*owner.kind),

@@ -1,53 +1,51 @@
-//! What a pod shows of being kept from running by what injection added to it. Pure. Suspicion is enough: the breaker lets one pod
-//! through without a sidecar and compares.
+//! Evidence that injection keeps a pod from running. Pure. A suspicion is enough: the breaker then lets one pod through without a sidecar
+//! and compares.
 
 use super::pod::{Pod, WaitsFor};
 use jiff::{SignedDuration, Timestamp};
 
-/// In which way injection can keep pods from running. The order is that of their weight.
+/// How injection can keep pods from running, in order of severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// A container of ours does not start.
+    /// A container that injection added does not start.
     Sidecar,
-    /// vLLM fails again and again.
+    /// vLLM fails repeatedly.
     Engine,
-    /// No node has the room, or the volume, that the sidecar asks for.
+    /// No node has the room or the volume that the sidecar needs.
     Node,
     /// The sidecar's volume cannot be mounted.
     Volumes,
-    /// The API server does not take the pod.
+    /// The API server rejects the pod.
     Refusal,
 }
 
-/// What keeps pods from running.
+/// Why pods do not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cause {
-    /// In which way.
     pub kind: Kind,
-    /// Its name: the kubelet's, or one of docs/guides/troubleshooting.md.
+    /// Name of the cause: the kubelet's, or one of docs/guides/troubleshooting.md.
     pub reason: Box<str>,
-    /// The message that names the cause.
     pub message: Box<str>,
-    /// A pod that shows it; empty for pods that were never stored.
+    /// Name of a pod with this cause; empty for pods that were never stored.
     pub example: Box<str>,
-    /// The container that fails, of kind [`Kind::Engine`], and how long it ran before.
+    /// For [`Kind::Engine`]: the failing container, and how long it ran.
     pub failed: Option<(Box<str>, SignedDuration)>,
 }
 
 impl Kind {
-    /// How long a pod must show it before it counts. vLLM shall run 90 s after the first failure at the latest.
+    /// How long a pod must show the cause before it counts. The target is that vLLM runs at most 90 s after the first failure.
     pub fn patience(self) -> SignedDuration {
         match self {
             Self::Sidecar | Self::Node => SignedDuration::from_secs(30),
-            // A disk of a cloud takes its time.
+            // Cloud disks take some time.
             Self::Volumes => SignedDuration::from_secs(60),
-            // It failed more than once already.
+            // The failure has already occurred more than once.
             Self::Engine | Self::Refusal => SignedDuration::ZERO,
         }
     }
 }
 
-/// What an injected pod shows.
+/// The cause that an injected pod shows, if any.
 pub fn evidence(pod: &Pod) -> Option<Cause> {
     let cause = |kind, reason: &str, message: String| Cause {
         kind,
@@ -69,13 +67,13 @@ pub fn evidence(pod: &Pod) -> Option<Cause> {
         let (reason, hint) = match unknown {
             true => (
                 "PythonPathUnknown",
-                "; injection replaces a PYTHONPATH that an image sets by ENV: where it sets one, write it into the annotation kvcachepool.io/python-path",
+                "; injection replaces the PYTHONPATH that an image sets with ENV: if the image sets one, write it into the annotation kvcachepool.io/python-path",
             ),
             false => ("EngineFails", ""),
         };
         let gap = if exit.message.is_empty() { "" } else { ": " };
         let message = format!(
-            "container {} ends with code {} ({}) {} s after its start{gap}{}{hint}",
+            "container {} ended with code {} ({}) {} s after its start{gap}{}{hint}",
             engine.name,
             exit.code,
             exit.reason,
@@ -101,21 +99,21 @@ pub fn evidence(pod: &Pod) -> Option<Cause> {
     })
 }
 
-/// How a pod fares that was let through without a sidecar: the comparison.
+/// Result of the comparison with a pod that was let through without a sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It runs: what injection adds was the reason.
+    /// The pod runs: injection is the cause.
     Runs,
-    /// It fails in the same way: it was not.
+    /// The pod fails in the same way: injection is not the cause.
     Fails,
 }
 
-/// A fault of an image or a configuration shows within this time on a pod that is on its node.
+/// Faults of an image or a configuration show within this time after a pod was scheduled.
 const NO_FAULT: SignedDuration = SignedDuration::from_secs(15);
-/// A container that fails at its start is up if it runs for this, and for twice as long as it did before it failed.
+/// A container that fails at its start has started if it runs for this time, and for twice as long as before its failure.
 const RUNS: SignedDuration = SignedDuration::from_secs(30);
 
-/// Compares a pod without a sidecar with what pods with one show.
+/// Compares a pod without a sidecar with the cause that pods with one show.
 pub fn compare(control: &Pod, cause: &Cause, now: Timestamp) -> Option<Verdict> {
     let age = now.duration_since(control.created);
     let waits = control.waits.as_ref().map(|w| w.what);

@@ -1,4 +1,5 @@
-//! Which sidecars fail, without flapping: a crashing one runs for seconds in between, and one that is being exchanged stands still.
+//! Tracks failing sidecars without flapping: a crashing one runs for a few seconds in between, and one that is being updated is down for a
+//! moment.
 
 use super::breaker::{STEADY, may_fall_back};
 use super::pod::{Fault, Pod, SidecarState};
@@ -6,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Faults by uid of the pod, each until its sidecar has run for a while.
+/// Faults by uid of the pod, each kept until its sidecar has run for a while.
 #[derive(Debug, Default)]
 pub struct Faults(HashMap<Box<str>, Held>);
 
@@ -17,8 +18,7 @@ struct Held {
 }
 
 impl Faults {
-    /// Looks at the pool's pods, but for those that are being exchanged. Returns how long to wait for the next look if nothing changes
-    /// before.
+    /// Checks the pool's pods, except those that are being updated. Returns the wait until the next check if nothing changes before.
     pub fn look(
         &mut self,
         pods: &[Arc<Pod>],

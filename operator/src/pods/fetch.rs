@@ -1,4 +1,4 @@
-//! One question to one sidecar, with a deadline and a bound of bytes: any pod can carry our label.
+//! Queries one sidecar with a deadline and a size limit, because any pod can have the label.
 
 use crate::names;
 use axum::body::{Body, to_bytes};
@@ -15,24 +15,23 @@ use tokio::time::timeout;
 
 /// From the connection to the last byte.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// Longest answer that is read, in bytes.
+/// Longest response in bytes.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum FetchError {
-    /// No connection: a NetworkPolicy, strict mTLS, or nobody listens.
+    /// No connection: a NetworkPolicy, strict mTLS, or a closed port.
     #[error("no connection to its port {}", names::ADMIN_PORT)]
     Unreachable,
-    /// The deadline passed.
     #[error("no answer within a second")]
     TimedOut,
-    /// Something answered, but not a sidecar.
-    #[error("what answers on port {} is no sidecar", names::ADMIN_PORT)]
+    /// The response is not that of a sidecar.
+    #[error("the response on port {} is not that of a sidecar", names::ADMIN_PORT)]
     NoStatus,
 }
 
-/// Asks the sidecar at `ip` for its status.
+/// Queries the status of the sidecar at `ip`.
 pub async fn fetch(ip: IpAddr) -> Result<Status, FetchError> {
     fetch_from(SocketAddr::new(ip, names::ADMIN_PORT), DEADLINE).await
 }
@@ -68,7 +67,7 @@ async fn ask(at: SocketAddr) -> Result<Status, FetchError> {
             .map_err(|_| FetchError::NoStatus)?;
         serde_json::from_slice(&body).map_err(|_| FetchError::NoStatus)
     };
-    // The connection is driven beside the question and ends with it.
+    // The connection is driven concurrently with the request and ends with it.
     tokio::pin!(answer, connection);
     tokio::select! {
         answer = &mut answer => answer,
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silence_and_a_closed_port_are_told_apart() {
+    async fn silence_and_a_closed_port_are_distinguished() {
         let at = served(Vec::new()).await;
         let short = Duration::from_millis(50);
         assert_eq!(fetch_from(at, short).await, Err(FetchError::TimedOut));

@@ -1,14 +1,12 @@
-//! Pods that the API server does not let be changed: each waits by itself, and no other waits for it.
+//! Backoff for pods whose changes the API server refuses, separately for each pod.
 
 use jiff::{SignedDuration, Timestamp};
 use std::collections::HashMap;
 
-/// The first wait.
 const FIRST: SignedDuration = SignedDuration::from_secs(15);
-/// The longest one.
 const LONGEST: SignedDuration = SignedDuration::from_mins(10);
 
-/// Refused pods by uid: until when, and how often.
+/// Refused pods by uid: end of the wait, and number of refusals.
 #[derive(Debug, Default)]
 pub struct Hold(HashMap<Box<str>, (Timestamp, u32)>);
 
@@ -21,27 +19,26 @@ impl Hold {
         *times = times.saturating_add(1);
     }
 
-    /// A change of it was taken.
+    /// A change of this pod was accepted.
     pub fn took(&mut self, uid: &str) {
         self.0.remove(uid);
     }
 
-    /// Forgets all but these.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.0.retain(|uid, _| keep(uid));
     }
 
-    /// It may be tried.
+    /// Whether a change of this pod may be tried.
     pub fn lets(&self, uid: &str, now: Timestamp) -> bool {
         self.0.get(uid).is_none_or(|(until, _)| *until <= now)
     }
 
-    /// None is refused.
+    /// Whether no pod is refused.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// When the next one may be tried.
+    /// The earliest time of the next try.
     pub fn next_at(&self) -> Option<Timestamp> {
         self.0.values().map(|(until, _)| *until).min()
     }

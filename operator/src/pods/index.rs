@@ -1,4 +1,4 @@
-//! Pods by pool, fed by the events of one watch. Every change says which pools it touches.
+//! Pods by pool, fed by the events of one watch. Every change returns the affected pools.
 
 use super::pod::Pod;
 use super::wire::WirePod;
@@ -9,17 +9,14 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Names a pool.
+/// Namespace and name of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolRef {
-    /// Namespace.
     pub namespace: Box<str>,
-    /// Name.
     pub name: Box<str>,
 }
 
 impl PoolRef {
-    /// From its two parts.
     #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
@@ -38,7 +35,7 @@ impl fmt::Display for PoolRef {
 /// Namespace and name of a pod.
 type PodRef = (Box<str>, Box<str>);
 
-/// All labelled pods.
+/// An index of all labelled pods.
 #[derive(Debug, Default)]
 pub struct Index {
     inner: RwLock<Inner>,
@@ -48,9 +45,9 @@ pub struct Index {
 #[derive(Debug, Default)]
 struct Inner {
     pools: HashMap<PoolRef, BTreeMap<Box<str>, Arc<Pod>>>,
-    /// Where each pod stands: a label can change, and then the old pool must let go.
+    /// The pool of each pod. If a pod's label changes, the pod is removed from its old pool.
     homes: HashMap<PodRef, PoolRef>,
-    /// Seen since the list began anew; the others went while nobody watched.
+    /// Pods seen since a list started. At its end, all others are removed.
     listed: Option<HashSet<PodRef>>,
 }
 
@@ -66,13 +63,13 @@ impl Index {
             .unwrap_or_default()
     }
 
-    /// Every pool that some pod names, whether it exists or not.
+    /// Every pool that a pod names, whether it exists or not.
     #[must_use]
     pub fn pools(&self) -> Vec<PoolRef> {
         self.inner.read().pools.keys().cloned().collect()
     }
 
-    /// The pool of some pod of this controller.
+    /// The pool of any pod of this controller.
     #[must_use]
     pub fn pool_of_owner(&self, uid: &str) -> Option<PoolRef> {
         let owned = |pod: &Arc<Pod>| pod.owner.as_ref().is_some_and(|o| *o.uid == *uid);
@@ -84,20 +81,20 @@ impl Index {
         Some(pool.clone())
     }
 
-    /// The first list has been read to its end: counts before that are too small.
+    /// Whether the first list is complete. Counts before that are too small.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         *self.complete.borrow()
     }
 
-    /// Waits until it is.
+    /// Waits until the first list is complete.
     pub async fn completed(&self) {
-        // The sender is our own.
+        // This index holds the sender, so the wait cannot fail.
         let mut complete = self.complete.subscribe();
         let _there = complete.wait_for(|done| *done).await;
     }
 
-    /// Takes a watch event; returns the pools whose pods changed.
+    /// Applies a watch event. Returns the pools whose pods changed.
     pub fn apply(&self, event: Event<WirePod>) -> Vec<PoolRef> {
         let mut inner = self.inner.write();
         match event {

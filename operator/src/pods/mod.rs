@@ -1,6 +1,6 @@
-//! Labelled pods as the operator sees them: a slim type, an index by pool fed by one watch, what their sidecars say over HTTP, and
-//! the small state machines that judge them (breaker, missed, update). Nothing here knows conditions or writes a pool's status.
-//! A full `Pod` is never kept: ten thousand of them shall cost some megabytes.
+//! Labelled pods as the operator sees them: a slim type, an index by pool fed by one watch, the status of their sidecars over HTTP, and the
+//! small state machines that judge them (breaker, missed, update). This module does not know conditions and does not write a pool's status.
+//! Full `Pod` objects are never kept, so that ten thousand pods take a few megabytes.
 
 mod away;
 mod breaker;

@@ -1,4 +1,4 @@
-//! The slim pod: its name, its owner, what injection did to it, and how its sidecar is.
+//! A slim pod: its name, its owner, the result of injection, and the state of its sidecar.
 
 use crate::inject::Verdict;
 use jiff::{SignedDuration, Timestamp};
@@ -9,150 +9,139 @@ use std::net::IpAddr;
 /// A pod with the pool label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// Name.
     pub name: Box<str>,
-    /// Namespace.
     pub namespace: Box<str>,
-    /// Uid: a StatefulSet gives the same name again.
+    /// Uid. A StatefulSet reuses names.
     pub uid: Box<str>,
     /// Value of the pool label.
     pub pool: Box<str>,
-    /// When the API server stored it.
+    /// Creation time.
     pub created: Timestamp,
-    /// Deletion was asked for.
+    /// Deletion was requested.
     pub deleting: bool,
-    /// Phase.
     pub phase: Phase,
-    /// All its containers are ready, its readiness gates too.
+    /// All containers and readiness gates are ready.
     pub ready: bool,
-    /// Address, once it has one.
+    /// IP address, once it has one.
     pub ip: Option<IpAddr>,
-    /// Its controller.
     pub owner: Option<Owner>,
-    /// What the webhook stamped; absent = the webhook did not see it.
+    /// The webhook's annotation. `None` if the webhook did not see the pod.
     pub injection: Option<Injection>,
-    /// Generation of the pool in its config; absent = it has no config that can be read.
+    /// Generation of the pool in the pod's config. `None` without a readable config.
     pub config_generation: Option<u64>,
-    /// Our sidecar; absent = it was not injected.
+    /// The sidecar. `None` if the pod was not injected.
     pub sidecar: Option<Sidecar>,
-    /// What the last exchange of its image in place left to know; absent = there was none.
+    /// The record of the last change of its image in place. `None` if there was none.
     pub exchange: Option<Box<Exchange>>,
-    /// What it waits for before any container can start; absent = nothing that is known.
+    /// What the pod waits for before any container can start. `None` if nothing is known.
     pub waits: Option<Box<Waits>>,
-    /// Containers of its own: of an injected pod vLLM's alone, of one that the breaker let through all, of others none.
+    /// The pod's own containers that are tracked: vLLM's container of an injected pod, all containers of a pod that the breaker let
+    /// through, otherwise none.
     pub own: Box<[Own]>,
-    /// It was evicted, preempted or ended with its node: that a container ended then says nothing about it.
+    /// The pod was evicted, preempted or ended with its node. The exit of a container then means nothing.
     pub disrupted: bool,
 }
 
 /// What a pod without a started container waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waits {
-    /// For what.
     pub what: WaitsFor,
-    /// What injection adds to a pod can be the reason.
+    /// Injection can be the cause.
     pub maybe_ours: bool,
-    /// The scheduler's sentence, shortened; empty for volumes.
+    /// The scheduler's message, truncated; empty for volumes.
     pub message: Box<str>,
 }
 
-/// See [`Waits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitsFor {
-    /// No node takes the pod.
+    /// A node with enough resources.
     Node,
-    /// It has a node that does not make its sandbox, mostly because a volume cannot be mounted.
+    /// The node has not created the pod's sandbox, usually because a volume cannot be mounted.
     Volumes,
 }
 
 /// A container of the pod's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Own {
-    /// Name.
     pub name: Box<str>,
-    /// State.
     pub state: SidecarState,
     /// Restarts by the kubelet.
     pub restarts: u32,
-    /// Has a readiness probe, so that a ready pod says something about it.
+    /// Whether it has a readiness probe, so that the pod's readiness includes it.
     pub probed: bool,
-    /// Injection has set PYTHONPATH without knowing what the image sets by ENV.
+    /// Injection has set PYTHONPATH without knowing the image's own value.
     pub path_unknown: bool,
-    /// How it ended last.
+    /// Its last exit.
     pub exit: Option<Box<Exit>>,
 }
 
-/// How a container ended.
+/// The exit of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exit {
-    /// Exit code.
     pub code: i32,
     /// `Error`, `OOMKilled`, ...
     pub reason: Box<str>,
-    /// Its last words, where it leaves any; shortened.
+    /// The container's termination message, truncated.
     pub message: Box<str>,
     /// How long it had run.
     pub ran: SignedDuration,
 }
 
-/// A container that ran longer than this before it ended had started: its end is no failure to start.
+/// A container that ran longer than this had started. Its exit is not a failure to start.
 const STARTED: SignedDuration = SignedDuration::from_mins(10);
 
-/// Stamped into a pod when the image of a working sidecar is exchanged in place, so that the next leader can take it back.
+/// Stamped into a pod when the image of a working sidecar is changed in place, so that the next leader can restore it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exchange {
-    /// Image before.
+    /// Previous image.
     pub image: Box<str>,
-    /// Hash of its settings before.
+    /// Hash of the previous settings.
     #[serde(default)]
     pub hash: Box<str>,
-    /// When.
+    /// Time of the change.
     pub at: Time,
 }
 
-/// Phase of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum Phase {
-    /// Not all containers were started once.
+    /// Not all containers have been started.
     #[default]
     Pending,
-    /// On a node, started.
+    /// Scheduled and started.
     Running,
-    /// Ended well.
+    /// All containers ended successfully.
     Succeeded,
-    /// Ended badly.
+    /// A container ended with an error.
     Failed,
-    /// The node does not answer, or a phase that is not known here.
+    /// The node does not answer, or the phase is unknown.
     #[serde(other)]
     Unknown,
 }
 
-/// The controller of a pod, as events need it.
+/// The controller of a pod, as needed for events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// `apps/v1`.
+    /// For example `apps/v1`.
     pub api_version: Box<str>,
-    /// `ReplicaSet`.
+    /// For example `ReplicaSet`.
     pub kind: Box<str>,
-    /// Name.
     pub name: Box<str>,
-    /// Uid.
     pub uid: Box<str>,
 }
 
-/// What is kept of the webhook's annotation.
+/// The kept part of the webhook's annotation.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct Injection {
-    /// Whether the webhook gave it a sidecar; absent = it does not say so.
+    /// Whether the webhook injected the pod. `None` if the annotation does not say so.
     pub result: Option<Verdict>,
-    /// Name of the refusal, or of what an injected pod lacks; empty where there is neither.
+    /// Name of the refusal or the shortfall; empty without one.
     pub reason: Box<str>,
-    /// What it means for this pod.
+    /// What the reason means for this pod.
     pub message: Box<str>,
-    /// Version of the operator that answered.
+    /// Version of the operator that decided.
     pub version: Box<str>,
-    /// Hash of the settings that were injected.
+    /// Hash of the injected settings.
     pub hash: Box<str>,
 }
 
@@ -161,34 +150,31 @@ pub struct Injection {
 pub struct Sidecar {
     /// Image in the spec.
     pub image: Box<str>,
-    /// Image that the kubelet reports.
+    /// Image reported by the kubelet.
     pub image_in_use: Box<str>,
     /// Restarts by the kubelet.
     pub restarts: u32,
-    /// State.
     pub state: SidecarState,
-    /// State of our init container, which uses the same image and holds the pod up as the sidecar does; absent = nothing is known.
+    /// State of the added init container, which has the same image and can block the pod too. `None` if nothing is known.
     pub init: Option<Box<SidecarState>>,
 }
 
 /// State of the sidecar's container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SidecarState {
-    /// The kubelet has said nothing about it yet.
+    /// The kubelet has not reported it yet.
     Unseen,
-    /// It is not started.
     Waiting {
         /// `PodInitializing`, `ErrImagePull`, ...
         reason: Box<str>,
-        /// Sentence of the kubelet, shortened.
+        /// The kubelet's message, truncated.
         message: Box<str>,
     },
-    /// It runs.
     Running {
         /// Start of the process.
         since: Timestamp,
     },
-    /// It ended and was not started again yet.
+    /// Ended and not restarted yet.
     Terminated {
         /// `Completed`, `OOMKilled`, ...
         reason: Box<str>,
@@ -198,16 +184,16 @@ pub enum SidecarState {
 /// Why a sidecar does not start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault<'a> {
-    /// Name: the kubelet's, or `ImageNotPulled`.
+    /// Name of the reason: the kubelet's, or `ImageNotPulled`.
     pub reason: &'a str,
-    /// Sentence of the kubelet; may be empty.
+    /// The kubelet's message; may be empty.
     pub message: &'a str,
 }
 
-/// Of a container that ended with 0.
+/// Reason of a container that exited with 0.
 const COMPLETED: &str = "Completed";
 
-/// Reasons of a waiting container that do not pass by themselves: image, configuration, crash.
+/// Persistent reasons of a waiting container: image, configuration, crash.
 const STUCK: [&str; 13] = [
     "CrashLoopBackOff",
     "CreateContainerConfigError",
@@ -225,13 +211,13 @@ const STUCK: [&str; 13] = [
 ];
 
 impl Pod {
-    /// Neither ended nor about to go: what status counts.
+    /// Whether the pod has neither ended nor is being deleted. Status counts these pods.
     #[must_use]
     pub fn is_active(&self) -> bool {
         !self.deleting && !matches!(self.phase, Phase::Succeeded | Phase::Failed)
     }
 
-    /// Name of the refusal that the webhook stamped.
+    /// Name of the webhook's refusal.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
         let injection = self.injection.as_ref()?;
@@ -239,13 +225,13 @@ impl Pod {
         (refused && !injection.reason.is_empty()).then_some(&*injection.reason)
     }
 
-    /// It asked for a pool and has no sidecar because injection is paused.
+    /// Whether the pod has no sidecar because injection is paused.
     #[must_use]
     pub fn is_let_through(&self) -> bool {
         self.refusal() == Some(crate::inject::Reason::InjectionPaused.name())
     }
 
-    /// Name of what it lacks although it was injected, as the webhook stamped it.
+    /// Name of the shortfall that the webhook recorded.
     #[must_use]
     pub fn shortfall(&self) -> Option<&str> {
         let injection = self.injection.as_ref()?;
@@ -253,7 +239,7 @@ impl Pod {
         (injected && !injection.reason.is_empty()).then_some(&*injection.reason)
     }
 
-    /// Hash of the settings in it; empty when unknown.
+    /// Hash of its settings; empty if unknown.
     #[must_use]
     pub fn hash(&self) -> &str {
         self.injection.as_ref().map_or("", |i| &i.hash)
@@ -271,19 +257,19 @@ impl Pod {
         self.own.first().filter(|_| self.sidecar.is_some())
     }
 
-    /// vLLM of an injected pod, or something in one that was let through, has run.
+    /// Whether vLLM of an injected pod, or a container of a pod that was let through, has run.
     #[must_use]
     pub fn has_started(&self) -> bool {
         self.own.iter().any(Own::has_started)
     }
 
-    /// vLLM of an injected pod runs now.
+    /// Whether vLLM of an injected pod is running.
     #[must_use]
     pub fn engine_runs(&self) -> bool {
         self.engine().is_some_and(|e| e.running_since().is_some())
     }
 
-    /// How this container ended that fails again and again; where it is not restarted, once is enough.
+    /// The exit of a container that fails repeatedly. Without restarts, one failure is enough.
     #[must_use]
     pub fn crash_loop<'p>(&self, own: &'p Own) -> Option<&'p Exit> {
         let exit = own.exit.as_deref()?;
@@ -292,14 +278,14 @@ impl Pod {
         (ended && again && exit.code != 0 && exit.ran < STARTED).then_some(exit)
     }
 
-    /// This container has started for good: it is ready where it says so by a probe, else it has run for a while.
+    /// Whether this container has started for good: it is ready according to a probe, or without a probe it has run for a while.
     #[must_use]
     pub fn is_up(&self, own: &Own, now: Timestamp) -> bool {
         let ran = own.running_since().map(|since| now.duration_since(since));
         ran.is_some_and(|ran| ran >= STARTED || (own.probed && self.ready))
     }
 
-    /// Where its sidecar answers; only while it runs.
+    /// Address of its sidecar, while the sidecar runs.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         let running = self.sidecar.as_ref().is_some_and(Sidecar::runs);
@@ -308,13 +294,13 @@ impl Pod {
 }
 
 impl Own {
-    /// It runs or has run.
+    /// Whether it runs or has run.
     #[must_use]
     pub fn has_started(&self) -> bool {
         self.exit.is_some() || self.running_since().is_some()
     }
 
-    /// Start of the process that runs now.
+    /// Start of the current process.
     #[must_use]
     pub fn running_since(&self) -> Option<Timestamp> {
         match self.state {
@@ -323,7 +309,7 @@ impl Own {
         }
     }
 
-    /// Why it does not start, if its image or its configuration is the reason.
+    /// Why it does not start, if its image or its configuration is the cause.
     #[must_use]
     pub fn fault(&self) -> Option<Fault<'_>> {
         self.state.stuck()
@@ -331,21 +317,21 @@ impl Own {
 }
 
 impl Sidecar {
-    /// Its process is alive.
+    /// Whether its process is running.
     #[must_use]
     pub fn runs(&self) -> bool {
         matches!(self.state, SidecarState::Running { .. })
     }
 
-    /// Our init container has done its work, so that the pod's own containers start.
+    /// Whether the added init container has finished, so that the pod's own containers start.
     #[must_use]
     pub fn lets_the_pod_start(&self) -> bool {
         let ended = |s: &SidecarState| matches!(s, SidecarState::Terminated { reason } if &**reason == COMPLETED);
         self.init.as_deref().is_some_and(ended)
     }
 
-    /// Why it, or the init container, does not start, if so. An image that was patched in place and cannot be pulled shows as a
-    /// completed container with another image than the spec's, never as a pull error; one that ended otherwise is being restarted.
+    /// Why the sidecar or the init container does not start, if so. After a change in place, an image that cannot be pulled shows as a
+    /// completed container with another image than the spec's, never as a pull error. A container that ended otherwise is being restarted.
     #[must_use]
     pub fn fault(&self) -> Option<Fault<'_>> {
         let stuck = [Some(&self.state), self.init.as_deref()]
@@ -359,7 +345,7 @@ impl Sidecar {
             matches!(&self.state, SidecarState::Terminated { reason } if &**reason == COMPLETED);
         (ended && !same_image(&self.image, &self.image_in_use)).then_some(Fault {
             reason: "ImageNotPulled",
-            message: "the old sidecar was stopped and the new image is not there",
+            message: "the old sidecar was stopped, and the new image is not on the node",
         })
     }
 }
@@ -375,7 +361,7 @@ impl SidecarState {
     }
 }
 
-/// Whether two references name one image: runtimes write the default registry out.
+/// Whether two references name the same image. Runtimes add the default registry.
 pub(super) fn same_image(a: &str, b: &str) -> bool {
     fn short(image: &str) -> &str {
         let image = image.strip_prefix("docker.io/").unwrap_or(image);

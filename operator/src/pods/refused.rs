@@ -1,5 +1,5 @@
-//! Pods that the API server refuses before they exist (quota, limit range, Pod Security, another webhook): nobody sees them but their
-//! controller, which writes an event `FailedCreate`. Those of workloads with our label are evidence for the breaker of their pool.
+//! Pods that the API server refuses before they exist (quota, limit range, Pod Security, another webhook). Only their controller sees the
+//! error, and writes a `FailedCreate` event. Such events of labelled workloads are evidence for the breaker of their pool.
 
 use super::index::{Index, PoolRef};
 use super::pod::Owner;
@@ -22,24 +22,23 @@ use tracing::{debug, warn};
 
 /// How long a refusal is kept.
 const COUNTS: SignedDuration = SignedDuration::from_mins(5);
-/// Longest note that is kept, in characters.
+/// Longest message that is kept, in characters.
 const NOTE_CHARS_MAX: usize = 300;
-/// Workloads whose label is remembered.
+/// Maximum workloads whose label is cached.
 const OWNERS_MAX: usize = 4096;
-/// How long the label of a workload is remembered.
+/// How long the label of a workload is cached.
 const OWNER_COUNTS: SignedDuration = SignedDuration::from_mins(10);
 
-/// Most refused workloads of one pool that are kept.
+/// Maximum refused workloads that are kept per pool.
 const REFUSED_MAX: usize = 256;
 
 /// A workload whose pods are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// The workload.
     pub owner: Owner,
-    /// What the API server said.
+    /// The API server's message.
     pub message: Box<str>,
-    /// When, last.
+    /// Time of the last refusal.
     pub at: Timestamp,
 }
 
@@ -48,7 +47,7 @@ pub struct Refused {
 pub struct Refusals(Mutex<HashMap<PoolRef, Vec<Refused>>>);
 
 impl Refusals {
-    /// What was refused lately of a pool.
+    /// Recent refusals of a pool.
     #[must_use]
     pub fn of(&self, pool: &PoolRef, now: Timestamp) -> Vec<Refused> {
         let mut all = self.0.lock();
@@ -73,7 +72,7 @@ impl Refusals {
     }
 }
 
-/// Follows the events and yields the pools that have a new refusal. Never ends.
+/// Watches the events and yields pools with a new refusal. Never ends.
 pub fn watch_refusals(
     client: Client,
     index: Arc<Index>,
@@ -95,7 +94,7 @@ pub fn watch_refusals(
             let (owners, refusals) = (owners.clone(), refusals.clone());
             let event = event.inspect_err(|e| {
                 metrics.add("watch_errors_total", &["Event"], 1);
-                warn!(error = %e, "watch of events broke; it begins anew");
+                warn!(error = %e, "watch of events failed; restarting it");
             });
             async move {
                 let event = event.ok()?;
@@ -109,7 +108,7 @@ pub fn watch_refusals(
         })
 }
 
-/// An event as far as it matters.
+/// The needed part of an event.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct WireEvent {
@@ -175,7 +174,7 @@ impl Resource for WireEvent {
     }
 }
 
-/// Which pool a workload's pods ask for.
+/// Maps workloads to the pools that their pods request.
 struct Owners {
     client: Client,
     index: Arc<Index>,
@@ -204,13 +203,13 @@ impl Owners {
         pool
     }
 
-    /// What its template says. Kinds that may not be read tell nothing: then a pod of it has to.
+    /// The pool in the workload's template. `None` for kinds that may not be read; then a pod of the workload decides.
     async fn label(&self, owner: &ObjectReference) -> Option<String> {
         let (api_version, kind) = (owner.api_version.as_deref()?, owner.kind.as_deref()?);
         let (namespace, name) = (owner.namespace.as_deref()?, owner.name.as_deref()?);
         template_pool(self.client.clone(), api_version, kind, namespace, name)
             .await
-            .inspect_err(|e| debug!(error = %e, kind, "workload not read"))
+            .inspect_err(|e| debug!(error = %e, kind, "workload cannot be read"))
             .ok()?
     }
 }

@@ -1,10 +1,10 @@
-//! Which pool the pods of a workload will ask for: what its template says.
+//! Finds the pool that the pods of a workload will request, from its template.
 
 use crate::names;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 
-/// The label (or annotation) in the workload's template; `None`: it has neither. Kinds that may not be read are an error.
+/// The label (or annotation) in the workload's template. `None` if it has neither. Errors: a kind that may not be read.
 pub async fn template_pool(
     client: Client,
     api_version: &str,

@@ -1,4 +1,4 @@
-//! Pods for the tests of this folder and of those that judge pods.
+//! Pods for the tests of this folder and of modules that judge pods.
 
 use super::pod::Own;
 use super::{Injection, Owner, Phase, Pod, Sidecar, SidecarState};
@@ -10,7 +10,7 @@ pub fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_020 + second).unwrap()
 }
 
-/// A ready pod of pool `n/p`, created at second 0, of a ReplicaSet, without sidecar and annotation.
+/// A ready pod of pool `n/p`, created at second 0, owned by a ReplicaSet, without sidecar and annotation.
 pub fn pod(name: &str) -> Pod {
     Pod {
         name: name.into(),
@@ -50,7 +50,7 @@ pub fn engine(state: SidecarState) -> Own {
     }
 }
 
-/// The same with a sidecar of hash `h` in this state.
+/// Such a pod with a sidecar of hash `h` in this state.
 pub fn injected(name: &str, state: SidecarState) -> Pod {
     Pod {
         injection: Some(Injection {
@@ -72,12 +72,12 @@ pub fn injected(name: &str, state: SidecarState) -> Pod {
     }
 }
 
-/// The same with a sidecar that runs since second 1.
+/// Such a pod with a sidecar that runs since second 1.
 pub fn running(name: &str) -> Pod {
     injected(name, SidecarState::Running { since: at(1) })
 }
 
-/// The same with a sidecar that waits for this reason.
+/// Such a pod with a sidecar that waits for this reason.
 pub fn waiting(name: &str, reason: &str) -> Pod {
     let state = SidecarState::Waiting {
         reason: reason.into(),
@@ -86,7 +86,7 @@ pub fn waiting(name: &str, reason: &str) -> Pod {
     injected(name, state)
 }
 
-/// The same, refused by the webhook for this reason.
+/// Such a pod, refused by the webhook for this reason.
 pub fn refused(name: &str, reason: &str) -> Pod {
     Pod {
         injection: Some(Injection {

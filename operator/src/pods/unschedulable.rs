@@ -1,9 +1,9 @@
-//! What the scheduler says of a pod that no node takes: whether what injection adds can be the reason. The scheduler names, for
-//! each node, the first filter that refused the pod: a node that lacks nothing but what we ask for might take the pod without us.
+//! Parses the scheduler's message for an unschedulable pod: whether injection can be the cause. The scheduler names, for each node, the
+//! first filter that refused the pod. A node that lacks only what the sidecar requests might accept the pod without it.
 
-/// Resources that a sidecar asks for.
+/// Resources that a sidecar requests.
 const RESOURCES: [&str; 4] = ["memory", "cpu", "ephemeral-storage", "hugepages-"];
-/// How the scheduler names trouble with volumes.
+/// The scheduler's messages about volumes.
 const VOLUMES: [&str; 4] = [
     "persistentvolumeclaim",
     "storageclass",
@@ -11,8 +11,7 @@ const VOLUMES: [&str; 4] = [
     "free storage",
 ];
 
-/// Whether some node refuses the pod for nothing but room or volumes that a sidecar adds. `has_claim`: the sidecar has a disk with
-/// a claim of its own.
+/// Whether some node refuses the pod only for room or volumes that a sidecar adds. `has_claim`: the sidecar's disk tier has its own claim.
 #[must_use]
 pub fn maybe_ours(message: &str, has_claim: bool) -> bool {
     let message = message.split("preemption:").next().unwrap_or_default();
@@ -29,7 +28,7 @@ pub fn maybe_ours(message: &str, has_claim: bool) -> bool {
         {
             Some((_, why)) if is_ours(why, has_claim) => ours = true,
             Some((count, _)) => left -= count,
-            // A reason of the pod as a whole, or the rest of a reason with a comma in it.
+            // A reason of the whole pod, or the rest of a reason that contains a comma.
             None => ours |= is_ours(reason, has_claim),
         }
     }
@@ -64,7 +63,7 @@ mod tests {
                 "0/2 nodes are available: 2 Insufficient hugepages-2Mi.",
                 true,
             ),
-            // The one node that has too little memory has no GPU either.
+            // The only node with too little memory has no GPU either.
             (
                 "0/2 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu.",
                 false,

@@ -1,5 +1,5 @@
-//! Updates of running pods, where the operator may patch them: a newer config, and another image of the sidecar, one pod first.
-//! Pure: pods and time in, at most one step out. Steps are taken by who calls this, and what became of them is told back.
+//! Updates of running pods, if the operator may patch them: a newer config, and a new image of the sidecar, with one pod as the canary.
+//! Pure: pods and time in, at most one step out. The caller executes the steps and reports the results.
 
 pub use step::{Goal, Setback, Step, Was};
 
@@ -11,17 +11,17 @@ use kvcachepool_protocol::status::State;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The kubelet writes a new config into the pod in this time; a sidecar that starts before would read the old one.
+/// The kubelet writes a new config into the pod within this time. A sidecar that starts earlier would read the old one.
 const CONFIG_WRITTEN: SignedDuration = SignedDuration::from_secs(2);
-/// Between two looks while a sidecar is being exchanged.
+/// Interval between checks while a sidecar is being updated.
 const LOOK: SignedDuration = SignedDuration::from_secs(2);
-/// How long nothing is tried after the API server refused one patch after the other.
+/// Wait after the API server refused several patches in a row.
 const PAUSE: SignedDuration = SignedDuration::from_secs(15);
-/// How long an exchange that a leader before this one began may be taken back.
+/// How long an update by an earlier leader may be rolled back.
 const ADOPTED_WITHIN: SignedDuration = SignedDuration::from_mins(10);
-/// Configs that are patched in one look.
+/// Maximum configs patched per check.
 const CONFIGS_MAX: usize = 20;
-/// Sidecars that are exchanged at a time once one has proved the image: every tenth, and never more than this.
+/// Maximum sidecars updated at a time after the image is proven: a tenth of the pods, and at most this.
 const AWAY_MAX: usize = 10;
 
 /// The state machine of one pool.
@@ -29,11 +29,11 @@ const AWAY_MAX: usize = 10;
 pub struct Update {
     image: Box<str>,
     generation: u64,
-    /// A sidecar with this image has run for a while and said that it serves.
+    /// A sidecar with this image has run for a while and reported that it serves.
     proven: bool,
-    /// Pods (by uid) whose sidecar is being exchanged.
+    /// Pods (by uid) whose sidecar is being updated.
     away: BTreeMap<Box<str>, Away>,
-    /// Pods whose sidecar was exchanged and came up; watched while others wait for their turn.
+    /// Pods whose sidecar was updated and started. They are watched while others wait.
     done: BTreeMap<Box<str>, Away>,
     config_at: Option<Timestamp>,
     setback: Option<Setback>,
@@ -42,7 +42,7 @@ pub struct Update {
 }
 
 impl Update {
-    /// The update of a leader before this one, which left its message in the status of this generation.
+    /// Restores the update of an earlier leader, which left its message in the status of this generation.
     #[must_use]
     pub fn rolled_back(goal: &Goal<'_>, message: &str) -> Self {
         Self {
@@ -55,25 +55,25 @@ impl Update {
         }
     }
 
-    /// What keeps pods from being updated.
+    /// Why pods are not updated, if so.
     #[must_use]
     pub fn setback(&self) -> Option<&Setback> {
         self.setback.as_ref()
     }
 
-    /// This pod's sidecar is being exchanged: that it stands still for a moment is no fault.
+    /// Whether this pod's sidecar is being updated. It may be down for a moment then.
     #[must_use]
     pub fn is_away(&self, pod: &Pod) -> bool {
         self.away.contains_key(&pod.uid)
     }
 
-    /// Looks at the pool's pods.
+    /// The next step for the pool's pods.
     pub fn next(&mut self, pods: &[Arc<Pod>], goal: &Goal<'_>, now: Timestamp) -> Step {
-        self.aim(goal);
+        self.set_goal(goal);
         let pods: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.is_active()).collect();
         let waits = |uid: &str| {
             let pod = pods.iter().find(|p| *p.uid == *uid);
-            pod.is_some_and(|p| self.away.contains_key(uid) || lacks(p, goal))
+            pod.is_some_and(|p| self.away.contains_key(uid) || needs_change(p, goal))
         };
         self.hold.retain(waits);
         if self.hold.is_empty() && !self.gave_up() {
@@ -87,11 +87,11 @@ impl Update {
         let there = |uid: &str| pods.iter().any(|p| *p.uid == *uid);
         self.away.retain(|uid, _| there(uid));
         self.done.retain(|uid, _| there(uid));
-        let asked = self.arrived(&pods, now);
+        let to_query = self.complete_arrived(&pods, now);
         if let Some(step) = self.failed(&pods, now) {
             return step;
         }
-        if let Some(pod) = asked {
+        if let Some(pod) = to_query {
             return Step::Ask(pod);
         }
         let free: Vec<&Arc<Pod>> = pods
@@ -99,7 +99,7 @@ impl Update {
             .copied()
             .filter(|p| self.hold.lets(&p.uid, now))
             .collect();
-        if let Some(step) = self.cure(&free, goal) {
+        if let Some(step) = self.update_hanging(&free, goal) {
             return step;
         }
         if let Some(step) = self.configs(&free, goal, now) {
@@ -108,7 +108,7 @@ impl Update {
         self.images(&pods, &free, goal, now)
     }
 
-    /// When to look again if nothing changes before.
+    /// When to check again if nothing changes before.
     #[must_use]
     pub fn look_again(&self, now: Timestamp) -> Option<SignedDuration> {
         let pause = self.paused_until.map(|until| until.duration_since(now));
@@ -124,25 +124,25 @@ impl Update {
             .min()
     }
 
-    /// Pods were given the pool's config.
+    /// Records that pods got the pool's config.
     pub fn configured(&mut self, now: Timestamp) {
         self.config_at = Some(now);
     }
 
-    /// A pod is about to be given the image. Said before the API server is asked: what it did is not always heard.
+    /// Records that a pod is about to get the image. Called before the API request, because its response may be lost.
     pub fn exchanging(&mut self, pod: &Pod, now: Timestamp) {
-        // A sidecar that did not run has nothing to go back to.
+        // A sidecar that did not run cannot be rolled back to a working state.
         if pod.address().is_some() {
             self.away.insert(pod.uid.clone(), Away::of(pod, now));
         }
     }
 
-    /// It was not: the pod is as it was.
+    /// Records that the pod was not changed.
     pub fn not_exchanged(&mut self, pod: &Pod) {
         self.away.remove(&pod.uid);
     }
 
-    /// A new sidecar answered.
+    /// Records the answer of a new sidecar.
     pub fn answered(&mut self, pod: &Pod, state: State) {
         let Some(away) = self.away.get_mut(&pod.uid) else {
             return;
@@ -154,13 +154,13 @@ impl Update {
         }
     }
 
-    /// A pod was given back what it had. Returns what to say of it.
+    /// Records that a pod was rolled back. Returns the message for its event.
     pub fn put_back(&mut self, pod: &Pod, was: &Was) -> String {
         self.away.remove(&pod.uid);
         self.done.remove(&pod.uid);
         self.hold.took(&pod.uid);
         let message = format!(
-            "pod {} {} and has its old image again; edit the pool to have it tried again",
+            "pod {} {}, and its old image was restored; edit the pool to retry",
             pod.name,
             was.trouble.sentence(pod, &self.image)
         );
@@ -168,12 +168,12 @@ impl Update {
         message
     }
 
-    /// The API server took a change of a pod.
+    /// Records that the API server accepted a change of a pod.
     pub fn took(&mut self, pod: &Pod) {
         self.hold.took(&pod.uid);
     }
 
-    /// The API server did not take a change of a pod; that one waits, each time longer.
+    /// Records that the API server refused a change of a pod. Retries of that pod come at growing intervals.
     pub fn refused(&mut self, pod: &Pod, setback: Setback, now: Timestamp) {
         self.hold.refused(&pod.uid, now);
         if !self.gave_up() {
@@ -181,7 +181,7 @@ impl Update {
         }
     }
 
-    /// It took none of several: nothing is tried for a moment.
+    /// Records that all of several changes were refused. Nothing is tried for a moment.
     pub fn pause(&mut self, now: Timestamp) {
         self.paused_until = Some(now + PAUSE);
     }
@@ -190,8 +190,8 @@ impl Update {
         matches!(self.setback, Some(Setback::RolledBack(_)))
     }
 
-    /// Another image, or an edit of the pool, is a new beginning.
-    fn aim(&mut self, goal: &Goal<'_>) {
+    /// Starts again after another image or an edit of the pool.
+    fn set_goal(&mut self, goal: &Goal<'_>) {
         if *self.image != *goal.image {
             *self = Self {
                 image: goal.image.into(),
@@ -205,8 +205,8 @@ impl Update {
         }
     }
 
-    /// Takes over what a leader before this one left half done: a sidecar that does not come up since its image was exchanged, as the
-    /// stamp in the pod says.
+    /// Takes over unfinished updates of an earlier leader: sidecars that have not started since their image was changed, according to the
+    /// stamp in the pod.
     fn adopt(&mut self, pods: &[&Arc<Pod>], now: Timestamp) {
         for pod in pods {
             let (Some(sidecar), Some(exchange)) = (&pod.sidecar, &pod.exchange) else {
@@ -221,8 +221,8 @@ impl Update {
         }
     }
 
-    /// Lets pods go whose new sidecar has run for a while, if the image is proven; else returns one to ask.
-    fn arrived(&mut self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Arc<Pod>> {
+    /// Completes pods whose new sidecar has run for a while, if the image is proven. Otherwise returns one to query.
+    fn complete_arrived(&mut self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Arc<Pod>> {
         let mut steady = Vec::new();
         for pod in pods {
             if let Some(away) = self.away.get_mut(&pod.uid)
@@ -240,7 +240,7 @@ impl Update {
         None
     }
 
-    /// A pod whose new sidecar does not come up, or does not stay.
+    /// A rollback of a pod whose new sidecar does not start or does not keep running.
     fn failed(&self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Step> {
         pods.iter()
             .filter(|pod| self.hold.lets(&pod.uid, now))
@@ -271,8 +271,8 @@ impl Update {
         None
     }
 
-    /// Pods that hang have no sidecar to lose: they get another image whatever the pool says of updates.
-    fn cure(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>) -> Option<Step> {
+    /// Hanging pods have no working sidecar to lose, so they get another image independent of the pool's update strategy.
+    fn update_hanging(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>) -> Option<Step> {
         if self.gave_up() {
             return None;
         }
@@ -313,7 +313,8 @@ impl Update {
         if chosen.is_empty() {
             return Step::Rest;
         }
-        self.spoilt(all, goal, now).unwrap_or(Step::Image(chosen))
+        self.roll_back_crashing(all, goal, now)
+            .unwrap_or(Step::Image(chosen))
     }
 
     fn others<'p>(
@@ -327,9 +328,14 @@ impl Update {
             .filter(|p| !self.away.contains_key(&p.uid))
     }
 
-    /// Before another sidecar is risked: one that was exchanged and crashes since is put back, and while another one with the image
-    /// crashes none is risked.
-    fn spoilt(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>, now: Timestamp) -> Option<Step> {
+    /// Runs before another sidecar is put at risk. Rolls back an updated sidecar that crashes, and waits while another one with the image
+    /// crashes.
+    fn roll_back_crashing(
+        &self,
+        pods: &[&Arc<Pod>],
+        goal: &Goal<'_>,
+        now: Timestamp,
+    ) -> Option<Step> {
         let crashed = pods.iter().find_map(|pod| {
             let away = self.done.get(&pod.uid)?;
             let step = || match self.hold.lets(&pod.uid, now) {
@@ -366,8 +372,8 @@ fn hangs(pod: &Pod, goal: &Goal<'_>) -> bool {
     pod.fault().is_some() || (goal.in_place && ended(pod))
 }
 
-/// There is something to change in it.
-fn lacks(pod: &Pod, goal: &Goal<'_>) -> bool {
+/// Whether the pod needs a change.
+fn needs_change(pod: &Pod, goal: &Goal<'_>) -> bool {
     let other = pod
         .sidecar
         .as_ref()
@@ -375,7 +381,7 @@ fn lacks(pod: &Pod, goal: &Goal<'_>) -> bool {
     has_older_config(pod, goal) || (other && (goal.in_place || hangs(pod, goal)))
 }
 
-/// Its sidecar ended and was not started again.
+/// Whether its sidecar has ended and was not restarted.
 fn ended(pod: &Pod) -> bool {
     let ended = |s: &Sidecar| matches!(s.state, SidecarState::Terminated { .. });
     pod.sidecar.as_ref().is_some_and(ended)

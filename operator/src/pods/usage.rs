@@ -1,4 +1,4 @@
-//! What the sidecars of one pool said over HTTP: whom to ask next, the last answer of each, and the sum of them.
+//! The statuses of one pool's sidecars: which sidecars to query next, the last answer of each, and their sum.
 
 use super::fetch::FetchError;
 use super::pod::Pod;
@@ -8,13 +8,13 @@ use kvcachepool_protocol::status::{State, Status};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Pods of one pool that are asked in one round.
+/// Maximum pods of one pool that are queried per round.
 pub const ASKED_MAX: usize = 20;
-/// Between two rounds, at most.
+/// Maximum interval between two rounds.
 const ROUND: SignedDuration = SignedDuration::from_secs(60);
-/// How long an answer counts at least.
+/// Minimum time for which an answer is valid.
 const FRESH_MIN: SignedDuration = SignedDuration::from_mins(10);
-/// Reasons that are told apart; a sidecar's codes are few.
+/// Maximum distinct reasons. A sidecar has only a few codes.
 const TROUBLES_MAX: usize = 8;
 
 /// Answers of one pool's sidecars.
@@ -22,24 +22,24 @@ const TROUBLES_MAX: usize = 8;
 pub struct PoolUsage {
     pods: HashMap<Box<str>, Known>,
     window: Window,
-    /// Every pod was asked once: sums before that are too small.
+    /// Every pod was queried once. Sums before that are too small.
     known: bool,
-    /// So it will be when the round under way is over.
+    /// `known` becomes true when the current round ends.
     completes: bool,
-    /// Questions so far.
+    /// Number of queries so far.
     turn: u64,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Number of the last question to it.
+    /// Number of the last query of this pod.
     turn: Option<u64>,
     answer: Option<Answer>,
-    /// The last try failed so.
+    /// Error of the last query.
     failed: Option<FetchError>,
 }
 
-/// What is kept of a sidecar's status.
+/// The kept part of a sidecar's status.
 #[derive(Debug)]
 struct Answer {
     at: Timestamp,
@@ -47,77 +47,76 @@ struct Answer {
     attached: bool,
     version: Box<str>,
     state: State,
-    /// Code and sentence of the first reason.
+    /// Code and message of the first reason.
     reason: Option<(Box<str>, Box<str>)>,
     tiers: Vec<TierUse>,
 }
 
-/// A tier of one sidecar, or of all that were asked.
+/// A tier of one sidecar, or of all queried sidecars.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TierUse {
     /// `memory`, ...
     pub name: Box<str>,
-    /// Of one: its state. Of all: `Ready`, `Degraded` where some are not, `Off` where none serves, `Starting` where none has opened it yet.
+    /// Of one sidecar: its state. Of all: `Ready`, `Degraded` if some are not ready, `Off` if none serves, `Starting` if none has opened it
+    /// yet.
     pub state: State,
-    /// Code of a reason.
+    /// Code of the reason.
     pub reason: Box<str>,
-    /// Its sentence.
+    /// Message of the reason.
     pub message: Box<str>,
     /// Bytes in use.
     pub used: u64,
-    /// Bytes there is room for.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Of all: a pod from which it fails; empty = from none.
+    /// Of all sidecars: a pod that reports an error of the tier; empty = none.
     pub example: Box<str>,
 }
 
-/// Tiers that all pods share: each says what all of it holds.
+/// Tiers that all pods share. Each sidecar reports the size of the whole tier.
 pub const SHARED: [&str; 2] = ["redis", "s3"];
 
 /// Sidecars that do not work as configured, by reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// Code of the sidecar.
+    /// Code of the reason.
     pub reason: Box<str>,
-    /// Its sentence.
+    /// Message of the reason.
     pub message: Box<str>,
-    /// How many.
+    /// Number of pods.
     pub pods: u32,
-    /// How many of them serve nothing at all.
+    /// Number of these pods that serve nothing.
     pub off: u32,
-    /// One of them.
+    /// Name of one of the pods.
     pub example: Box<str>,
 }
 
 /// The sum over a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Summary {
-    /// Every pod was asked once. Before that the numbers here are those of a leader that has just begun.
+    /// Every pod was queried once. Before that, a new leader has incomplete numbers.
     pub known: bool,
-    /// Pods with an answer that still counts.
+    /// Pods with a valid answer.
     pub observed: u32,
-    /// Pods whose vLLM is connected and registered, among those.
+    /// Pods of these whose vLLM is connected and registered.
     pub attached: u32,
-    /// Pods that answered when they were asked last.
+    /// Pods that answered the last query.
     pub answering: u32,
-    /// Pods that did not answer when they were asked last.
+    /// Pods that did not answer the last query.
     pub unreachable: u32,
-    /// One of them, and why.
+    /// Name of one of them, and the error.
     pub unreachable_example: Option<(Box<str>, FetchError)>,
-    /// Hit rate.
     pub hit_rate: HitRate,
-    /// Time over which it is taken, in minutes: large pools are asked round and round for longer than the window.
+    /// Window of the hit rate, in minutes. In large pools a full cycle of queries takes longer than the window.
     pub window_minutes: i64,
-    /// Tiers, by name.
     pub tiers: Vec<TierUse>,
     /// Troubles, the most frequent first.
     pub troubles: Vec<Trouble>,
-    /// Injected pods by the version of their sidecar.
+    /// Injected pods by version of the sidecar.
     pub versions: BTreeMap<Box<str>, u32>,
 }
 
 impl PoolUsage {
-    /// The pods to ask in this round: those that were asked the longest ago, so that every pod has its turn. Forgets pods that went.
+    /// The pods to query in this round: those with the oldest queries, so that every pod is queried in turn. Removes deleted pods.
     pub fn round(&mut self, pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
         let there: HashSet<&str> = pods.iter().map(|p| &*p.uid).collect();
         self.pods.retain(|uid, _| there.contains(&**uid));
@@ -133,18 +132,18 @@ impl PoolUsage {
         due.into_iter().cloned().collect()
     }
 
-    /// All pods of a round have answered or failed.
+    /// Records that all queries of a round have ended.
     pub fn round_ended(&mut self) {
         self.known |= self.completes;
     }
 
-    /// Every pod was asked once.
+    /// Whether every pod was queried once.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.known
     }
 
-    /// Takes an answer, or its failure. An address may be another pod's by now: what a sidecar of another pool says does not count.
+    /// Records an answer or an error. The address may belong to another pod by now, so answers of another pool's sidecar are dropped.
     pub fn take(&mut self, pod: &Pod, answer: Result<Status, FetchError>, now: Timestamp) {
         let known = self.pods.entry(pod.uid.clone()).or_default();
         match answer {
@@ -162,7 +161,7 @@ impl PoolUsage {
         }
     }
 
-    /// The sum over the pods that are there.
+    /// The sum over the existing pods.
     #[must_use]
     pub fn summary(&self, pods: &[Arc<Pod>], now: Timestamp) -> Summary {
         let mut sum = Summary {
@@ -216,21 +215,21 @@ impl PoolUsage {
     }
 }
 
-/// How long an answer counts in a pool of so many pods: at least until each had its turn twice.
+/// How long an answer is valid in a pool of this size: at least until each pod was queried twice.
 fn fresh(pods: usize) -> SignedDuration {
     let rounds = i32::try_from(cycle(pods)).unwrap_or(i32::MAX);
     (ROUND * rounds.saturating_mul(2)).max(FRESH_MIN)
 }
 
-/// Rounds, and so minutes, until each of so many pods had its turn.
+/// Rounds, and so minutes, until each pod was queried.
 fn cycle(pods: usize) -> i64 {
     i64::try_from(pods.div_ceil(ASKED_MAX)).unwrap_or(i64::MAX)
 }
 
 fn is_of_another_pool(status: &Status, pod: &Pod) -> bool {
-    let said = &status.pool;
-    let differs = |said: &str, is: &str| !said.is_empty() && *said != *is;
-    differs(&said.name, &pod.pool) || differs(&said.namespace, &pod.namespace)
+    let reported = &status.pool;
+    let differs = |reported: &str, expected: &str| !reported.is_empty() && *reported != *expected;
+    differs(&reported.name, &pod.pool) || differs(&reported.namespace, &pod.namespace)
 }
 
 impl Answer {
@@ -289,7 +288,7 @@ impl Answer {
     }
 }
 
-/// Texts of a pod's own making are cut: any pod can claim to be ours.
+/// Truncates a text from a pod, because any pod can have the label.
 fn short(text: &str) -> Box<str> {
     text.chars().take(200).collect::<String>().into()
 }
@@ -315,7 +314,7 @@ impl Tally {
             self.used = self.used.saturating_add(tier.used);
             self.capacity = self.capacity.saturating_add(tier.capacity);
         }
-        // Starting and draining pass by themselves: neither serves nor fails.
+        // Starting and draining are transient: the tier neither serves nor fails.
         self.serves += u32::from(matches!(tier.state, State::Ready | State::Degraded));
         if matches!(tier.state, State::Degraded | State::Off) {
             self.fails += 1;
@@ -387,7 +386,7 @@ mod tests {
         assert_eq!(asked.len(), 45);
         assert!(asked.values().all(|n| *n == 4), "{asked:?}");
         usage.round(&pods[..3]);
-        assert_eq!(usage.pods.len(), 3, "pods that went are forgotten");
+        assert_eq!(usage.pods.len(), 3, "deleted pods are removed");
     }
 
     #[test]
@@ -412,7 +411,7 @@ mod tests {
 
     #[test]
     fn what_pods_share_is_counted_once_and_what_each_has_is_added_up() {
-        let said = || {
+        let reported = || {
             status(json!({"tiers": [
                 {"name": "disk", "state": "ready", "used_bytes": 10, "capacity_bytes": 100},
                 {"name": "redis", "state": "ready", "used_bytes": 10, "capacity_bytes": 100},
@@ -421,7 +420,7 @@ mod tests {
         let pods = arcs([running("a"), running("b")]);
         let mut usage = PoolUsage::default();
         for pod in &pods {
-            usage.take(pod, Ok(said()), at(0));
+            usage.take(pod, Ok(reported()), at(0));
         }
         let tiers = usage.summary(&pods, at(1)).tiers;
         let bytes: Vec<_> = tiers
@@ -440,16 +439,16 @@ mod tests {
             (["starting", "off"], State::Off),
             (["ready", "off"], State::Degraded),
         ];
-        for (said, state) in table {
+        for (reported, state) in table {
             let mut usage = PoolUsage::default();
-            for (pod, state) in pods.iter().zip(said) {
+            for (pod, state) in pods.iter().zip(reported) {
                 let answer = json!({"tiers": [{"name": "s3", "state": state, "reason": "why"}]});
                 usage.take(pod, Ok(status(answer)), at(0));
             }
             assert_eq!(
                 usage.summary(&pods, at(1)).tiers[0].state,
                 state,
-                "{said:?}"
+                "{reported:?}"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! The watch of labelled pods, with streaming lists where the API server has them.
+//! The watch of labelled pods, with streaming lists if the API server supports them.
 
 use super::index::{Index, PoolRef};
 use super::wire::WirePod;
@@ -12,11 +12,11 @@ use kube::{Api, Client};
 use std::sync::Arc;
 use tracing::{info, warn};
 
-/// Pods in one page of a list, where lists do not stream: a pod can have a megabyte.
+/// Pods per page of a list without streaming. A pod can have a megabyte.
 const PAGE: u32 = 100;
 
-/// Keeps `index` up to date and yields the pools whose pods changed; when a list is complete, every pool that a pod names.
-/// Never ends. Broken watches begin anew with growing waits.
+/// Updates `index` and yields the pools whose pods changed; at the end of a list, every pool that a pod names. Never ends. Failed watches
+/// are restarted with growing waits.
 pub fn watch_pods(
     client: Client,
     index: Arc<Index>,
@@ -47,7 +47,7 @@ fn pods(api: Api<WirePod>, metrics: Arc<Metrics>) -> impl Stream<Item = Event<Wi
                 match events.next().await? {
                     Ok(event) => return Some((event, (events, streams))),
                     Err(e) if streams && refuses_to_stream(&e) => {
-                        info!("the API server does not stream lists; pods are listed in pages");
+                        info!("API server does not support streaming lists; listing pods in pages");
                         streams = false;
                         events = watcher(api.clone(), config.clone().page_size(PAGE))
                             .default_backoff()
@@ -55,7 +55,7 @@ fn pods(api: Api<WirePod>, metrics: Arc<Metrics>) -> impl Stream<Item = Event<Wi
                     }
                     Err(e) => {
                         metrics.add("watch_errors_total", &["Pod"], 1);
-                        warn!(error = %e, "watch of pods broke; it begins anew");
+                        warn!(error = %e, "watch of pods failed; restarting it");
                     }
                 }
             }
@@ -63,8 +63,8 @@ fn pods(api: Api<WirePod>, metrics: Arc<Metrics>) -> impl Stream<Item = Event<Wi
     })
 }
 
-/// Kubernetes 1.33 has the feature switched off by default and says that the parameter is not valid. An API server whose etcd is too old
-/// for it says so inside of the watch, as an internal error.
+/// Kubernetes 1.33 disables the feature by default and reports an invalid parameter. An API server whose etcd is too old reports an
+/// internal error inside the watch.
 fn refuses_to_stream(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {

@@ -1,4 +1,4 @@
-//! Hit rate of the last ten minutes, from counters that begin anew whenever an engine does. Integers only.
+//! Hit rate of the last ten minutes, from counters that restart with each engine process. Integers only.
 
 use jiff::Timestamp;
 use std::collections::VecDeque;
@@ -11,17 +11,17 @@ pub const MINUTES: i64 = 10;
 pub struct Counted {
     /// Number of the engine process.
     pub boot: u64,
-    /// Seconds that it has run.
+    /// Seconds since its start.
     pub uptime_s: u64,
-    /// Requested tokens since then.
+    /// Requested tokens since its start.
     pub requested: u64,
-    /// Those of them that came from the cache.
+    /// Tokens of these that came from the cache.
     pub hit: u64,
 }
 
 impl Counted {
-    /// Tokens since an earlier look at the same pod: requested and hit. A young engine that was not seen before counts whole, an
-    /// old one only from its second look on.
+    /// Requested and hit tokens since the previous sample of the same pod. Without a previous sample, a young engine counts in full, and an
+    /// old one only from its second sample on.
     fn since(&self, before: Option<&Self>) -> Option<(u64, u64)> {
         match before {
             Some(b)
@@ -41,10 +41,10 @@ impl Counted {
 /// Share of the requested tokens that came from the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HitRate {
-    /// No sidecar was seen twice yet.
+    /// No sidecar has two samples yet.
     #[default]
     Unknown,
-    /// Nothing was requested within the window.
+    /// No tokens were requested within the window.
     Idle,
     /// In percent, rounded down.
     Percent(u8),
@@ -59,7 +59,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Adds what a pod did since its last look.
+    /// Adds the difference between two samples of a pod.
     pub fn add(&mut self, now: Timestamp, before: Option<&Counted>, after: &Counted) {
         let Some((requested, hit)) = after.since(before) else {
             return;
@@ -79,7 +79,7 @@ impl Window {
         }
     }
 
-    /// The rate of the window that ends now.
+    /// The hit rate of the window that ends now.
     #[must_use]
     pub fn rate(&self, now: Timestamp) -> HitRate {
         if !self.counted {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever counters say, the rate stays a percentage and the memory of it stays bounded.
+        /// For any counters, the rate is a percentage and the memory is bounded.
         #[test]
         fn the_rate_is_a_percentage(looks in proptest::collection::vec(
             (0..3u64, 0..2000u64, any::<u64>(), any::<u64>(), 0..5i64), 1..100)) {

@@ -1,5 +1,5 @@
-//! A pod as the API server sends it, reduced while it is read: managed fields, foreign annotations and other containers are skipped
-//! without being stored.
+//! A pod as the API server sends it, reduced during parsing: managed fields, foreign annotations and other containers are skipped without
+//! being stored.
 
 use super::pod::{
     Exchange, Exit, Injection, Own, Owner, Phase, Pod, Sidecar, SidecarState, Waits, WaitsFor,
@@ -17,19 +17,19 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Labels and annotations that are read.
+/// Labels and annotations that are parsed.
 const OURS: [&str; 4] = [
     names::POOL,
     names::INJECTION,
     names::CONFIG,
     names::EXCHANGED,
 ];
-/// Longest annotation of ours that is believed to be ours, in bytes.
+/// Longest annotation of the operator that is parsed, in bytes.
 const INJECTION_BYTES_MAX: usize = 4096;
-/// Longest sentence of a kubelet that is kept, in characters.
+/// Longest kubelet message that is kept, in characters.
 const MESSAGE_CHARS_MAX: usize = 200;
 
-/// What is read of a pod before it becomes a [`Pod`].
+/// The parsed part of a pod, before it becomes a [`Pod`].
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct WirePod {
     #[serde(default, deserialize_with = "meta")]
@@ -147,7 +147,7 @@ struct WireRunning {
     started_at: Option<Time>,
 }
 
-/// The part of the metadata that is read.
+/// The parsed part of the metadata.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WireMeta {
@@ -180,7 +180,7 @@ fn meta<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Err
     })
 }
 
-/// Keeps the pool label and our own annotations; other values are not even copied.
+/// Keeps the pool label and the operator's annotations. Other values are not copied.
 fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     struct Ours;
     impl<'de> Visitor<'de> for Ours {
@@ -239,7 +239,7 @@ impl Resource for WirePod {
 }
 
 impl Pod {
-    /// A pod from its JSON; `None` without a name, a namespace or the name of its pool, by label or by annotation.
+    /// Parses a pod. `None` without a name, a namespace or a pool, by label or by annotation.
     #[must_use]
     pub fn read(mut pod: serde_json::Value) -> Option<Self> {
         let meta = pod.get_mut("metadata")?.as_object_mut()?;
@@ -260,7 +260,7 @@ impl Pod {
 }
 
 impl WirePod {
-    /// The slim pod; `None` without a name, a namespace or the pool label.
+    /// The slim pod. `None` without a name, a namespace or the pool label.
     #[must_use]
     pub fn into_pod(mut self) -> Option<Pod> {
         let meta = self.metadata;
@@ -328,7 +328,7 @@ impl WirePod {
 }
 
 impl WireSpec {
-    /// Our disk is a volume that is made with the pod, by a claim.
+    /// Whether the disk tier's volume is created with the pod by a claim.
     fn has_claim(&self) -> bool {
         let mut volumes = self.volumes.iter();
         volumes.any(|v| v.name == names::DISK_VOLUME && v.ephemeral.is_some())
@@ -356,7 +356,7 @@ impl WireStatus {
 }
 
 impl WireOwn {
-    /// Injection chose it: it mounts our folder.
+    /// Whether injection chose this container: it mounts the shared folder.
     fn is_engine(&self) -> bool {
         let mut mounts = self.volume_mounts.iter();
         mounts.any(|mount| mount.name == names::SHARED_VOLUME)

@@ -1,4 +1,4 @@
-//! The five conditions, each a function of what was seen; the last sums the others up.
+//! The five conditions, each a function of the observed state. `Ready` summarizes the others.
 
 use super::counts::{Counts, size};
 use super::paused;
@@ -10,21 +10,20 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kvcachepool_protocol::status::State;
 
-/// The spec is in order.
+/// The spec is valid.
 pub const ACCEPTED: &str = "Accepted";
-/// What pods share is there.
+/// The shared tiers are available.
 pub const SHARED_TIERS_READY: &str = "SharedTiersReady";
 /// New pods get a sidecar.
 pub const INJECTION_READY: &str = "InjectionReady";
-/// Sidecars run.
 pub const SIDECARS_READY: &str = "SidecarsReady";
-/// All of these.
+/// All other conditions are True.
 pub const READY: &str = "Ready";
 
-/// Longest message, in bytes: an event takes as much.
+/// Longest message in bytes, so that it fits into an event.
 pub(super) const MESSAGE_BYTES_MAX: usize = 900;
 
-/// What a condition says.
+/// The content of a condition.
 #[derive(Clone)]
 struct Verdict {
     status: &'static str,
@@ -58,9 +57,9 @@ pub fn conditions(
 ) -> Vec<Condition> {
     let parts = vec![
         (ACCEPTED, accepted(seen.problems)),
-        (INJECTION_READY, injection_or_told(seen, previous)),
-        (SIDECARS_READY, sidecars_or_told(seen, counts, previous)),
-        (SHARED_TIERS_READY, shared_or_told(seen, previous)),
+        (INJECTION_READY, injection_or_previous(seen, previous)),
+        (SIDECARS_READY, sidecars_or_previous(seen, counts, previous)),
+        (SHARED_TIERS_READY, shared_or_previous(seen, previous)),
     ];
     let parts = summed(parts, seen.unapplied);
     dated(parts, seen.pool.metadata.generation, previous, now)
@@ -81,23 +80,23 @@ pub fn malformed(
     dated(parts, generation, previous, now)
 }
 
-/// Reasons that come from the canary alone.
+/// Reasons that depend only on the canary.
 const CANARY: [Reason; 3] = [
     Reason::WebhookAnswers,
     Reason::WebhookUnreachable,
     Reason::CanaryRefused,
 ];
-/// Reasons that come from what sidecars say.
-const SAID: [Reason; 2] = [Reason::SidecarsOff, Reason::SomeDegraded];
-/// Reasons that come from what sidecars say of shared tiers.
+/// Reasons that sidecars report.
+const REPORTED: [Reason; 2] = [Reason::SidecarsOff, Reason::SomeDegraded];
+/// Reasons that sidecars report for shared tiers.
 const OF_TIERS: [Reason; 3] = [
     Reason::SharedTierDown,
     Reason::SomeDegraded,
     Reason::TiersServe,
 ];
 
-/// While the canary is not back, what the last leader's canary said.
-fn injection_or_told(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
+/// The result of the previous leader's canary, while the canary has no result yet.
+fn injection_or_previous(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
     let verdict = injection(seen);
     if verdict.reason != Reason::CanaryPending.name() {
         return verdict;
@@ -105,13 +104,13 @@ fn injection_or_told(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
     kept(previous, INJECTION_READY, &CANARY).unwrap_or(verdict)
 }
 
-/// Until sidecars were asked, what they told the last leader.
-fn sidecars_or_told(seen: &Seen<'_>, counts: &Counts, previous: &[Condition]) -> Verdict {
+/// The sidecars' reports to the previous leader, until sidecars were queried.
+fn sidecars_or_previous(seen: &Seen<'_>, counts: &Counts, previous: &[Condition]) -> Verdict {
     let verdict = sidecars(seen, counts);
     if seen.usage.known || verdict.reason != Reason::AllRunning.name() {
         return verdict;
     }
-    kept(previous, SIDECARS_READY, &SAID).unwrap_or(verdict)
+    kept(previous, SIDECARS_READY, &REPORTED).unwrap_or(verdict)
 }
 
 fn kept(previous: &[Condition], type_: &str, reasons: &[Reason]) -> Option<Verdict> {
@@ -129,8 +128,8 @@ fn kept(previous: &[Condition], type_: &str, reasons: &[Reason]) -> Option<Verdi
         })
 }
 
-/// Adds `Ready`: False with the first part that is False or where an object is not as it shall be, else Unknown with the first that
-/// is not known.
+/// Adds `Ready`: False with the first condition that is False or the first object that is not as desired, otherwise Unknown with the first
+/// unknown condition.
 fn summed(
     mut parts: Vec<(&'static str, Verdict)>,
     unapplied: Option<&(Reason, String)>,
@@ -156,7 +155,7 @@ fn summed(
     parts
 }
 
-/// Kubernetes' times have no more.
+/// Kubernetes times have whole seconds.
 pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
@@ -204,7 +203,7 @@ fn accepted(problems: &[Problem]) -> Verdict {
     }
 }
 
-/// What sidecars say of the tiers that they share: they have the credentials, the operator has not.
+/// The shared tiers, as sidecars report them. The operator itself has no credentials.
 fn shared(seen: &Seen<'_>) -> Verdict {
     if !seen.problems.is_empty() {
         return verdict(UNKNOWN, Reason::NotAccepted, "the spec is not accepted");
@@ -228,20 +227,20 @@ fn shared_tier(name: &str, seen: &Seen<'_>) -> Verdict {
             true => verdict(
                 UNKNOWN,
                 Reason::NoSidecarYet,
-                format!("{name}: no sidecar has said anything about it yet"),
+                format!("{name}: no sidecar has reported on it yet"),
             ),
             false => verdict(UNKNOWN, Reason::Unreachable, format!("{name}: {silent}")),
         };
     };
-    let said = || {
+    let report = || {
         format!(
             "{name}: {}: {} (pod {})",
             tier.reason, tier.message, tier.example
         )
     };
     match tier.state {
-        State::Off => verdict(FALSE, Reason::SharedTierDown, said()),
-        State::Degraded => verdict(TRUE, Reason::SomeDegraded, said()),
+        State::Off => verdict(FALSE, Reason::SharedTierDown, report()),
+        State::Degraded => verdict(TRUE, Reason::SomeDegraded, report()),
         State::Starting | State::Draining => verdict(
             UNKNOWN,
             Reason::TierStarting,
@@ -251,8 +250,8 @@ fn shared_tier(name: &str, seen: &Seen<'_>) -> Verdict {
     }
 }
 
-/// Until sidecars were asked, what they told the last leader.
-fn shared_or_told(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
+/// The sidecars' reports to the previous leader, until sidecars were queried.
+fn shared_or_previous(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
     let verdict = shared(seen);
     let nothing = [Reason::NoSidecarYet, Reason::TierStarting];
     if seen.usage.known || nothing.iter().all(|r| r.name() != verdict.reason) {
@@ -261,7 +260,7 @@ fn shared_or_told(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
     kept(previous, SHARED_TIERS_READY, &OF_TIERS).unwrap_or(verdict)
 }
 
-/// What stops the path for all pools comes before what stops this one.
+/// Problems of all pools come before those of this one.
 fn injection(seen: &Seen<'_>) -> Verdict {
     if !seen.problems.is_empty() {
         return verdict(
@@ -283,7 +282,7 @@ fn injection(seen: &Seen<'_>) -> Verdict {
         (Canary::Unreachable, _) => verdict(
             FALSE,
             Reason::WebhookUnreachable,
-            "a test pod came back without a sidecar, and so do new pods",
+            "the canary got no sidecar, and neither do new pods",
         ),
         (_, Some(pause)) => {
             let reason = match pause.position {
@@ -295,12 +294,12 @@ fn injection(seen: &Seen<'_>) -> Verdict {
         (Canary::Pending, None) => verdict(
             UNKNOWN,
             Reason::CanaryPending,
-            "the first dry run is not back yet",
+            "the first dry run has not returned yet",
         ),
         (Canary::Refused(why), None) => verdict(
             UNKNOWN,
             Reason::CanaryRefused,
-            format!("the test pod was refused: {why}"),
+            format!("the canary was refused: {why}"),
         ),
         (Canary::Works, None) => verdict(TRUE, Reason::WebhookAnswers, ""),
     }
@@ -344,7 +343,7 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
     }
 }
 
-/// Sidecars work, but not all as the pool says now.
+/// Sidecars work, but not all have the pool's current settings.
 fn held_back(setback: &Setback) -> Verdict {
     let (reason, message) = match setback {
         Setback::NotAllowed(message) => (Reason::PodPatchNotAllowed, message),
@@ -369,7 +368,7 @@ fn failing(counts: &Counts, first: &Pod, fault: Fault<'_>) -> String {
 fn silent(seen: &Seen<'_>) -> String {
     match &seen.usage.unreachable_example {
         Some((pod, why)) => format!(
-            "{} could not be asked (pod {pod}: {why})",
+            "{} did not answer (pod {pod}: {why})",
             seen.usage.unreachable
         ),
         None => String::new(),

@@ -1,16 +1,16 @@
-//! Counts of pods.
+//! Numbers of pods.
 
 use super::Seen;
 use crate::api::{Pods, Skipped, Version};
 use crate::pods::{Pod, missed};
 use std::collections::BTreeMap;
 
-/// Reasons and versions that a status lists.
+/// Maximum reasons and versions in a status.
 const LISTED_MAX: usize = 10;
-/// Longest reason that is listed, in characters: the annotation is a pod's own, and anybody can write it.
+/// Longest reason in characters. Anybody can write the annotation of a pod.
 const REASON_CHARS_MAX: usize = 63;
 
-/// What was counted.
+/// The counted numbers.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub pods: Pods,
@@ -18,7 +18,7 @@ pub struct Counts {
     pub versions: Vec<Version>,
     /// Injected pods whose sidecar runs.
     pub running: i64,
-    /// Injected pods whose sidecar cannot start, and one of them.
+    /// Injected pods whose sidecar cannot start.
     pub failing: Vec<std::sync::Arc<Pod>>,
 }
 

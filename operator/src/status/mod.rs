@@ -1,6 +1,5 @@
-//! What the operator says of a pool: a pure function from what was seen (pool, pods, sidecars' answers, canary, breaker) to its
-//! status, and the rule when a status is worth a write. Reasons of conditions stand in one table (`reason`).
-//! Nothing here reads a cluster or a clock.
+//! The status of a pool: a pure function of the observed state (pool, pods, sidecars' answers, canary, breaker), and the rule when to write
+//! it. The table of reasons is in `reason`. This module reads neither a cluster nor a clock.
 
 mod conditions;
 mod counts;
@@ -21,47 +20,44 @@ use crate::pods::{Breaker, Faults, HitRate, Pod, Setback, Summary, WINDOW_MINUTE
 use jiff::Timestamp;
 use std::sync::Arc;
 
-/// What the leader knows of the injection path.
+/// The leader's knowledge of the injection path.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Canary {
-    /// The first dry run is not back yet.
+    /// The first dry run has not returned yet.
     #[default]
     Pending,
-    /// A dry run came back with the sidecar in it.
+    /// A dry run returned a pod with a sidecar.
     Works,
-    /// It came back without.
+    /// A dry run returned a pod without a sidecar.
     Unreachable,
-    /// The API server refused it, which says nothing of the webhook.
+    /// The API server refused the dry run, so the state of the webhook is unknown.
     Refused(String),
 }
 
-/// All that was seen of one pool.
+/// The observed state of one pool.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen<'a> {
-    /// The pool as it is stored.
     pub pool: &'a KVCachePool,
-    /// What is wrong with its spec.
+    /// Violations of its spec.
     pub problems: &'a [Problem],
     /// Pods with its label.
     pub pods: &'a [Arc<Pod>],
-    /// Which of their sidecars fail.
+    /// Failing sidecars of these pods.
     pub faults: &'a Faults,
-    /// Hash of the settings that a new pod gets; empty while the spec is not accepted.
+    /// Hash of the settings of new pods; empty while the spec is not accepted.
     pub hash: &'a str,
-    /// What the sidecars said.
+    /// The sum of the sidecars' answers.
     pub usage: &'a Summary,
-    /// The injection path.
     pub canary: &'a Canary,
-    /// The pool's breaker.
     pub breaker: &'a Breaker,
-    /// What keeps running pods from being updated.
+    /// Why running pods are not updated, if so.
     pub setback: Option<&'a Setback>,
-    /// An object of the pool that could not be applied: by which name, and why.
+    /// An object of the pool that could not be applied: reason and message.
     pub unapplied: Option<&'a (Reason, String)>,
 }
 
-/// The status of a pool. `previous` is what was written last; times of conditions that did not turn are kept from it, and until
-/// a new leader has asked sidecars and canary itself, what the last one was told.
+/// The status of a pool. `previous` is the last written status. Conditions that do not change keep its times. Until a new leader has
+/// queried sidecars and run its canary, their results are kept from it too.
 #[must_use]
 pub fn status(seen: &Seen<'_>, previous: &KVCachePoolStatus, now: Timestamp) -> KVCachePoolStatus {
     let counts = counts::count(seen);
@@ -110,7 +106,7 @@ pub fn malformed(
     }
 }
 
-/// No rate is known until sidecars were asked twice; the last one stands until then, unless nobody can be asked.
+/// The rate is unknown until sidecars were queried twice. The previous one is kept until then, unless no sidecar can be queried.
 fn hit_rate(seen: &Seen<'_>, previous: &KVCachePoolStatus) -> Option<i64> {
     match seen.usage.hit_rate {
         HitRate::Percent(percent) => Some(i64::from(percent)),

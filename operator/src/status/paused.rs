@@ -1,4 +1,4 @@
-//! The breaker in the status: for webhooks, which go by it, for the next leader, and in a sentence for people.
+//! The breaker in the status: for webhooks, for the next leader, and as a message for people.
 
 use super::conditions::{MESSAGE_BYTES_MAX, whole_seconds};
 use crate::api::{InjectionPaused, PausedOwner};
@@ -6,12 +6,12 @@ use crate::pods::{Breaker, Cause, OWNERS_MAX, Owner, Pause, Position};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Longest message of one owner, in bytes: sixteen of them are in a status.
+/// Longest message of one owner in bytes. A status has up to sixteen.
 const OWNER_MESSAGE_BYTES_MAX: usize = 300;
-/// Longest name of a cause, in characters.
+/// Longest name of a cause in characters.
 const REASON_CHARS_MAX: usize = 63;
 
-/// What webhooks need to know of the breaker, whatever `InjectionReady` has to say first.
+/// The breaker's state for webhooks, independent of what `InjectionReady` reports.
 pub fn injection_paused(breaker: &Breaker) -> Option<InjectionPaused> {
     let mut message = sentence(breaker);
     message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
@@ -59,7 +59,7 @@ fn time(at: Timestamp) -> Time {
     Time(whole_seconds(at))
 }
 
-/// Who is paused, why, and what happens next; empty where nobody is.
+/// A message about the paused owners, the cause and the next step; empty without a pause.
 pub fn sentence(breaker: &Breaker) -> String {
     let owners = breaker.owners();
     let Some(pause) = breaker.whole().or(owners.first().copied()) else {
@@ -70,9 +70,9 @@ pub fn sentence(breaker: &Breaker) -> String {
         None => whose(pause.owner.as_ref(), owners.len()),
     };
     let next = match pause.position {
-        Position::Probing => "the next one gets a sidecar to try",
-        Position::Watching(_) => "one with a sidecar is being tried",
-        _ => "one with a sidecar is tried later",
+        Position::Probing => "the next one gets a sidecar as a probe",
+        Position::Watching(_) => "one with a sidecar is running as a probe",
+        _ => "a probe with a sidecar follows later",
     };
     format!(
         "{whose} start without a sidecar: {}; {next}",
@@ -91,7 +91,7 @@ fn whose(owner: Option<&Owner>, owners: usize) -> String {
     }
 }
 
-/// A cause in words.
+/// A cause as text.
 pub fn cause(cause: &Cause) -> String {
     let pod = match &*cause.example {
         "" => String::new(),

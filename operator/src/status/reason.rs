@@ -1,8 +1,8 @@
-//! The one table of reasons of conditions, tiers and events. Those of `Accepted` stand with the rules of the spec, those of refused pods with
+//! The table of reasons of conditions, tiers and events. Reasons of `Accepted` are in `api`, those of refused pods in `inject`.
 //! injection.
 
 crate::reasons::reasons! {
-    "Why a condition or a tier is as it is, or what an event tells."
+    "Why a condition or a tier has its state, or what an event reports."
 
     Ready = "All other conditions are True.",
     NotAccepted = "The spec is not accepted, so the operator does nothing else for the pool. The condition Accepted has the reason.",

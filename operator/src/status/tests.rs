@@ -1,4 +1,4 @@
-//! Every reason of every condition once, counts, and properties of the whole.
+//! Every reason of every condition, counts, and invariants.
 
 use super::*;
 use crate::api::{self, Mode, TierState};
@@ -10,7 +10,7 @@ use serde_json::json;
 
 mod shared;
 
-/// A scene with everything in order, changed by each test.
+/// A scene in which everything is fine. Each test changes it.
 struct Scene {
     pool: KVCachePool,
     problems: Vec<Problem>,
@@ -72,7 +72,7 @@ fn face(status: &KVCachePoolStatus, type_: &str) -> (String, String) {
     (c.status.clone(), c.reason.clone())
 }
 
-/// Expects a condition and, where it is not True, `Ready` to follow it.
+/// Expects a condition, and that `Ready` follows it if it is not True.
 fn expect(status: &KVCachePoolStatus, type_: &str, state: &str, reason: &str) {
     assert_eq!(
         face(status, type_),
@@ -219,13 +219,13 @@ fn a_pause_names_whose_pods_and_why() {
     };
     assert_eq!(
         said(whole(false)),
-        "all pods start without a sidecar: ErrImagePull: no such image; one with a sidecar is tried later"
+        "all pods start without a sidecar: ErrImagePull: no such image; a probe with a sidecar follows later"
     );
     let owners = ["web", "batch"].map(|name| kept(Some(name), true));
     let said = said(Breaker::restored("h", None, owners));
     assert_eq!(
         said,
-        "new pods of ReplicaSet batch and of 1 other owners start without a sidecar: ErrImagePull: no such image; the next one gets a sidecar to try"
+        "new pods of ReplicaSet batch and of 1 other owners start without a sidecar: ErrImagePull: no such image; the next one gets a sidecar as a probe"
     );
 }
 
@@ -298,19 +298,22 @@ fn silent_sidecars_are_said_and_are_no_error() {
         .message;
     assert_eq!(
         message,
-        "1 could not be asked (pod a: no connection to its port 9797)"
+        "1 did not answer (pod a: no connection to its port 9797)"
     );
     let tier = &status.tiers[0];
     assert_eq!(
         (tier.state, tier.reason.as_str()),
         (TierState::Stale, "Unreachable")
     );
-    assert_eq!(tier.used, previous.tiers[0].used, "the last number stands");
-    assert_eq!(status.hit_rate_percent, None, "an old rate does not");
+    assert_eq!(
+        tier.used, previous.tiers[0].used,
+        "the previous size is kept"
+    );
+    assert_eq!(status.hit_rate_percent, None, "an old rate is not kept");
 }
 
 #[test]
-fn an_object_that_cannot_be_applied_is_told_by_ready() {
+fn an_object_that_cannot_be_applied_is_reported_by_ready() {
     let mut scene = scene([running("a")]);
     scene.unapplied = Some((Reason::NameTaken, "ConfigMap x exists".into()));
     let status = scene.status();
@@ -334,7 +337,7 @@ fn a_tier_is_stale_only_where_no_sidecar_answers() {
     let said = &condition(&status.conditions, SIDECARS_READY)
         .unwrap()
         .message;
-    assert!(said.starts_with("20 could not be asked"), "{said}");
+    assert!(said.starts_with("20 did not answer"), "{said}");
 }
 
 #[test]
@@ -484,7 +487,7 @@ fn a_new_leader_writes_nothing_before_it_has_asked() {
     expect(&crashed, SIDECARS_READY, "False", "SidecarsFailing");
     assert_eq!(
         crashed.pods.attached, 0,
-        "nobody is attached to a sidecar that does not run"
+        "no vLLM is attached to a stopped sidecar"
     );
 }
 
@@ -553,7 +556,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
 }
 
 proptest! {
-    /// A status computed from itself is the same and asks for no write; parts never exceed the whole; Ready is the sum of the others.
+    /// A status computed from itself is the same and needs no write; parts never exceed the whole; Ready is the conjunction of the others.
     #[test]
     fn a_status_is_stable_and_adds_up(pods in proptest::collection::vec(any_pod(), 0..40), disabled in any::<bool>(), works in any::<bool>()) {
         let mut scene = scene(pods);
@@ -577,7 +580,7 @@ proptest! {
 }
 
 #[test]
-fn what_keeps_pods_from_being_updated_is_told_and_does_not_end_readiness() {
+fn what_keeps_pods_from_being_updated_is_reported_and_does_not_end_readiness() {
     let said = || "because".to_owned();
     for (setback, reason) in [
         (Setback::NotAllowed(said()), "PodPatchNotAllowed"),
@@ -590,8 +593,8 @@ fn what_keeps_pods_from_being_updated_is_told_and_does_not_end_readiness() {
             let status = scene.status();
             expect(&status, SIDECARS_READY, "True", reason);
             expect(&status, READY, "True", "Ready");
-            let told = condition(&status.conditions, SIDECARS_READY).unwrap();
-            assert_eq!(told.message, "because");
+            let condition = condition(&status.conditions, SIDECARS_READY).unwrap();
+            assert_eq!(condition.message, "because");
         }
     }
     let mut scene = scene([waiting("a", "ErrImagePull")]);

@@ -1,4 +1,4 @@
-//! Tiers of the status: sums of what sidecars said, or why nobody could be asked.
+//! Tiers of the status: sums of the sidecars' reports, or why no sidecar could be queried.
 
 use super::{Reason, Seen};
 use crate::api::{KVCachePool, Quantity, Tier, TierState};
@@ -6,16 +6,16 @@ use crate::pods::TierUse;
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::status::State;
 
-/// The tiers that there are, fastest first; a sidecar may name others, but nobody asked for them.
+/// All tiers, fastest first. Other names in a sidecar's report are ignored.
 const TIERS: [&str; 4] = ["memory", "disk", "redis", "s3"];
 
 pub fn tiers(seen: &Seen<'_>, previous: &[Tier]) -> Vec<Tier> {
-    let said = |name: &str| seen.usage.tiers.iter().find(|t| *t.name == *name);
+    let reported = |name: &str| seen.usage.tiers.iter().find(|t| *t.name == *name);
     let before = |name: &str| previous.iter().find(|t| t.name == name);
     TIERS
         .into_iter()
-        .filter(|name| is_configured(name, seen.pool) || said(name).is_some())
-        .map(|name| tier(name, seen, said(name), before(name)))
+        .filter(|name| is_configured(name, seen.pool) || reported(name).is_some())
+        .map(|name| tier(name, seen, reported(name), before(name)))
         .collect()
 }
 
@@ -31,10 +31,10 @@ pub fn is_configured(name: &str, pool: &KVCachePool) -> bool {
     }
 }
 
-fn tier(name: &str, seen: &Seen<'_>, said: Option<&TierUse>, before: Option<&Tier>) -> Tier {
+fn tier(name: &str, seen: &Seen<'_>, reported: Option<&TierUse>, before: Option<&Tier>) -> Tier {
     let asked = seen.pods.iter().filter(|p| p.address().is_some()).count();
     let stale = seen.usage.unreachable > 0 && seen.usage.answering == 0;
-    let (used, capacity) = match said {
+    let (used, capacity) = match reported {
         Some(tier) => (size(tier.used), size(tier.capacity)),
         None if asked > 0 => (
             before.and_then(|t| t.used.clone()),
@@ -42,7 +42,7 @@ fn tier(name: &str, seen: &Seen<'_>, said: Option<&TierUse>, before: Option<&Tie
         ),
         None => (None, None),
     };
-    let (state, reason) = match said {
+    let (state, reason) = match reported {
         _ if stale => (TierState::Stale, Reason::Unreachable.name()),
         None => (TierState::Unknown, Reason::NoSidecarYet.name()),
         Some(tier) => match tier.state {
@@ -61,7 +61,7 @@ fn tier(name: &str, seen: &Seen<'_>, said: Option<&TierUse>, before: Option<&Tie
     }
 }
 
-/// Whole mebibytes: nobody reads more, and fewer digits change.
+/// Whole mebibytes. More digits would only cause more writes.
 fn size(bytes: u64) -> Option<Quantity> {
     Some(Quantity::from(ByteSize(bytes >> 20 << 20)))
 }

@@ -1,33 +1,31 @@
-//! When a status is worth a write: at once for a condition (but not again and again), at most once in a time that is chosen (a minute)
-//! for a count or a percent point, never for less.
+//! When to write a status: immediately for a changed condition (but not repeatedly), at most once per interval (a minute by default) for
+//! counts and percents, and otherwise never.
 
 use crate::api::{KVCachePoolStatus, PausedOwner, Quantity, Tier};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::VecDeque;
 
-/// Conditions that turn this often within this time are written once it has passed, the latest of them.
+/// Conditions that change this often within `TURNS_IN` are written after it has passed, with their latest state.
 const TURNS: usize = 3;
-/// See there.
+/// See `TURNS`.
 const TURNS_IN: SignedDuration = SignedDuration::from_secs(30);
 
-/// What to do with a status.
+/// Whether to write a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Write {
-    /// Write it.
     Now,
-    /// Look again after this time.
+    /// Check again after this time.
     In(SignedDuration),
-    /// Nothing that matters has changed.
+    /// Nothing relevant has changed.
     No,
 }
 
-/// When a pool's status was written, lately.
+/// Times of a pool's recent status writes.
 #[derive(Debug, Clone, Default)]
 pub struct Writes(VecDeque<Timestamp>);
 
 impl Writes {
-    /// One more.
     pub fn add(&mut self, at: Timestamp) {
         self.0.push_back(at);
         if self.0.len() > TURNS {
@@ -39,14 +37,14 @@ impl Writes {
         self.0.back().copied()
     }
 
-    /// Until when there have been too many.
+    /// End of the time in which there have been too many writes.
     fn full(&self) -> Option<Timestamp> {
         let first = self.0.front().filter(|_| self.0.len() >= TURNS)?;
         Some(*first + TURNS_IN)
     }
 }
 
-/// Compares a status with what was written last, and when. `every`: least time between two writes that no condition asks for.
+/// Compares a status with the last written one. `every` is the minimum time between two writes that no condition requires.
 #[must_use]
 pub fn due(
     written: &KVCachePoolStatus,
@@ -75,7 +73,7 @@ pub fn due(
     }
 }
 
-/// It speaks of another spec, or webhooks wait for it.
+/// Whether the status describes another spec, or webhooks wait for it.
 fn urgent(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
     let paused = |s: &KVCachePoolStatus| {
         let paused = s.injection_paused.as_ref();
@@ -88,7 +86,7 @@ fn urgent(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
     a.observed_generation != b.observed_generation || paused(a) != paused(b)
 }
 
-/// A condition turned, or has another reason.
+/// Whether a condition has another state or reason.
 fn turned(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
     fn face(c: &Condition) -> (&str, &str, &str) {
         (&c.type_, &c.status, &c.reason)

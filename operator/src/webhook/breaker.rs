@@ -1,5 +1,5 @@
-//! The injection breaker, as the webhook sees it. The leader pauses and resumes injection by watching pods; every replica learns of it
-//! from `status.injectionPaused` of the pool in its cache.
+//! The breaker in the webhook. The leader pauses and resumes injection based on pods. Every replica reads the pauses from
+//! `status.injectionPaused` of the cached pool.
 
 use crate::api::{InjectionPaused, KVCachePool};
 use kube::ResourceExt;
@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Between two probes of one owner by this replica: long enough for the leader to see the first one and to say so.
+/// Minimum interval between two probes of one owner by this replica. It is long enough for the leader to see the first one and update the
+/// status.
 const PROBE_EVERY: Duration = Duration::from_secs(60);
 
 /// The probes that this replica has injected.
@@ -17,7 +18,7 @@ pub struct Breaker(Mutex<HashMap<Key, Instant>>);
 /// Namespace and name of the pool, and uid of the owner; empty for the whole pool and for pods without an owner.
 type Key = (String, String, String);
 
-/// What the status says of an owner.
+/// The pause of an owner in the status.
 struct Paused<'a> {
     trial: bool,
     message: &'a str,
@@ -25,7 +26,7 @@ struct Paused<'a> {
 }
 
 impl Breaker {
-    /// Why a pod of this owner that would get settings of this hash is not injected; `None`: it is.
+    /// Why a pod of this owner with settings of this hash is not injected. `None` if it is.
     pub fn refuses(
         &self,
         pool: &KVCachePool,
@@ -48,7 +49,7 @@ impl Breaker {
             .then(|| format!("another pod is the probe; {}", paused.message))
     }
 
-    /// A pod of this owner was injected, and will be stored.
+    /// Records that a pod of this owner was injected and will be stored.
     pub fn injected(&self, pool: &KVCachePool, owner: &str, now: Instant) {
         let paused = status(pool).and_then(|status| paused(status, owner));
         if let Some(paused) = paused.filter(|p| p.trial) {
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A pool whose condition tells of something else, as it does while the webhook cannot be reached either.
+    /// A pool whose condition reports another reason, as it does while the webhook is unreachable.
     fn pool(paused: serde_json::Value) -> KVCachePool {
         serde_json::from_value(json!({
             "apiVersion": "kvcachepool.io/v1alpha1",
@@ -154,10 +155,10 @@ mod tests {
             assert_eq!(refused, None, "none was injected yet");
         }
         breaker.injected(&trial, "r", now);
-        let said = breaker
+        let message = breaker
             .refuses(&trial, "s", || "h".to_owned(), now)
             .unwrap();
-        assert!(said.contains("another pod is the probe"), "{said}");
+        assert!(message.contains("another pod is the probe"), "{message}");
         assert_eq!(
             breaker.refuses(&trial, "r", || "h".to_owned(), now + PROBE_EVERY),
             None

@@ -1,4 +1,4 @@
-//! From a pod to its patch: which pool it asks for, what that pool says, and what `inject` makes of both.
+//! Decides about a pod: finds its pool and calls `inject`.
 
 use super::pools::{Asker, Found, Pools};
 use super::review::Review;
@@ -14,7 +14,6 @@ pub struct Decider {
 }
 
 impl Decider {
-    /// With these pools.
     pub fn new(pools: Pools) -> Self {
         Self { pools }
     }
@@ -38,7 +37,7 @@ impl Decide for Decider {
             Found::Refused(reason, message) => refuse(&pod, reason, &message),
             Found::Unread => return Decision::skipped("PoolUnread"),
         };
-        // Pods that stay without a sidecar, for whatever reason, pods that have one and dry runs are no trial.
+        // Refused pods, pods that already have a sidecar, and dry runs are not probes.
         let stored = !review.dry_run && !asker.injected;
         if stored && matches!(outcome, Outcome::Inject { .. }) {
             self.pools.injected(&review.namespace, &name, asker.owner);
@@ -47,7 +46,7 @@ impl Decide for Decider {
     }
 }
 
-/// Uid of the pod's controller; empty where it has none.
+/// Uid of the pod's controller; empty without one.
 fn owner(pod: &Value) -> &str {
     let owners = pod.pointer("/metadata/ownerReferences");
     let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
@@ -56,14 +55,14 @@ fn owner(pod: &Value) -> &str {
     uid.unwrap_or_default()
 }
 
-/// A mistake in the pure part costs its pod the cache, not the process its other pods.
+/// A panic in the pure part costs only this pod its cache.
 fn guarded(pod: &Value, inject: impl FnOnce() -> Outcome) -> Outcome {
     catch_unwind(AssertUnwindSafe(inject)).unwrap_or_else(|_| {
-        error!("injection broke off; the pod starts without a sidecar");
+        error!("injection panicked; the pod starts without a sidecar");
         refuse(
             pod,
             Reason::InjectionBroken,
-            "injection broke off; the operator's log says where",
+            "injection panicked; see the operator's log",
         )
     })
 }
@@ -89,7 +88,8 @@ fn decision(outcome: Outcome) -> Decision {
         } => {
             info!(
                 reason = reason.name(),
-                message, "pod starts without a sidecar"
+                detail = message,
+                "pod starts without a sidecar"
             );
             Decision {
                 result: "Refused",

@@ -1,15 +1,15 @@
-//! Pools that the API server just said do not exist: a wrong label in a loop of pods costs it one read a second, not one a pod.
+//! A cache of pools that the API server reported missing. A wrong label in a loop of pods costs one read per second instead of one per pod.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long its word holds. Short, as a pool may be made in the next moment; then the watch tells, which is asked first.
+/// How long an entry is valid. It is short, because the pool may be created at any time. The watch then reports it, and is consulted first.
 const HOLDS: Duration = Duration::from_secs(1);
-/// Most names that are kept.
+/// Maximum number of names.
 const NAMES_MAX: usize = 1_024;
 
-/// By namespace and name, since when.
+/// By namespace and name: time of the read.
 #[derive(Debug, Default)]
 pub struct Missing(Mutex<HashMap<(String, String), Instant>>);
 
@@ -23,7 +23,7 @@ impl Missing {
             .is_some_and(|at| now.duration_since(*at) < HOLDS)
     }
 
-    /// Remembers that this pool is missing.
+    /// Records that this pool is missing.
     pub fn add(&self, namespace: &str, name: &str, now: Instant) {
         let mut names = self.0.lock();
         if names.len() >= NAMES_MAX {

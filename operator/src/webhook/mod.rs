@@ -1,6 +1,6 @@
-//! The admission webhook: reviews come in over TLS, an answer goes out in time, whatever came in. No answer ever rejects a pod.
-//! `review` is the wire, `router` the handler with its bounds, `decide` finds the pool and asks `inject`.
-//! What a pod gets is decided in `inject`; certificates are made in `pki`.
+//! The admission webhook: it receives reviews over TLS and answers any input in time. No answer ever rejects a pod. `review` is the wire
+//! format, `router` the handler with its limits, `decide` finds the pool and calls `inject`. What a pod gets is decided in `inject`;
+//! certificates are created in `pki`.
 
 pub mod breaker;
 pub mod decide;

@@ -1,5 +1,4 @@
-//! The pools that the webhook knows: a cache that a watch keeps, one read of the API server for what it does not hold, and the canary's
-//! built-in pool.
+//! The webhook's pools: a cache that a watch updates, single reads for pools that are not in the cache, and the canary's built-in pool.
 
 use super::breaker::Breaker;
 use super::missing::Missing;
@@ -23,14 +22,14 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// A stored pool, or why it cannot be read: one such pool must not stall the watch of all others.
+/// A stored pool, or the error of an unreadable one. One such pool must not stop the watch of all others.
 pub type Stored = DeserializeGuard<KVCachePool>;
 
-/// Longest read of a pool that the cache does not hold.
+/// Timeout of reading a pool that is not in the cache.
 const READ_TIME_MAX: Duration = Duration::from_millis(500);
-/// Most such reads at once: whoever reaches the port can ask for pools, and the API server has better to do than to answer all that.
+/// Maximum concurrent reads. Anybody who reaches the port can request pools, and the API server must be protected.
 pub(super) const READS_MAX: usize = 8;
-/// Most of a name that a message repeats.
+/// Maximum characters of a name in a message.
 const NAME_CHARS_SHOWN: usize = 80;
 /// Memory of the canary's sidecar, which never runs.
 const CANARY_MEMORY_BYTES: u64 = 1 << 30;
@@ -38,26 +37,26 @@ const CANARY_MEMORY_BYTES: u64 = 1 << 30;
 /// The pod for which a pool is looked up.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Asker<'a> {
-    /// Nothing of it is stored.
+    /// The request is a dry run: nothing is stored.
     pub dry_run: bool,
-    /// It has its sidecar from an earlier call, and only wants it whole: the breaker is not asked again.
+    /// The pod has its sidecar from an earlier call. The breaker does not apply again.
     pub injected: bool,
-    /// Uid of its controller; empty where it has none.
+    /// Uid of its controller; empty without one.
     pub owner: &'a str,
 }
 
-/// What there is of a pool.
+/// Result of looking up a pool.
 #[derive(Debug)]
 pub enum Found {
-    /// What to inject.
+    /// The settings to inject.
     Pool(Box<Settings>),
-    /// Its pods start without a sidecar, and why.
+    /// Its pods start without a sidecar, for this reason.
     Refused(Reason, String),
-    /// The API server did not say in time.
+    /// The API server did not answer in time.
     Unread,
 }
 
-/// Where pools are looked up.
+/// The pools and where to find them.
 pub struct Pools {
     store: Store<Stored>,
     client: Client,
@@ -68,7 +67,7 @@ pub struct Pools {
     pub(super) reads: Semaphore,
 }
 
-/// The cache, and the work that keeps it. Ready is said once the first list is in; later breaks leave the cache as it is.
+/// Returns the cache and the task that updates it. It becomes ready after the first list; a later failure of the watch keeps the cache.
 pub fn watch(
     client: Client,
     readiness: Arc<Readiness>,
@@ -93,13 +92,13 @@ fn keep(
             match event {
                 Ok(watcher::Event::InitDone) => {
                     if readiness.set(POOLS, Ok(())) {
-                        info!(pools = cache.len(), "pools are in the cache");
+                        info!(pools = cache.len(), "pool cache is ready");
                     }
                 }
                 Ok(_) => {}
                 Err(e) => {
                     metrics.add("watch_errors_total", &["KVCachePool"], 1);
-                    warn!(error = %e, "the watch of pools broke; starting it again");
+                    warn!(error = %e, "watch of pools failed; restarting it");
                 }
             }
             let invalid = cache.state_filter(|pool| pool.0.is_err()).len();
@@ -110,7 +109,7 @@ fn keep(
     (store, work)
 }
 
-/// Leaves out what the webhook never reads.
+/// Removes what the webhook never reads.
 fn slim(stored: &mut Stored) {
     if let Ok(pool) = &mut stored.0 {
         pool.metadata.managed_fields = None;
@@ -119,7 +118,7 @@ fn slim(stored: &mut Stored) {
 }
 
 impl Pools {
-    /// Over a cache and the API server behind it.
+    /// Uses a cache, and the API server for other pools.
     pub fn new(
         store: Store<Stored>,
         client: Client,
@@ -137,14 +136,14 @@ impl Pools {
         }
     }
 
-    /// The pool that a pod of this namespace asks for.
+    /// Finds the pool that a pod of this namespace requests.
     pub async fn find(&self, namespace: &str, name: &str, asker: Asker<'_>) -> Found {
         let defaults = &self.defaults;
         if name == CANARY_POOL && asker.dry_run && namespace == defaults.namespace {
             let settings = Settings::new(name, namespace, &defaults.image, CANARY_MEMORY_BYTES);
             return Found::Pool(Box::new(settings));
         }
-        // What is no name of a pool is looked up nowhere: it would become part of an address.
+        // Invalid names are not looked up, because they would become part of a URL.
         if !forms::is_label(name) || !forms::is_label(namespace) {
             return not_found(namespace, name);
         }
@@ -162,11 +161,11 @@ impl Pools {
                 ("missing", not_found(namespace, name))
             }
             Ok(Err(e)) => {
-                warn!(namespace, pool = name, error = %e, "a pool could not be read");
+                warn!(namespace, pool = name, error = %e, "pool cannot be read");
                 ("failed", Found::Unread)
             }
             Err(_) => {
-                warn!(namespace, pool = name, "a pool could not be read in time");
+                warn!(namespace, pool = name, "timeout reading a pool");
                 ("failed", Found::Unread)
             }
         };
@@ -174,7 +173,7 @@ impl Pools {
         found
     }
 
-    /// A pod that asks for this pool was injected, and will be stored.
+    /// Records that a pod of this pool was injected and will be stored.
     pub fn injected(&self, namespace: &str, name: &str, owner: &str) {
         let key = ObjectRef::new(name).within(namespace);
         if let Some(stored) = self.store.get(&key)
@@ -184,9 +183,9 @@ impl Pools {
         }
     }
 
-    /// Asks the API server: applied together with its pods, a pool is there before the watch has told.
+    /// Reads a pool from the API server. A pool that was applied together with its pods may not be in the watch yet.
     async fn read(&self, namespace: &str, name: &str) -> kube::Result<Option<Stored>> {
-        // Never closed, so there is a place in time or none.
+        // The semaphore is never closed, so this only waits.
         let _place = self.reads.acquire().await;
         let api: Api<Stored> = Api::namespaced(self.client.clone(), namespace);
         api.get_opt(name).await
@@ -206,7 +205,7 @@ impl Pools {
             return Found::Refused(Reason::PoolNotFound, message);
         }
         match desired::settings(pool, &self.defaults) {
-            // It has its sidecar already: there is nothing left to keep from it.
+            // An injected pod keeps its sidecar.
             Ok(settings) if asker.injected => Found::Pool(Box::new(settings)),
             Ok(settings) => {
                 match self
@@ -229,7 +228,7 @@ fn not_found(namespace: &str, name: &str) -> Found {
     // An annotation may be long.
     let name: String = name.chars().take(NAME_CHARS_SHOWN).collect();
     let message = format!(
-        "there is no KVCachePool {name} in namespace {namespace}; create it, or correct the label, and make the pod again"
+        "there is no KVCachePool {name} in namespace {namespace}; create it or correct the label, then create the pod again"
     );
     Found::Refused(Reason::PoolNotFound, message)
 }

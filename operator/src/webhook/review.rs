@@ -1,4 +1,4 @@
-//! AdmissionReview v1 as it is on the wire. What comes in is read leniently: all that an answer needs is a uid.
+//! The wire format of AdmissionReview v1. Input is parsed leniently: an answer needs only a uid.
 
 use k8s_openapi::ByteString;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use serde_json::Value;
 /// A review to answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Review {
-    /// What the answer must repeat.
+    /// Repeated in the answer.
     pub uid: String,
     /// `CREATE`, `UPDATE`, ...
     pub operation: String,
@@ -15,29 +15,27 @@ pub struct Review {
     pub group: String,
     /// Kind of the object.
     pub kind: String,
-    /// Set for `pods/eviction` and the like.
+    /// For example `eviction` of `pods/eviction`.
     pub sub_resource: String,
-    /// Namespace of the request; the object itself may not name it yet.
+    /// Namespace of the request. The object itself may not have it yet.
     pub namespace: String,
-    /// Nothing is stored: nothing may be remembered either.
+    /// The request is a dry run: nothing is stored, and nothing may be recorded.
     pub dry_run: bool,
-    /// The object as it was sent, with fields that this operator does not know.
+    /// The object as it was sent, including unknown fields.
     pub object: Option<Value>,
 }
 
-/// What cannot be answered as a review.
+/// Why a body is not a review.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
-    /// No JSON.
     #[error("not JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// JSON without `request.uid`.
     #[error("not an AdmissionReview: request.uid is missing")]
     NoUid,
 }
 
 impl Unreadable {
-    /// As metrics name it.
+    /// Name in metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Json(_) => "NotJson",
@@ -47,7 +45,7 @@ impl Unreadable {
 }
 
 impl Review {
-    /// Reads a request's body.
+    /// Parses a request's body.
     pub fn read(body: &[u8]) -> Result<Self, Unreadable> {
         let mut review: Value = serde_json::from_slice(body)?;
         let request = review.get_mut("request").ok_or(Unreadable::NoUid)?;
@@ -75,7 +73,7 @@ impl Review {
     }
 }
 
-/// The answer. A pod is always allowed.
+/// The answer. It always allows the pod.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
@@ -96,7 +94,7 @@ struct Response {
 }
 
 impl Answer {
-    /// Allows the object, changed by a JSON patch if there is one. An empty patch is none.
+    /// Allows the object with a JSON patch, unless the patch is empty.
     pub fn allow(
         uid: String,
         patch: Option<&json_patch::Patch>,
@@ -158,15 +156,17 @@ mod tests {
     fn an_answer_carries_its_patch_as_base64_and_leaves_an_empty_one_out() {
         let patch: json_patch::Patch =
             serde_json::from_value(json!([{"op": "remove", "path": "/a"}])).unwrap();
-        let said = serde_json::to_value(Answer::allow("u".into(), Some(&patch)).unwrap()).unwrap();
-        assert_eq!(said["response"]["patchType"], "JSONPatch");
+        let answer =
+            serde_json::to_value(Answer::allow("u".into(), Some(&patch)).unwrap()).unwrap();
+        assert_eq!(answer["response"]["patchType"], "JSONPatch");
         assert_eq!(
-            said["response"]["patch"],
+            answer["response"]["patch"],
             "W3sib3AiOiJyZW1vdmUiLCJwYXRoIjoiL2EifV0="
         );
         let empty = json_patch::Patch::default();
-        let said = serde_json::to_value(Answer::allow("u".into(), Some(&empty)).unwrap()).unwrap();
-        assert_eq!(said["response"], json!({"uid": "u", "allowed": true}));
+        let answer =
+            serde_json::to_value(Answer::allow("u".into(), Some(&empty)).unwrap()).unwrap();
+        assert_eq!(answer["response"], json!({"uid": "u", "allowed": true}));
     }
 
     proptest! {

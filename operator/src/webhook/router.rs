@@ -1,4 +1,4 @@
-//! The handler: reads a body within bounds, lets somebody decide, and answers in time. Every path answers a review.
+//! The handler: reads a body within limits, calls the decider, and answers in time. Every path answers a review.
 
 use super::review::{Answer, Review};
 use crate::metrics::Metrics;
@@ -17,21 +17,21 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// Path that the webhook's configuration names.
+/// Path in the webhook's configuration.
 pub const PATH: &str = "/inject";
 
-/// Bounds of one request. All of them together stay well under the 3 s after which the API server goes on without an answer.
+/// Limits of one request. Their sum stays well below the 3 s after which the API server continues without an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Largest body: a review of the largest pod that the API server stores (1.5 MiB), with room for its escapes.
+    /// Largest body: a review of the largest pod that the API server stores (1.5 MiB), with room for JSON escapes.
     pub body_bytes_max: usize,
-    /// Bodies at once, together.
+    /// Maximum bytes of all bodies together.
     pub bodies_bytes_max: usize,
-    /// Longest wait for a whole body, the wait for room included.
+    /// Longest wait for a whole body, including the wait for room.
     pub body_time_max: Duration,
-    /// Longest wait for the next bytes of a body: an API server sends them at once, and who does not holds room.
+    /// Longest wait for the next bytes of a body. An API server sends them at once, and a slow client occupies room.
     pub body_pause_max: Duration,
-    /// Longest decision; the review is answered without a patch after that.
+    /// Longest decision. After that the review is answered without a patch.
     pub decision_time_max: Duration,
 }
 
@@ -47,19 +47,18 @@ impl Default for Limits {
     }
 }
 
-/// What becomes of a pod.
+/// The decision about a pod.
 #[derive(Debug)]
 pub struct Decision {
     /// `Injected`, `Unchanged`, `Refused`, `Skipped`.
     pub result: &'static str,
-    /// Why; empty where nothing is to be said.
+    /// Name of the reason; may be empty.
     pub reason: &'static str,
-    /// Change of the pod.
     pub patch: Option<Patch>,
 }
 
 impl Decision {
-    /// The pod goes on as it is, for a reason that lies in the review.
+    /// The pod is unchanged, for a reason in the review itself.
     pub fn skipped(reason: &'static str) -> Self {
         Self {
             result: "Skipped",
@@ -69,13 +68,13 @@ impl Decision {
     }
 }
 
-/// Who says what becomes of the pod of a review.
+/// Decides about the pod of a review.
 pub trait Decide: Send + Sync + 'static {
-    /// Decides; `review.object` is a pod that is being created.
+    /// Decides about `review.object`, a pod that is being created.
     fn decide(&self, review: Review) -> impl Future<Output = Decision> + Send;
 }
 
-/// Room is taken in steps of this many bytes.
+/// Room is reserved in steps of this many bytes.
 const ROOM_STEP_BYTES: usize = 64 << 10;
 
 const ABOUT: &str = "kvcachepool webhook: POST an AdmissionReview to /inject\n";
@@ -87,7 +86,7 @@ struct Webhook<D> {
     metrics: Arc<Metrics>,
 }
 
-/// The paths of the webhook's port.
+/// The routes of the webhook's port.
 pub fn router<D: Decide>(decide: D, limits: Limits, metrics: Arc<Metrics>) -> Router {
     let webhook = Webhook {
         decide,
@@ -96,13 +95,13 @@ pub fn router<D: Decide>(decide: D, limits: Limits, metrics: Arc<Metrics>) -> Ro
         metrics,
     };
     Router::new()
-        // For who only wants to know that the port answers: the replica itself, a person.
+        // For clients that check whether the port answers: the replica itself, people.
         .route("/", get(async || ABOUT).fallback(handle))
         .fallback(handle)
         .with_state(Arc::new(webhook))
 }
 
-/// Why a request has no review to answer.
+/// Why a request has no readable review.
 struct NoReview {
     status: StatusCode,
     reason: &'static str,
@@ -122,7 +121,7 @@ impl NoReview {
         Self {
             status: StatusCode::REQUEST_TIMEOUT,
             reason: "TooSlow",
-            message: format!("{what} did not come within {time:?}"),
+            message: format!("{what} did not arrive within {time:?}"),
         }
     }
 
@@ -145,8 +144,8 @@ async fn handle<D: Decide>(State(webhook): State<Arc<Webhook<D>>>, request: Requ
                 .add("webhook_unreadable_total", &[no.reason], 1);
             warn!(
                 reason = no.reason,
-                message = no.message,
-                "no review to answer"
+                detail = no.message,
+                "unreadable admission review"
             );
             return (no.status, format!("{}\n", no.message)).into_response();
         }
@@ -170,7 +169,7 @@ async fn handle<D: Decide>(State(webhook): State<Arc<Webhook<D>>>, request: Requ
 }
 
 impl<D: Decide> Webhook<D> {
-    /// A review, when its last byte came, and the room that it takes until it is answered.
+    /// A review, the time of its last byte, and its reserved room, which is held until the answer.
     async fn read(&self, body: Body) -> Result<(Review, Instant, SemaphorePermit<'_>), NoReview> {
         let limits = &self.limits;
         let announced = HttpBody::size_hint(&body).exact();
@@ -189,8 +188,8 @@ impl<D: Decide> Webhook<D> {
         Ok((review, began, room))
     }
 
-    /// The bytes of a body. Room is taken for what has come, not for what was announced, which costs a client nothing. Bodies that all
-    /// wait for room of one another are let go by their time.
+    /// Reads the bytes of a body. Room is reserved for received bytes, not for announced ones, which cost a client nothing. Bodies that
+    /// wait for each other's room end with their timeout.
     async fn receive(&self, body: Body) -> Result<(Vec<u8>, SemaphorePermit<'_>), NoReview> {
         let limits = &self.limits;
         let mut chunks = body.into_data_stream();

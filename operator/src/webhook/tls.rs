@@ -1,4 +1,4 @@
-//! TLS of the webhook's port: the certificate is looked up at every handshake, so that a new one needs no new connection of the old.
+//! TLS of the webhook's port. The certificate is looked up in every handshake, so that a new one is used without a restart.
 
 use parking_lot::RwLock;
 use rustls::ServerConfig;
@@ -8,17 +8,15 @@ use rustls::sign::CertifiedKey;
 use std::sync::Arc;
 use tokio_rustls::TlsAcceptor;
 
-/// The certificate that is served now. Without one, handshakes fail.
+/// The current certificate. Without one, handshakes fail.
 #[derive(Debug, Default)]
 pub struct Served(RwLock<Option<Arc<CertifiedKey>>>);
 
 impl Served {
-    /// From the next handshake on.
+    /// Sets the certificate for future handshakes.
     pub fn set(&self, certificate: Arc<CertifiedKey>) {
         *self.0.write() = Some(certificate);
     }
-
-    /// What is served now.
     pub fn get(&self) -> Option<Arc<CertifiedKey>> {
         self.0.read().clone()
     }
@@ -30,7 +28,7 @@ impl ResolvesServerCert for Served {
     }
 }
 
-/// Accepts TLS 1.2 and 1.3, HTTP/1.1 alone: over HTTP/2 an API server would send all reviews to one replica through one connection.
+/// Accepts TLS 1.2 and 1.3, and only HTTP/1.1: over HTTP/2 an API server would send all reviews to one replica through one connection.
 pub fn acceptor(served: Arc<Served>) -> Result<TlsAcceptor, rustls::Error> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()?

@@ -4,7 +4,6 @@
 /// One protocol rule that the sidecar leaves out. Names follow the design's model of the slot protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(missing_docs)]
 pub enum Mistake {
     /// HELLOs are read without comparing their numbers.
     HelloNumbers,

@@ -1,36 +1,34 @@
-//! The JSON of `kvcachepool-sidecar check` and `kvcachepool-sidecar purge`, which `kubectl kvcachepool` reads out of a pod's log. Fields
-//! are only ever added; readers ignore what they do not know, and absent fields take their default.
+//! The JSON output of `kvcachepool-sidecar check` and `kvcachepool-sidecar purge`, which `kubectl kvcachepool` reads from a pod's log.
+//! Fields are only ever added. Readers ignore unknown fields, and absent fields take their default.
 
 use serde::{Deserialize, Serialize};
 
-/// What became of a look at every tier below memory.
+/// The result of a check of every lower tier.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
-    /// All of them can be used.
+    /// Every tier can be used.
     pub ready: bool,
-    /// The tiers, the nearest first.
+    /// The lower tiers, the fastest first.
     pub tiers: Vec<Tier>,
 }
 
-/// One tier.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tier {
-    /// Its name: `disk`, `redis` or `s3`.
+    /// `disk`, `redis` or `s3`.
     pub tier: String,
-    /// Where it is; without anything that is secret.
+    /// Address of the tier, without secrets.
     pub place: String,
-    /// It can be used.
+    /// The tier can be used.
     pub ready: bool,
-    /// Name of the error; empty = there is none.
+    /// Name of the error. Empty if the tier is ready.
     pub reason: String,
-    /// For people: what is wrong and what to do.
+    /// What is wrong and what to do.
     pub message: String,
 }
 
 impl Report {
-    /// Of these tiers.
     pub fn of(tiers: Vec<Tier>) -> Self {
         Self {
             ready: tiers.iter().all(|tier| tier.ready),

@@ -1,25 +1,22 @@
-//! References to Secrets and ConfigMaps in the environment of a sidecar. The operator makes them optional, so that a missing object
-//! holds no pod up, and lists them in a variable of their own; the sidecar names those that the kubelet could not resolve.
+//! References to Secrets and ConfigMaps in the environment of a sidecar. The operator makes them optional, so that a missing object does
+//! not block the pod, and lists them in an environment variable. The sidecar reports those that the kubelet could not resolve.
 
 use std::fmt;
 
-/// The variable that lists them.
+/// The environment variable with the list.
 pub const VARIABLE: &str = "KVCACHEPOOL_ENV_REFERENCES";
 
-/// A variable whose value comes from a key of a Secret or a ConfigMap.
+/// An environment variable whose value comes from a key of a Secret or a ConfigMap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnvReference<'a> {
-    /// Name of the variable.
     pub variable: &'a str,
     /// `Secret` or `ConfigMap`.
     pub kind: &'a str,
-    /// Name of the object.
     pub object: &'a str,
-    /// The key in it.
     pub key: &'a str,
 }
 
-/// A line of [`VARIABLE`]. Names of objects have no `/`, keys no `=`.
+/// Formats a line of [`VARIABLE`]. Object names contain no `/`, keys no `=`.
 impl fmt::Display for EnvReference<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -32,7 +29,7 @@ impl fmt::Display for EnvReference<'_> {
     }
 }
 
-/// The references of a list. Lines that are none are left out.
+/// Parses a list. Malformed lines are skipped.
 pub fn parse(list: &str) -> impl Iterator<Item = EnvReference<'_>> {
     list.lines().filter_map(|line| {
         let (source, variable) = line.split_once('=')?;

@@ -6,47 +6,46 @@
 
 use crate::PROTOCOL_VERSION;
 
-/// Bytes of a frame header.
 pub const HEADER_BYTES: usize = 16;
-/// Largest body: 8 MiB.
+/// Largest body.
 pub const MAX_BODY: usize = 8 << 20;
 
-/// Set in every answer.
+/// Set in every reply.
 pub const FLAG_REPLY: u16 = 1;
 /// The body is an [`crate::message::ErrorBody`].
 pub const FLAG_ERROR: u16 = 2;
-/// More answers with this tag follow.
+/// More replies with this tag follow.
 pub const FLAG_PARTIAL: u16 = 4;
-/// File descriptors ride on the first byte of this frame (SCM_RIGHTS); the body's `fds` names them in order.
+/// File descriptors are attached to the first byte of this frame (SCM_RIGHTS). The body's `fds` names them in order.
 pub const FLAG_FDS: u16 = 8;
 
-/// What a frame asks for.
+/// The operation of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
-    /// Begin or continue a session.
+    /// Starts or resumes a session.
     Hello = 1,
-    /// Describe the KV cache of a rank, or the hashing of a scheduler.
+    /// Describes the KV cache of a rank, or the hashing of a scheduler.
     Register = 2,
-    /// Staging memory that the sidecar copies from and to.
+    /// Requests staging memory that the sidecar copies from and to.
     Window = 3,
-    /// Which chunks of a prefix are there?
+    /// Asks which chunks of a prefix exist.
     Probe = 4,
-    /// One-way: the soft pin of a PROBE becomes the read lease of the request.
+    /// One-way: turns the soft pin of a PROBE into the read lease of the request.
     Pin = 5,
-    /// One-way: the request needs nothing any more.
+    /// One-way: ends the pins and leases of requests.
     Release = 6,
-    /// Slots to write chunks into.
+    /// Requests slots to write chunks into.
     Grant = 7,
     /// One-way: sections are written.
     Commit = 8,
-    /// Sections will not be written (one-way from a worker, answered for a scheduler).
+    /// Sections will not be written. One-way from a worker without a window, answered otherwise.
     Abort = 9,
-    /// Long poll: blocks stored and removed, tier states.
+    /// Long poll for stored and removed blocks and tier states.
     Events = 10,
     /// Lookup, clear, pin, unpin, status, health.
     Admin = 11,
-    /// One-way: what the connector counted (admissions, skips, copies).
+    /// One-way: the connector's counters (admissions, skips, copies).
     Report = 12,
 }
 
@@ -64,37 +63,37 @@ impl TryFrom<u8> for Op {
     }
 }
 
-/// Why a header was refused. All but [`FrameError::UnknownOpcode`] end the connection.
+/// Why a header was refused. All except [`FrameError::UnknownOpcode`] end the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The peer speaks a version more than one away from ours.
+    /// The peer's version differs by more than one.
     #[error(
-        "frame version {0} is not spoken here (this side speaks {PROTOCOL_VERSION}, one more or one less is served)"
+        "frame version {0} is not supported (this side has version {PROTOCOL_VERSION}, and supports one more or one less)"
     )]
     WrongVersion(u8),
     /// The body is longer than [`MAX_BODY`], or than the reader's own limit.
-    #[error("frame body of {length} bytes is over the limit of {limit}")]
+    #[error("frame body of {length} bytes exceeds the limit of {limit}")]
     Oversized {
-        /// Bytes that the header announces.
+        /// Body length in the header.
         length: u32,
-        /// Bytes that are taken.
+        /// The reader's limit in bytes.
         limit: usize,
     },
     /// The stream ended in the middle of a frame.
     #[error("the stream ended after {got} bytes of a frame")]
     Torn {
-        /// Bytes of the frame that came, its header included.
+        /// Bytes of the frame that were received, including its header.
         got: usize,
     },
-    /// The opcode is not known to this version; answered with an error, the connection goes on.
+    /// This version does not know the opcode. The reply is an error, and the connection continues.
     #[error("unknown opcode {0}")]
     UnknownOpcode(u8),
 }
 
-/// A frame header as read from the wire; the opcode is not interpreted yet.
+/// A frame header as read from the wire. The opcode is not interpreted yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Body bytes.
+    /// Length of the body in bytes.
     pub length: u32,
     /// Protocol version of the sender.
     pub version: u8,
@@ -102,12 +101,11 @@ pub struct Header {
     pub opcode: u8,
     /// `FLAG_*`.
     pub flags: u16,
-    /// Counts up per process; an answer carries the tag of its question.
+    /// Increases per process. A reply has the tag of its request.
     pub tag: u64,
 }
 
 impl Header {
-    /// Header bytes for the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut b = [0u8; HEADER_BYTES];
         b[0..4].copy_from_slice(&self.length.to_le_bytes());
@@ -118,7 +116,7 @@ impl Header {
         b
     }
 
-    /// Reads and checks a header. Total: any 16 bytes give a header or a named error.
+    /// Decodes and validates a header. Total: any 16 bytes give a header or a named error.
     pub fn decode(b: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let header = Self {
             length: u32::from_le_bytes([b[0], b[1], b[2], b[3]]),
@@ -140,8 +138,8 @@ impl Header {
     }
 }
 
-/// Cuts a byte stream into frames, whatever its pieces are. Holds one unfinished frame at most, and of its body no more
-/// than the bytes that came.
+/// Splits a byte stream into frames, independent of how it is fragmented. Holds at most one unfinished frame, and no more of its body than
+/// was received.
 #[derive(Debug)]
 pub struct FrameReader {
     limit: usize,
@@ -152,7 +150,7 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// A reader for one connection that takes bodies of at most `limit` bytes ([`MAX_BODY`] at most).
+    /// A reader for one connection that accepts bodies of at most `limit` bytes, capped at [`MAX_BODY`].
     pub fn new(limit: usize) -> Self {
         Self {
             limit: limit.min(MAX_BODY),
@@ -163,8 +161,8 @@ impl FrameReader {
         }
     }
 
-    /// Takes bytes from the front of `input` until a frame is whole or the input is empty; what was taken is gone from
-    /// `input`. Call it again until it gives `None`. After an error the connection is to be closed.
+    /// Consumes bytes from the front of `input` until a frame is complete or the input is empty. Call it until it returns `None`. After an
+    /// error the connection must be closed.
     pub fn take(&mut self, input: &mut &[u8]) -> Result<Option<(Header, Vec<u8>)>, FrameError> {
         let header = match self.header {
             Some(header) => header,
@@ -195,18 +193,18 @@ impl FrameReader {
         Ok(Some((header, std::mem::take(&mut self.body))))
     }
 
-    /// Bytes of the unfinished frame; 0 between frames.
+    /// Number of buffered bytes of the unfinished frame; 0 between frames.
     pub fn pending(&self) -> usize {
         self.head_bytes + self.body.len()
     }
 
-    /// Raw opcode and tag of the header that made [`FrameReader::take`] fail, for the error's answer.
+    /// Raw opcode and tag of the header that [`FrameReader::take`] refused, for the error reply.
     pub fn refused(&self) -> (u8, u64) {
         let [_, _, _, _, _, opcode, _, _, tag @ ..] = self.head;
         (opcode, u64::from_le_bytes(tag))
     }
 
-    /// The stream ended: was that between two frames?
+    /// Call at the end of the stream. Errors: the stream ended within a frame.
     pub fn finish(&self) -> Result<(), FrameError> {
         match self.pending() {
             0 => Ok(()),
@@ -220,8 +218,6 @@ fn split<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
     *input = rest;
     taken
 }
-
-/// A whole frame.
 pub fn frame(op: Op, flags: u16, tag: u64, body: &[u8]) -> Vec<u8> {
     let header = Header {
         length: body.len() as u32,

@@ -1,31 +1,28 @@
-//! Sizes of an arena and of its slot table, from its bytes and the chunks that the index may hold, and back from a table's header.
+//! Sizes of an arena and of its slot table: computed from the arena's bytes and the index capacity, or read from a table's header.
 
 use crate::table::{ChunkRecord, HEADER_BYTES, Header, MAGIC, ROW_BYTES, Row, VERSION};
 
-/// Sizes of an arena and its slot table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Region number: never given twice in the life of the pod.
+    /// Region number. Unique during the life of the pod.
     pub region: u64,
     /// Bytes of the arena, a multiple of [`Geometry::segment_bytes`].
     pub arena_bytes: u64,
     /// Bytes of a segment, a power of two. Slots never cross a segment's end.
     pub segment_bytes: u64,
-    /// Rows: one per 64 KiB of arena.
+    /// Number of rows: one per 64 KiB of arena.
     pub rows: u32,
-    /// Chunk records.
+    /// Number of chunk records.
     pub chunks: u32,
 }
 
-/// Smallest segment.
 const SEGMENT_BYTES_MIN: u64 = 4 << 20;
-/// Largest segment.
 const SEGMENT_BYTES_MAX: u64 = 256 << 20;
 
 impl Geometry {
-    /// Sizes for a new arena: segments of `arena / 64`, clamped to 4 MiB..256 MiB, as a power of two; the arena is rounded
-    /// down to whole segments (but is at least one). One chunk record per row (a chunk takes one at
-    /// least), `index_entries_max` at most; pages of records that were never used are never present.
+    /// Sizes of a new arena. A segment has `arena / 64` bytes, as a power of two between 4 MiB and 256 MiB. The arena is rounded down to
+    /// whole segments, but is at least one. The table has one chunk record per row (a chunk takes at least one row), at most
+    /// `index_entries_max`. Pages of unused records are never populated.
     pub fn new(region: u64, arena_bytes: u64, index_entries_max: u32) -> Self {
         let mut segment_bytes = (arena_bytes / 64)
             .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
@@ -45,7 +42,6 @@ impl Geometry {
         }
     }
 
-    /// Rows of a segment.
     pub fn segment_rows(&self) -> u32 {
         (self.segment_bytes / ROW_BYTES) as u32
     }
@@ -60,7 +56,7 @@ impl Geometry {
         (HEADER_BYTES + u64::from(self.rows) * size_of::<Row>() as u64).next_multiple_of(4096)
     }
 
-    /// The header of a table of this geometry with nothing populated.
+    /// The header of a table with this geometry and nothing populated.
     pub fn header(&self) -> Header {
         Header {
             magic: MAGIC,
@@ -78,8 +74,8 @@ impl Geometry {
         }
     }
 
-    /// Geometry of a table that came back, if this build can use it: its header must be exactly what this build writes for
-    /// its sizes, and it must lie whole in `table_bytes`, its arena in `arena_bytes`.
+    /// The geometry of a table from an earlier boot, if this build can use it: its header must equal the one that this build writes for its
+    /// sizes, and the files must be long enough (`table_bytes`, `arena_bytes`).
     pub fn of_header(
         header: &Header,
         arena_bytes: u64,
@@ -115,16 +111,16 @@ impl Geometry {
     }
 }
 
-/// Why a table that came back cannot be used.
+/// Why a table from an earlier boot cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableTable {
-    /// The file is no slot table.
-    #[error("the file is no slot table")]
+    /// The file is not a slot table.
+    #[error("the file is not a slot table")]
     NoTable,
     /// Written by a build with another format.
-    #[error("slot table of version {0}, this build uses {VERSION}")]
+    #[error("slot table of version {0}; this build supports version {VERSION}")]
     OtherFormat(u32),
-    /// Sizes that do not fit together or do not fit the file.
-    #[error("sizes in the slot table's header do not fit its files")]
+    /// Sizes contradict each other, or the file's length.
+    #[error("sizes in the slot table's header do not match its files")]
     OtherSizes,
 }

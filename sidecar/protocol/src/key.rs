@@ -1,21 +1,19 @@
-//! Keys: 32-byte names with a type each. See `docs/internals/protocol.md`, "Keys".
+//! Keys: 32-byte names, each kind with its own type. See `docs/internals/protocol.md`, "Keys".
 
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A key or hash had another length than 32 bytes.
+/// A key or hash is not 32 bytes long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "expected {expected} bytes, got {got}: hashes are 32 bytes each, packed without separators"
 )]
 pub struct WrongLength {
-    /// Bytes that were expected.
     pub expected: usize,
-    /// Bytes that were found.
     pub got: usize,
 }
 
-/// A text is no name in hex.
+/// A text is not 64 hex digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected 64 hex digits")]
 pub struct NotHex;
@@ -37,12 +35,12 @@ macro_rules! name32 {
                 hex(&self.0)
             }
 
-            /// Reads all 64 hex digits, lower or upper case.
+            /// Parses all 64 hex digits in lower or upper case.
             pub fn from_hex(text: &str) -> Result<Self, NotHex> {
                 unhex32(text).map($name).ok_or(NotHex)
             }
 
-            /// The first 8 bytes as 16 hex digits: what file and object names carry.
+            /// The first 8 bytes as 16 hex digits, as used in file and object names.
             pub fn hex16(&self) -> String {
                 hex(&self.0[..8])
             }
@@ -64,20 +62,21 @@ macro_rules! name32 {
 }
 
 name32!(
-    /// What decides KV *values*: BLAKE3 of the canonical JSON of the model descriptor (`domain.rs`).
+    /// Identity of the KV *values*: BLAKE3 of the canonical JSON of the model descriptor (`domain.rs`).
     ModelId
 );
 name32!(
-    /// What decides the *arrangement* of KV bytes: BLAKE3 of the canonical JSON of the layout descriptor.
+    /// Identity of the *layout* of KV bytes: BLAKE3 of the canonical JSON of the layout descriptor.
     LayoutId
 );
 name32!(
-    /// Who may share: tags, content of LoRA adapters, cache epoch; made by the connector. All zero = the default namespace.
+    /// Separates chunks by tags, content of LoRA adapters and cache epoch. Made by the connector. All zero = the default namespace.
     NamespaceId
 );
 
 impl NamespaceId {
-    /// Only the process that made it can name it: an epoch that `reset_cache` drew is in it. The connector says so in its last bit.
+    /// Whether only the process that made the namespace can name it, because it contains an epoch from `reset_cache`. The connector sets
+    /// the last bit for this.
     pub fn is_of_one_process(&self) -> bool {
         self.0[31] & 1 == 1
     }
@@ -88,22 +87,21 @@ name32!(
     EngineHash
 );
 name32!(
-    /// Name of a chunk: [`chunk_key`].
+    /// Key of a chunk, made by [`chunk_key`].
     ChunkKey
 );
 
-/// What a key means. Only [`KeyKind::Prefix`] is produced today; index, header and wire carry the kind from the start.
+/// Kind of a key. Only [`KeyKind::Prefix`] is produced today; index, header and wire format already have the field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum KeyKind {
     /// A chunk implies all chunks before it.
     #[default]
     Prefix = 1,
-    /// Position-free reuse.
     Segment = 2,
-    /// A foreign plugin's key.
+    /// A key of another plugin.
     Opaque = 3,
-    /// Hand-over of one request.
+    /// Transfer of one request.
     Request = 4,
 }
 
@@ -143,7 +141,6 @@ pub fn unpack_hashes(packed: &[u8]) -> Result<&[EngineHash], WrongLength> {
     })
 }
 
-/// Lower-case hex.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes

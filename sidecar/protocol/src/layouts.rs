@@ -1,46 +1,38 @@
-//! The table of KV layouts that are served (`layouts.json`): which spec is which kind of group, which attention backend stores blocks in
-//! which order, and how a block is addressed. The connector reads the same file.
+//! The table of supported KV layouts (`layouts.json`): the kind of group of each spec, the block layouts of each attention backend, and the
+//! addressing of a block. The connector reads the same file.
 //!
-//! Rule: the dimensions left of `B` choose a piece of a block, those right of it are the bytes of the piece. What stands in no row is
-//! not served: the cache is off in that vLLM, by name.
+//! The dimensions left of `B` select a piece of a block, those right of it are the bytes of the piece. A layout without a row is not
+//! supported: the cache is off in that vLLM, with a named reason.
 
 use serde::Deserialize;
 
-/// The file.
+/// The content of `layouts.json`.
 pub const LAYOUTS_JSON: &str = include_str!("../layouts.json");
 
-/// The whole table.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayoutTable {
     /// Version of the file's format.
     pub version: u32,
-    /// Engine that the names belong to.
+    /// The engine that the names refer to.
     pub engine: String,
-    /// What the dimensions count.
+    /// Meaning of the dimensions.
     pub dims: std::collections::BTreeMap<Dim, String>,
-    /// What a state holds.
+    /// Meaning of the contents of a state.
     pub contents: std::collections::BTreeMap<Content, String>,
-    /// Orders of the dimensions in memory.
     pub layouts: Vec<Layout>,
-    /// Kinds of KV groups.
     pub specs: Vec<Spec>,
-    /// Attention backends.
     pub backends: Vec<Backend>,
 }
 
-/// A dimension of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 pub enum Dim {
-    /// Layers.
     L,
-    /// Blocks.
     B,
     /// KV heads of the rank.
     H,
-    /// States of a block.
+    /// States (tokens) of a block.
     N,
-    /// Bytes of a state.
     C,
 }
 
@@ -48,17 +40,16 @@ pub enum Dim {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layout {
-    /// vLLM's name, e.g. `LBHNC`.
+    /// vLLM's name, for example `LBHNC`.
     pub name: String,
-    /// Older name.
     pub alias: Option<String>,
     /// Dimensions, outermost first.
     pub order: Vec<Dim>,
-    /// Dimensions that choose a piece of a block.
+    /// Dimensions that select a piece of a block.
     pub pieces: Vec<Dim>,
     /// Dimensions whose product is the bytes of a piece.
     pub run: Vec<Dim>,
-    /// Blocks of this layout are moved.
+    /// Whether blocks in this layout are supported.
     pub served: bool,
 }
 
@@ -66,13 +57,12 @@ pub struct Layout {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
-    /// Class name.
     pub spec: String,
-    /// Kind of group; absent = not served.
+    /// Kind of group. `None` if the spec is not supported.
     pub group: Option<GroupName>,
-    /// How many shards the group has over tensor-parallel ranks.
+    /// Number of the group's shards over tensor-parallel ranks.
     pub shards: Option<Shards>,
-    /// Why it is not served, by name.
+    /// Name of the reason why the spec is not supported.
     pub reason: Option<String>,
 }
 
@@ -80,57 +70,51 @@ pub struct Spec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupName {
-    /// Every token's KV counts.
+    /// KV of all tokens.
     Full,
-    /// Only the last tokens count.
+    /// KV of the last tokens only.
     Window,
 }
 
-/// Shards of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shards {
-    /// One per rank, at most one per KV head; further ranks hold replicas.
+    /// One per rank, at most one per KV head. Further ranks hold replicas.
     KvHeads,
     /// One, held by all ranks.
     One,
 }
 
-/// What a state of a block holds.
+/// Content of a state of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    /// A key and a value, side by side.
+    /// A key followed by a value.
     Halves,
-    /// One vector.
     One,
-    /// Nobody else knows.
+    /// A format that only the backend knows.
     Own,
 }
 
-/// One attention backend.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Backend {
-    /// vLLM's name of it.
+    /// vLLM's name of the backend.
     pub name: String,
-    /// What its states hold.
+    /// Content of its states.
     pub content: Content,
     /// `cpu`, `cuda`.
     pub devices: Vec<String>,
-    /// Specs it is served with.
     pub specs: Vec<String>,
-    /// Layouts it is served with.
     pub layouts: Vec<String>,
 }
 
 impl LayoutTable {
-    /// Reads a table.
     pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(text)
     }
 
-    /// A layout by its name or its older name.
+    /// Finds a layout by its name or alias.
     pub fn layout(&self, name: &str) -> Option<&Layout> {
         self.layouts
             .iter()
@@ -177,7 +161,11 @@ mod tests {
         let table = table();
         let mut names = HashSet::new();
         for backend in &table.backends {
-            assert!(names.insert(&backend.name), "{} stands twice", backend.name);
+            assert!(
+                names.insert(&backend.name),
+                "duplicate backend {}",
+                backend.name
+            );
             assert!(!backend.devices.is_empty());
             for layout in &backend.layouts {
                 assert!(table.layout(layout).is_some_and(|l| l.served), "{layout}");

@@ -1,6 +1,6 @@
-//! What the sidecar and the vLLM connector must agree on, and nothing else: keys, the domain descriptor,
-//! wire frames and messages, the shared slot table, the object format, the config file and the status JSON.
-//! No tokio, no kube, no CUDA. Every decoder is total: any bytes give a value or a named error.
+//! The contract between the sidecar and the vLLM connector: keys, domain descriptors, wire frames and messages, the shared slot table, the
+//! object format, the config file and the status JSON. The crate does not use tokio, kube or CUDA. Every decoder is total: any bytes give a
+//! value or a named error.
 
 pub mod check;
 pub mod config;
@@ -18,5 +18,5 @@ pub mod status;
 pub mod table;
 pub mod window;
 
-/// Version of the wire protocol spoken in HELLO and in every frame header. Versions may differ by one during an upgrade.
+/// Version of the wire protocol in HELLO and in every frame header. Versions may differ by one during an upgrade.
 pub const PROTOCOL_VERSION: u8 = 1;

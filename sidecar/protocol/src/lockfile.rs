@@ -1,13 +1,13 @@
-//! The lock file in the pod's volume (`sidecar.lock` beside the socket): proof of death across boots, and the counters
-//! that must never repeat.
+//! The lock file in the pod's volume (`sidecar.lock` beside the socket). It proves the death of processes across boots, and holds the
+//! counters that must never repeat.
 //!
 //! ```text
 //! 0  8 bytes magic "KVCPLOCK"   8  u32 version   12 u32 next lock number
 //! 16 u64 next region number     24 u32 boots without 60 s of health     28 u32 reserved
 //! ```
-//! A connector process holds an exclusive fcntl record lock (F_SETLK, never flock: a forked child would keep that) on the one
-//! byte at [`lock_offset`]; the sidecar only ever asks (F_GETLK). Numbers count up from 1 and are never given twice; the number
-//! is the owner in the slot table, 0 is the engine itself.
+//! A connector process holds an exclusive fcntl record lock on the one byte at [`lock_offset`] (F_SETLK, not flock: a forked child would
+//! inherit that). The sidecar only queries it (F_GETLK). Lock numbers count up from 1 and are unique. The slot table uses the number as
+//! owner; 0 is the engine itself.
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout,
@@ -18,7 +18,7 @@ use zerocopy::{
 pub const MAGIC: [u8; 8] = *b"KVCPLOCK";
 /// Version of this format.
 pub const VERSION: u32 = 1;
-/// Byte that the live sidecar's supervisor locks: a second sidecar on the same volume finds it held.
+/// The byte that the sidecar's supervisor locks. A second sidecar on the same volume finds it locked.
 pub const SIDECAR_BYTE: u64 = 4095;
 
 /// Offset of the byte of lock `number`.
@@ -26,7 +26,7 @@ pub fn lock_offset(number: u32) -> u64 {
     4096 + u64::from(number)
 }
 
-/// The file's first 32 bytes.
+/// The first 32 bytes of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LockFile {
@@ -34,35 +34,35 @@ pub struct LockFile {
     pub magic: [u8; 8],
     /// [`VERSION`].
     pub version: U32,
-    /// Number that the next process gets.
+    /// Number of the next process.
     pub next_lock: U32,
-    /// Region number that the next new arena gets.
+    /// Region number of the next arena.
     pub next_region: U64,
-    /// Starts of the engine since it was last healthy for 60 s.
+    /// Engine starts since the engine was last healthy for 60 s.
     pub unhealthy_boots: U32,
-    /// Zero.
+    /// Always zero.
     pub reserved: U32,
 }
 
-/// Bytes are no lock file of this version.
+/// The bytes are not a lock file of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadLockFile {
-    /// Shorter than its header.
+    /// Shorter than the header.
     #[error("the lock file has {0} bytes, less than its header")]
     Torn(usize),
-    /// Another file.
-    #[error("the file does not begin like a lock file")]
+    /// The file has another magic number.
+    #[error("the file is not a lock file: wrong magic number")]
     NotALockFile,
     /// Written by another version.
-    #[error("lock file of version {0}; this build knows version {VERSION}")]
+    #[error("lock file of version {0}; this build supports version {VERSION}")]
     OtherVersion(u32),
-    /// A counter that never stands at 0.
-    #[error("the lock file's {0} is 0, which is never given")]
+    /// A counter is 0, which is never assigned.
+    #[error("the lock file's {0} is 0, which is never assigned")]
     ZeroCounter(&'static str),
 }
 
 impl LockFile {
-    /// Contents of a new file.
+    /// The content of a new file.
     pub fn new() -> Self {
         Self {
             magic: MAGIC,
@@ -74,7 +74,7 @@ impl LockFile {
         }
     }
 
-    /// Reads and checks the first bytes of the file.
+    /// Parses and validates the first bytes of the file.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadLockFile> {
         let (file, _) =
             Self::read_from_prefix(bytes).map_err(|_| BadLockFile::Torn(bytes.len()))?;

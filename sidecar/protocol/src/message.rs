@@ -1,16 +1,15 @@
-//! Bodies of all messages: msgpack maps with the field names below. Unknown fields are ignored, absent ones take their
-//! default: versions differ by one during an upgrade. `Option` fields are absent or nil. Times are milliseconds.
+//! Bodies of all messages: msgpack maps with the field names below. Unknown fields are ignored, and absent fields take their default,
+//! because versions may differ by one during an upgrade. `Option` fields are absent or nil. Times are in milliseconds.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
 
-/// A body could not be read as the message its opcode names.
+/// A body could not be decoded as the message of its opcode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("body is no valid {message}: {reason}")]
+#[error("body is not a valid {message}: {reason}")]
 pub struct BadBody {
-    /// Name of the message type.
     pub message: &'static str,
-    /// What the decoder said.
+    /// The decoder's error.
     pub reason: String,
 }
 
@@ -35,30 +34,30 @@ fn name<T>() -> &'static str {
     path.rsplit("::").next().unwrap_or(path)
 }
 
-/// Every named refusal on the wire. The name (`Debug` form) is what logs, metrics and the connector show.
+/// The error codes of the protocol. Logs, metrics and the connector show the name (`Debug` form).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ErrorCode {
-    /// The frame's or HELLO's protocol version is not served.
+    /// The protocol version of the frame or of HELLO is not supported.
     WrongVersion,
-    /// Opcode unknown to this version.
+    /// The opcode is unknown to this version.
     UnknownOpcode,
-    /// Opcode known but not served by this build.
+    /// The opcode is known, but this build does not serve it.
     NotServed,
     /// The body is not a valid message.
     BadBody,
-    /// Hashes are not packed 32-byte values, or counts do not agree.
+    /// Hashes are not packed 32-byte values, or counts do not match.
     BadHashes,
     /// The first frame of a connection was not HELLO.
     HelloFirst,
-    /// HELLO's number is not newer than the last one read for this process and role.
+    /// HELLO's number is not higher than the last one of this process and role.
     StaleHello,
-    /// No pollable pidfd came with HELLO and the kernel offers none.
+    /// HELLO had no pollable pidfd, and the kernel does not provide one.
     NoProofOfDeath,
     /// HELLO names a lock that F_GETLK does not confirm.
     LockNotHeld,
-    /// A passed descriptor is of the wrong kind, unsealed, or not what an earlier boot handed out.
+    /// A passed descriptor has the wrong kind, is not sealed, or was not issued by an earlier boot.
     BadDescriptor,
-    /// Too many connections, sessions, requests, pins or granted bytes: the message names the limit.
+    /// Too many connections, sessions, requests, pins or granted bytes. The message names the limit.
     LimitReached,
     /// The role may not use this opcode.
     WrongRole,
@@ -66,36 +65,35 @@ pub enum ErrorCode {
     DescriptorMismatch,
     /// A section does not fit into a segment of the arena.
     SectionTooLarge,
-    /// TP/PP over pods.
+    /// TP or PP over several pods.
     MultiNodeUnsupported,
     /// The engine's hash algorithm is not collision resistant.
     HashAlgorithmRefused,
-    /// No memory tier at the moment; the message says why.
+    /// The memory tier is unavailable. The message says why.
     NoArena,
-    /// Not all ranks of the instance are registered yet.
+    /// Not all ranks of the instance have registered yet.
     NotRegistered,
-    /// There is no window; the message begins with the reason's name ([`crate::window::Unavailable`]).
+    /// There is no window. The message begins with the name of the reason ([`crate::window::Unavailable`]).
     WindowUnavailable,
     /// The admin token is missing or wrong.
     Unauthorized,
-    /// Nothing of that name is there.
+    /// The named object does not exist.
     NotFound,
-    /// A bug of ours; the connection goes on.
+    /// A bug of the sidecar. The connection continues.
     Internal,
 }
 
-/// Body of an answer with `FLAG_ERROR`.
+/// Body of a reply with `FLAG_ERROR`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// Which refusal.
     pub code: ErrorCode,
-    /// For people: what happened and what to do.
+    /// What happened and what to do.
     pub message: String,
-    /// The same question may succeed later.
+    /// The same request may succeed later.
     pub retryable: bool,
 }
 
-/// Who speaks on a session.
+/// The role of a session's client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -103,34 +101,33 @@ pub enum Role {
     Scheduler,
     /// vLLM's worker side, one per rank.
     Worker,
-    /// A foreign plugin that stores under its own keys (not served yet).
+    /// A plugin that stores under its own keys. Not supported yet.
     Opaque,
-    /// A tool.
+    /// A command-line tool.
     Admin,
-    /// The plugin hook, only to say `off`.
+    /// The plugin hook, which only reports `off`.
     Plugin,
 }
 
-/// HELLO. Descriptors on the frame, in the order of `fds`: `pidfd`, and `arena`, `table` when the process maps any.
+/// HELLO. The frame's descriptors, in the order of `fds`: `pidfd`, and `arena` and `table` if the process maps them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Protocol version, equal to the frame's.
     pub version: u8,
-    /// Who speaks.
     pub role: Role,
-    /// `vllm`.
+    /// Name of the engine: `vllm`.
     #[serde(default)]
     pub engine: String,
-    /// e.g. `0.32.0`.
+    /// Version of the engine, for example `0.32.0`.
     #[serde(default)]
     pub engine_version: String,
     /// One per EngineCore: vLLM's `engine_id`.
     #[serde(default)]
     pub instance: String,
-    /// 16 random bytes per process; scheduler and worker parts in one process share them.
+    /// 16 random bytes per process. Scheduler and worker sides in one process share them.
     #[serde(with = "serde_bytes")]
     pub incarnation: Vec<u8>,
-    /// Counts up per process and role.
+    /// Increases per process and role.
     pub number: u64,
     /// Rank of a worker, 0 for others.
     #[serde(default)]
@@ -138,40 +135,40 @@ pub struct Hello {
     /// Names of the descriptors on this frame, in order: `pidfd`, `arena`, `table`.
     #[serde(default)]
     pub fds: Vec<String>,
-    /// Number of the lock-file byte that this process holds; absent = none yet.
+    /// Number of the lock-file byte that this process holds. Absent = none yet.
     #[serde(default)]
     pub lock: Option<u32>,
-    /// Region that this process maps; absent = none. `arena` and `table` come along whenever it maps any.
+    /// Region that this process maps. Absent = none. `arena` and `table` are passed whenever it maps a region.
     #[serde(default)]
     pub region: Option<u64>,
-    /// Worker: packed [`crate::refs::SectionRef`] of all slots that it was granted and still holds. What it does not name comes back.
+    /// Worker: packed [`crate::refs::SectionRef`] of all granted slots that it still holds. All other slots of the worker are freed.
     #[serde(default, with = "serde_bytes")]
     pub grants: Vec<u8>,
-    /// Scheduler: ids of requests whose pins and leases go on. All others of the session end.
+    /// Scheduler: ids of requests whose pins and leases continue. All others of the session end.
     #[serde(default)]
     pub requests: Vec<String>,
-    /// The cache is off in this vLLM, by this name. Nothing else is done.
+    /// The cache is off in this vLLM, for this named reason. HELLO has no other effect.
     #[serde(default)]
     pub off: Option<String>,
 }
 
-/// What HELLO's answer says about shared memory.
+/// The state of shared memory in HELLO's reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
-    /// `lock` and its descriptor come with this answer: lock the byte, then say HELLO again.
+    /// The reply has `lock` and its descriptor. Lock the byte, then send HELLO again.
     LockFirst,
-    /// `arena` and `table` descriptors come with this answer: map them.
+    /// The reply has the `arena` and `table` descriptors. Map them.
     Sent,
-    /// What the process maps is the live arena.
+    /// The process maps the live arena.
     Held,
-    /// What the process maps cannot be used: fail its jobs, unmap, say HELLO again.
+    /// The mapped arena cannot be used. Fail its jobs, unmap, and send HELLO again.
     Unmap,
-    /// No memory tier now (`reason`): say HELLO again after `retry_ms`.
+    /// There is no memory tier now (`reason`). Send HELLO again after `retry_ms`.
     None,
 }
 
-/// Answer to HELLO. Descriptors in the order of `fds`: `lock`, or `arena`, `table`.
+/// Reply to HELLO. Descriptors in the order of `fds`: `lock`, or `arena` and `table`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HelloReply {
     /// Protocol version of the sidecar.
@@ -182,29 +179,26 @@ pub struct HelloReply {
     pub session: u64,
     /// New at every start of the engine process.
     pub boot: u64,
-    /// Optional abilities, by name.
+    /// Optional features, by name.
     #[serde(default)]
     pub features: Vec<String>,
-    /// Connector settings, from the sidecar's config.
+    /// Connector settings from the sidecar's config.
     pub settings: Settings,
     /// What to do about shared memory.
     pub memory: Memory,
     /// Why `memory` is `none` or `unmap`.
     #[serde(default)]
     pub reason: String,
-    /// When to say HELLO again, for `memory: none`.
+    /// With `memory: none`: wait before the next HELLO.
     #[serde(default)]
     pub retry_ms: u64,
     /// With `lock_first`: the byte to lock is at [`crate::lockfile::lock_offset`].
     #[serde(default)]
     pub lock: Option<u32>,
-    /// Live region.
     #[serde(default)]
     pub region: Option<u64>,
-    /// Bytes of the arena.
     #[serde(default)]
     pub arena_bytes: u64,
-    /// Bytes of the slot table.
     #[serde(default)]
     pub table_bytes: u64,
     /// Names of the descriptors on this frame, in order.
@@ -218,37 +212,36 @@ pub enum Save {
     /// Chunks of the prompt.
     #[default]
     Prompt,
-    /// Chunks of the prompt and of what was generated.
+    /// Chunks of the prompt and of the generated tokens.
     PromptAndDecode,
 }
 
-/// Settings that the connector takes from the sidecar.
+/// The connector's settings, which the sidecar passes on from its config.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Least tokens of a chunk; the effective chunk is the smallest multiple of the scheduler block that is at least this.
+    /// Minimum tokens per chunk. The effective chunk is the smallest multiple of the scheduler block that is at least this.
     pub chunk_tokens: u32,
-    /// What to store.
     pub save: Save,
-    /// Hits shorter than this are not taken.
+    /// Shorter hits are not used.
     pub min_load_tokens: u32,
     /// Longest wait of a request for a load, from its first poll to the end of the copy.
     pub load_timeout_ms: u64,
     /// Longest wait at a request's first poll.
     pub first_poll_wait_us: u32,
-    /// Longest waits in one `schedule()` together.
+    /// Longest wait per `schedule()`, all requests together.
     pub step_wait_us: u32,
-    /// An unanswered GRANT is given up after this.
+    /// An unanswered GRANT is abandoned after this time.
     pub grant_timeout_ms: u64,
     /// Bytes in flight for stores: `max(this, 2 x max_num_batched_tokens x bytes per token)`.
     pub store_bytes_in_flight: u64,
 }
 
-/// REGISTER. A worker fills `world`..`groups`, the scheduler `world` and `hashing`.
+/// REGISTER. A worker sets `world`..`groups`, the scheduler `world` and `hashing`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Register {
     /// Ranks of the instance, all in this pod.
     pub world: u32,
-    /// Ranks of the instance that run in this pod; differs from `world` only for multi-node launches, which are refused.
+    /// Ranks of the instance that run in this pod. Differs from `world` only for multi-node launches, which are refused.
     #[serde(default)]
     pub local_world: u32,
     /// Worker: canonical JSON of the model descriptor (`domain.rs`), without the hashing part.
@@ -263,7 +256,7 @@ pub struct Register {
     /// Worker: UUID of the device, empty for `cpu`.
     #[serde(default)]
     pub device_uuid: String,
-    /// Worker: transfer modes it can do (`engine`, `cuda_window`).
+    /// Worker: supported transfer modes (`engine`, `cuda_window`).
     #[serde(default)]
     pub transfer_modes: Vec<String>,
     /// Worker: its KV groups, in vLLM's order.
@@ -280,14 +273,14 @@ pub struct Register {
     pub hashing: Option<Hashing>,
 }
 
-/// How the engine hashes blocks; part of the model identity.
+/// How the engine hashes blocks. Part of the model identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hashing {
-    /// `sha256` or `sha256_cbor`; for the pickle-based `sha256` the connector appends the Python minor (`sha256/py3.11`).
+    /// `sha256` or `sha256_cbor`. For the pickle-based `sha256` the connector appends the Python minor version (`sha256/py3.11`).
     pub algorithm: String,
     /// Hex of the root hash (`NONE_HASH`).
     pub root: String,
-    /// The root is random: nothing can be shared with other processes (`NotShareable/RandomHashSeed`).
+    /// The root is random: no other process can share the chunks (`NotShareable/RandomHashSeed`).
     #[serde(default)]
     pub random_root: bool,
     /// Tokens of a hash block.
@@ -307,14 +300,14 @@ pub struct Group {
     pub shards: u32,
     /// Shard of this rank.
     pub shard: u32,
-    /// This rank writes the shard (first replica); all replicas read it.
+    /// Whether this rank writes the shard (first replica). All replicas read it.
     pub writer: bool,
-    /// Tokens a window reaches back, 0 for `full`.
+    /// Tokens that the window spans, 0 for `full`.
     #[serde(default)]
     pub window_tokens: u32,
 }
 
-/// Answer to REGISTER.
+/// Reply to REGISTER.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegisterReply {
     /// LayoutId, 32 bytes; empty while unknown.
@@ -326,27 +319,27 @@ pub struct RegisterReply {
     /// Worker: slot bytes per group for a full chunk's section.
     #[serde(default)]
     pub slot_bytes: Vec<u64>,
-    /// Transfer mode that the worker shall use: `engine`, or `cuda_window`, for which it asks by WINDOW.
+    /// Transfer mode for the worker: `engine`, or `cuda_window`, which it requests with WINDOW.
     #[serde(default)]
     pub transfer: String,
-    /// Why it is not the other one.
+    /// Why the other transfer mode was not chosen.
     #[serde(default)]
     pub transfer_reason: String,
-    /// All ranks and the scheduler have registered with one domain: PROBE and GRANT are served.
+    /// All ranks and the scheduler have registered with one domain. PROBE and GRANT are served.
     pub ready: bool,
 }
 
-/// WINDOW. The first asks for a window; the second says, with `seen`, that the worker read the pattern through its own mapping and wrote
-/// its complement in its place.
+/// WINDOW. The first request asks for a window. The second one, with `seen`, reports that the worker has read the pattern through its own
+/// mapping and replaced it by its complement.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Window {
-    /// UUID of the device whose memory is wanted; empty = host memory, for an engine on CPUs.
+    /// UUID of the device whose memory is requested; empty = host memory, for an engine on CPUs.
     #[serde(default)]
     pub device_uuid: String,
-    /// Wanted bytes of all stages together; 0 = as many as the sidecar is configured to give.
+    /// Requested bytes of all stages together; 0 = the size in the sidecar's config.
     #[serde(default)]
     pub bytes: u64,
-    /// The complement of the pattern is in place.
+    /// The complement of the pattern has been written.
     #[serde(default)]
     pub seen: bool,
 }
@@ -355,7 +348,6 @@ pub struct Window {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowKind {
-    /// A memfd.
     #[default]
     Host,
     /// A descriptor of CUDA's virtual-memory API.
@@ -364,29 +356,27 @@ pub enum WindowKind {
     IpcHandle,
 }
 
-/// Answer to WINDOW. Descriptors in the order of `fds`: `window` (not with an IPC handle), `page`, `bell`. The bell is one end of a pair of
-/// stream sockets: each side sends a byte, without blocking, behind every stage that it hands over; its end is the end of the window.
+/// Reply to WINDOW. Descriptors in the order of `fds`: `window` (not with an IPC handle), `page`, `bell`. The bell is one end of a pair of
+/// stream sockets. Each side sends a byte, without blocking, after every stage that it hands over. The window ends when the bell is closed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WindowReply {
-    /// The sidecar read the complement: the window is in use from now on. False in the first answer.
+    /// The sidecar has read the complement: the window is in use from now on. False in the first reply.
     #[serde(default)]
     pub working: bool,
-    /// How to map it.
+    /// How to map the window.
     #[serde(default)]
     pub kind: WindowKind,
-    /// Bytes of the window.
     #[serde(default)]
     pub bytes: u64,
-    /// Stages, one behind another from the window's begin on.
+    /// Number of stages. They are contiguous and start at the window's first byte.
     #[serde(default)]
     pub stages: u32,
-    /// Bytes of a stage.
     #[serde(default)]
     pub stage_bytes: u64,
-    /// What stands at the window's begin.
+    /// The pattern at the start of the window.
     #[serde(default, with = "serde_bytes")]
     pub pattern: Vec<u8>,
-    /// With `ipc_handle`: the 64 bytes.
+    /// With `ipc_handle`: the 64 bytes of the handle.
     #[serde(default, with = "serde_bytes")]
     pub handle: Vec<u8>,
     /// Names of the descriptors on this frame, in order.
@@ -394,87 +384,80 @@ pub struct WindowReply {
     pub fds: Vec<String>,
 }
 
-/// PROBE. Hashes are those of the chunks' last blocks, in prefix order from chunk 0; the last may be a tail.
+/// PROBE. The hashes are those of the chunks' last blocks, in prefix order from chunk 0. The last may be a tail.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
-    /// Request id.
     pub request: String,
     /// Namespace id, 32 bytes; empty = default.
     #[serde(default, with = "serde_bytes")]
     pub namespace: Vec<u8>,
-    /// Packed 32-byte hashes.
     #[serde(with = "serde_bytes")]
     pub hashes: Vec<u8>,
-    /// Tokens of the last chunk where it is a tail (shorter than a chunk); 0 = all full.
+    /// Tokens of the last chunk if it is a tail (shorter than a chunk); 0 = all chunks are full.
     #[serde(default)]
     pub tail_tokens: u32,
-    /// Tokens the engine holds itself: chunks before them are not checked. Absent = unknown; then nothing is fetched.
+    /// Tokens in the engine's own prefix cache. Chunks before them are not checked. Absent = unknown; then nothing is fetched.
     #[serde(default)]
     pub local_tokens: Option<u64>,
-    /// What is left of the load timeout.
+    /// Remaining part of the load timeout.
     #[serde(default)]
     pub budget_ms: u64,
-    /// vLLM's `max_load_tokens`, if given.
+    /// vLLM's `max_load_tokens`, if set.
     #[serde(default)]
     pub max_load_tokens: Option<u64>,
-    /// Tokens that the engine computes in a second while it prefills; 0 = not known yet.
+    /// Prefill speed of the engine in tokens per second; 0 = not known yet.
     #[serde(default)]
     pub prefill_tokens_per_s: u64,
 }
 
-/// A chunk is not there.
+/// The chunk does not exist.
 pub const CHUNK_ABSENT: u8 = 0;
-/// A chunk can be read now: it has references.
+/// The chunk is readable. The reply has its references.
 pub const CHUNK_READY: u8 = 1;
-/// A chunk is there, and cannot be read by this answer. In a partial answer it is being checked or fetched. In a final one it is in a
-/// tier below memory and was not fetched, or it lies before `local_tokens` and was not checked; another PROBE may ask for it.
+/// The chunk exists, but the reply has no references to it. In a partial reply it is being checked or fetched. In a final reply it is in a
+/// lower tier and was not fetched, or is before `local_tokens` and was not checked. Another PROBE may request it.
 pub const CHUNK_PENDING: u8 = 2;
 
-/// Answer to PROBE; partial ones (`FLAG_PARTIAL`) while chunks are pending, then one final. Each replaces the one before.
+/// Reply to PROBE: partial ones (`FLAG_PARTIAL`) while chunks are pending, then a final one. Each replaces the one before.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ProbeReply {
     /// One byte per hash: `CHUNK_*`.
     #[serde(with = "serde_bytes")]
     pub states: Vec<u8>,
-    /// Packed references: for every ready chunk in order, one [`crate::refs::SectionRef`] per section of the domain
-    /// (groups in order, shards within a group); `NO_SLOT` where the chunk lacks the section (window groups).
+    /// Packed references: for every ready chunk in order, one [`crate::refs::SectionRef`] per section of the domain (groups in order,
+    /// shards within a group). `NO_SLOT` if the chunk lacks the section (window groups).
     #[serde(with = "serde_bytes")]
     pub refs: Vec<u8>,
-    /// Region of all references.
     #[serde(default)]
     pub region: u64,
-    /// Longest expected wait for the pending ones.
+    /// Longest expected wait for the pending chunks.
     #[serde(default)]
     pub pending_ms: u64,
     /// Tier per chunk, one byte: 1 memory, 2 disk, 3 redis, 4 s3; 0 = absent.
     #[serde(default, with = "serde_bytes")]
     pub tiers: Vec<u8>,
-    /// Why nothing was looked up (e.g. `NotRegistered`); empty = looked up.
+    /// Why there was no lookup (for example `NotRegistered`); empty = there was one.
     #[serde(default)]
     pub reason: String,
-    /// Why chunks that the final answer calls pending are in a tier and are not fetched: `minLoadTokens`, `recompute`; empty = none of
-    /// them was left there on purpose.
+    /// Why chunks that are pending in the final reply were deliberately left in a tier: `minLoadTokens`, `recompute`. Empty = none were.
     #[serde(default)]
     pub declined: String,
 }
 
-/// PIN, one-way: chunks `from..to` of the answer to PROBE `probe` become the read lease of the request; its other soft pins end.
+/// PIN, one-way: chunks `from..to` of the reply to PROBE `probe` become the read lease of the request. Its other soft pins end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pin {
-    /// Request id.
     pub request: String,
-    /// Tag of the PROBE whose answer is used.
+    /// Tag of the PROBE whose reply is used.
     pub probe: u64,
-    /// First chunk.
     pub from: u32,
-    /// One past the last chunk.
+    /// End of the range of chunks, exclusive.
     pub to: u32,
 }
 
-/// RELEASE, one-way: all pins and leases of these requests end, open probes of them are cancelled.
+/// RELEASE, one-way: ends all pins and leases of these requests and cancels their open probes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Release {
-    /// Request ids.
     pub requests: Vec<String>,
 }
 
@@ -484,24 +467,23 @@ pub struct GrantChunk {
     /// Hash of the chunk's last block, 32 bytes.
     #[serde(with = "serde_bytes")]
     pub hash: Vec<u8>,
-    /// Hash of the last block of the chunk before it, 32 bytes; empty for the first.
+    /// Hash of the last block of the preceding chunk, 32 bytes; empty for the first chunk.
     #[serde(default, with = "serde_bytes")]
     pub parent: Vec<u8>,
     /// Position of the chunk's first token.
     pub first_token: u32,
-    /// Tokens of the chunk; less than a chunk for a tail.
+    /// Tokens of the chunk; a tail has fewer than a full chunk.
     pub tokens: u32,
-    /// Bit per group whose sections are to be stored (all shards of it).
+    /// Bitmap of the groups whose sections should be stored (all shards of them).
     pub groups: u32,
     /// Engine hashes of all hash blocks of the chunk, packed, for KV events and lower tiers; may be empty.
     #[serde(default, with = "serde_bytes")]
     pub block_hashes: Vec<u8>,
 }
 
-/// GRANT: slots for chunks. All ranks or none; never two open grants for one chunk.
+/// GRANT: requests slots for chunks, for all ranks or none. A chunk never has two open grants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Request id.
     pub request: String,
     /// Namespace id, 32 bytes; empty = default.
     #[serde(default, with = "serde_bytes")]
@@ -513,20 +495,20 @@ pub struct Grant {
     pub ttl_s: u32,
 }
 
-/// A chunk was granted: it has references for what it lacks.
+/// The chunk was granted. The reply has references for its missing sections.
 pub const GRANT_GRANTED: u8 = 1;
-/// The chunk is there in full, or another GRANT is storing it.
+/// The chunk exists with all sections, or another GRANT is storing it.
 pub const GRANT_EXISTS: u8 = 2;
-/// No room now (all slots leased, granted or pinned): may be asked again.
+/// No room now (all slots are leased, granted or pinned). May be retried.
 pub const GRANT_NO_ROOM: u8 = 3;
-/// Not all ranks registered, no arena, or a limit: may be asked again.
+/// Not all ranks registered, no arena, or a limit. May be retried.
 pub const GRANT_NOT_READY: u8 = 4;
-/// The chunk's parent is not in the index, so it could never be read.
+/// The chunk's parent is not in the index, so the chunk could never be read.
 pub const GRANT_NO_PARENT: u8 = 5;
-/// The chunk is malformed (lengths, groups): do not ask again.
+/// The chunk is malformed (lengths, groups). Must not be retried.
 pub const GRANT_INVALID: u8 = 6;
 
-/// Answer to GRANT.
+/// Reply to GRANT.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GrantReply {
     /// One byte per chunk: `GRANT_*`.
@@ -535,90 +517,89 @@ pub struct GrantReply {
     /// Packed references: for every granted chunk in order, one per section of the domain; `NO_SLOT` = nothing to write.
     #[serde(with = "serde_bytes")]
     pub refs: Vec<u8>,
-    /// Region of all references.
     #[serde(default)]
     pub region: u64,
 }
 
-/// COMMIT and a worker's ABORT: sections that were written, or will not be. One-way, but that an ABORT of a worker with a window is
-/// answered ([`AbortReply`]) once no copy into the sections runs any more.
+/// COMMIT and a worker's ABORT: sections that were written, or will not be. One-way, except that a worker with a window gets a reply to its
+/// ABORT ([`AbortReply`]) when no copy into the sections is running any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sections {
-    /// Region of all references.
     pub region: u64,
-    /// Packed references as GRANTed.
+    /// Packed references from the GRANT.
     #[serde(with = "serde_bytes")]
     pub refs: Vec<u8>,
 }
 
-/// A scheduler's ABORT: unshipped or unanswered chunks of one GRANT. Answered with [`AbortReply`], repeated until it is.
+/// A scheduler's ABORT: chunks of one GRANT that were not sent to workers, or whose GRANT was not answered. Repeated until the sidecar
+/// replies with [`AbortReply`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Abort {
-    /// Tag of the GRANT.
     pub grant: u64,
-    /// Hashes of the chunks, packed; empty = all of the GRANT.
+    /// Hashes of the chunks, packed; empty = all chunks of the GRANT.
     #[serde(default, with = "serde_bytes")]
     pub hashes: Vec<u8>,
 }
 
-/// Answer to a scheduler's ABORT, and to that of a worker with a window.
+/// Reply to a scheduler's ABORT, and to that of a worker with a window.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortReply {
-    /// Slots that came back.
+    /// Number of freed slots.
     pub freed: u32,
 }
 
-/// EVENTS: answered when events after `cursor` are there, or after `wait_ms`. With `snapshot`, a page of what is resident now, at once.
+/// EVENTS: a long poll. The reply is sent when there are events after `cursor`, or after `wait_ms`. With `snapshot` the reply is an
+/// immediate page of the resident chunks.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Events {
-    /// Last cursor seen; 0 = from now on.
+    /// Cursor of the last reply; 0 = start with new events.
     pub cursor: u64,
     /// Longest wait.
     pub wait_ms: u64,
-    /// Boot that `cursor` is of, from the last answer; 0 = unknown. The answer to a cursor of another boot is `lost`.
+    /// Boot of `cursor`, from the last reply; 0 = unknown. The reply to a cursor of another boot is `lost`.
     #[serde(default)]
     pub boot: u64,
-    /// Asks for a page of what is resident: 0, then `next` of the answer before.
+    /// Requests a page of the resident chunks: 0, then `next` of the previous reply.
     #[serde(default)]
     pub snapshot: Option<u32>,
 }
 
-/// Answer to EVENTS. Events are those of the session's own model and layout.
+/// Reply to EVENTS. Events are those of the session's own model and layout.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EventsReply {
-    /// Cursor to ask with next. Of a snapshot: where the events that follow its first page begin.
+    /// Cursor for the next request. In a snapshot: where the events after its first page begin.
     pub cursor: u64,
-    /// Events were dropped between the cursors: take a snapshot.
+    /// Events were dropped between the cursors. Take a snapshot.
     #[serde(default)]
     pub lost: bool,
-    /// In order.
+    /// In order of occurrence.
     pub events: Vec<Event>,
-    /// Boot of the sidecar that `cursor` is of.
+    /// Boot of the sidecar that `cursor` belongs to.
     #[serde(default)]
     pub boot: u64,
-    /// To a snapshot: the page to ask for next; absent = this was the last one.
+    /// In a snapshot: the next page to request; absent = this is the last one.
     #[serde(default)]
     pub next: Option<u32>,
 }
 
-/// One change of what the pool holds, or in a snapshot a chunk that it holds.
+/// One change of the pool's content, or a chunk of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Event {
-    /// `stored` or `removed`; `cleared`: all that was told of the tier is gone.
+    /// `stored`, `removed`, or `cleared`: everything reported of the tier is gone.
     pub kind: String,
     /// `memory` or `disk`.
     #[serde(default)]
     pub tier: String,
-    /// Packed engine block hashes, as given in GRANT; empty where the sidecar does not keep them.
+    /// Packed engine block hashes from GRANT; empty if the sidecar does not keep them.
     #[serde(default, with = "serde_bytes")]
     pub block_hashes: Vec<u8>,
-    /// Engine hash of the block before the first, 32 bytes; empty for the first chunk, and where the chunk before is not known.
+    /// Engine hash of the block before the first, 32 bytes; empty for the first chunk, or if the preceding chunk is unknown.
     #[serde(default, with = "serde_bytes")]
     pub parent: Vec<u8>,
     /// Tokens of the chunk.
     #[serde(default)]
     pub tokens: u32,
-    /// Engine hash of the chunk's last block, 32 bytes. With `namespace` it names the chunk.
+    /// Engine hash of the chunk's last block, 32 bytes. Together with `namespace` it identifies the chunk.
     #[serde(default, with = "serde_bytes")]
     pub hash: Vec<u8>,
     /// Namespace id, 32 bytes; empty = default.
@@ -629,7 +610,7 @@ pub struct Event {
     pub first_token: u32,
 }
 
-/// ADMIN: one operation. The HTTP API offers those that read; `clear`, `pin`, `unpin` and `flush` are the socket's alone.
+/// ADMIN: one operation. The HTTP API offers the read-only ones; `clear`, `pin`, `unpin` and `flush` exist only on the socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admin {
     /// `status`, `health`, `flush`, `lookup`, `clear`, `pin`, `unpin`.
@@ -637,30 +618,30 @@ pub struct Admin {
     /// Chunk keys in hex, for `lookup`, `pin`, `unpin`.
     #[serde(default)]
     pub keys: Vec<String>,
-    /// Seconds a pin lasts; 0 = until unpinned.
+    /// Duration of a pin in seconds; 0 = until unpinned.
     #[serde(default)]
     pub ttl_s: u64,
-    /// Bearer token, where one is configured.
+    /// Bearer token, if one is configured.
     #[serde(default)]
     pub token: String,
 }
 
-/// REPORT, one-way: what the connector counted since its last REPORT. All values are increments.
+/// REPORT, one-way: the connector's counters since its last REPORT. All values are increments.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Prompt tokens of admitted requests that vLLM's own prefix cache did not hold.
     #[serde(default)]
     pub requested_tokens: u64,
-    /// Of them: taken from a tier, by tier name.
+    /// Hit tokens, by tier name.
     #[serde(default)]
     pub hit_tokens: BTreeMap<String, u64>,
-    /// Of them: not taken, by reason (`absent`, `minLoadTokens`, `off`, ...). requested = sum(hit) + sum(miss), always.
+    /// Missed tokens, by reason (`absent`, `minLoadTokens`, `off`, ...). Always: requested = sum(hit) + sum(miss).
     #[serde(default)]
     pub miss_tokens: BTreeMap<String, u64>,
-    /// Tokens whose load failed after admission (they stay counted under their tier).
+    /// Tokens whose load failed after admission. They stay counted under their tier.
     #[serde(default)]
     pub load_failed_tokens: u64,
-    /// Named counters of skips, drops and refusals (`kvcachepool_connector_events_total{event}`).
+    /// Counters of skips, drops and refusals by name (`kvcachepool_connector_events_total{event}`).
     #[serde(default)]
     pub events: BTreeMap<String, u64>,
     /// Bytes copied by workers, by direction (`store`, `load`).
@@ -669,7 +650,7 @@ pub struct Report {
     /// Seconds spent copying, by direction.
     #[serde(default)]
     pub copied_seconds: BTreeMap<String, f64>,
-    /// Age of the oldest unfinished copy job, a gauge, in milliseconds.
+    /// Age of the oldest unfinished copy job in milliseconds, a gauge.
     #[serde(default)]
     pub oldest_job_ms: u64,
 }

@@ -1,16 +1,16 @@
-//! Packed references to sections in the arena: the hot part of PROBE, GRANT, COMMIT, ABORT and HELLO.
-//! 16 bytes each, little-endian; Python reads them with `memoryview.cast("I")` or `numpy.frombuffer`.
+//! Packed references to sections in the arena, used by PROBE, GRANT, COMMIT, ABORT and HELLO. They have 16 bytes each, little-endian;
+//! Python reads them with `memoryview.cast("I")` or `numpy.frombuffer`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian::U32};
 
 /// Slot number of an absent section.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// One section in the arena. The region travels beside the packed array: all of one message lie in one region.
+/// One section in the arena. A message has one region, which is sent beside the packed array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SectionRef {
-    /// First row of the slot: byte offset in the arena = `slot * 64 KiB`. [`NO_SLOT`] = absent.
+    /// First row of the slot. Byte offset in the arena = `slot * 64 KiB`. [`NO_SLOT`] = absent.
     pub slot: U32,
     /// Generation of the slot when the reference was made.
     pub generation: U32,
@@ -21,7 +21,7 @@ pub struct SectionRef {
 }
 
 impl SectionRef {
-    /// A reference; see the fields for units.
+    /// Creates a reference. The fields document the units.
     pub fn new(slot: u32, generation: u32, length: u32, section: u32) -> Self {
         Self {
             slot: slot.into(),
@@ -48,7 +48,6 @@ pub fn unpack(packed: &[u8]) -> Result<Vec<SectionRef>, TornRefs> {
         .collect())
 }
 
-/// Packs references.
 pub fn pack(refs: &[SectionRef]) -> Vec<u8> {
     refs.as_bytes().to_vec()
 }

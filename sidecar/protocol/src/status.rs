@@ -1,11 +1,11 @@
-//! The JSON of `GET /v1/status`, of the ADMIN operation `status` and of `kvcachepool-sidecar status`. Fields are only ever added;
-//! readers ignore what they do not know, and absent fields take their default.
+//! The JSON of `GET /v1/status`, of the ADMIN operation `status` and of `kvcachepool-sidecar status`. Fields are only ever added. Readers
+//! ignore unknown fields, and absent fields take their default.
 
 use crate::message::Role;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Everything a person or an operator asks a sidecar.
+/// The state of a sidecar.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -19,29 +19,27 @@ pub struct Status {
     pub uptime_s: u64,
     /// Seconds since the container (its supervisor) started.
     pub container_uptime_s: u64,
-    /// Starts of the engine process in this container, the running one included.
+    /// Starts of the engine process in this container, including the running one.
     pub engine_starts: u64,
-    /// Overall state.
     pub state: State,
-    /// Why the state is not `ready`, by name; empty when ready.
+    /// Named reasons why the state is not `ready`; empty when ready.
     pub reasons: Vec<Reason>,
-    /// Name of the pool.
     pub pool: PoolName,
     /// The tiers, fastest first.
     pub tiers: Vec<Tier>,
-    /// Details of the memory tier.
     pub memory: MemoryTier,
     /// Sessions, in order of their ids.
     pub sessions: Vec<Session>,
-    /// Domains that were registered since the start.
+    /// Domains registered since the start.
     pub domains: Vec<Domain>,
     /// Counters since the engine process started.
     pub counters: Counters,
-    /// `pool.generation` of the config in effect; keys of it may still wait for a restart. 0 also from sidecars that do not say it.
+    /// `pool.generation` of the config in effect. Some of its keys may wait for a restart. 0 also from older sidecars, which do not report
+    /// it.
     pub config_generation: u64,
-    /// Keys of the changed config that wait for a restart.
+    /// Changed keys that wait for a restart.
     pub restart_needed: Vec<String>,
-    /// Why the changed config file is not in use; empty = it is.
+    /// Why the changed config file is not in use; empty if it is.
     pub config_error: String,
 }
 
@@ -49,20 +47,19 @@ pub struct Status {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Not yet decided.
     #[default]
     Starting,
-    /// As configured.
+    /// Everything works as configured.
     Ready,
-    /// It serves, but not all that was configured; the reasons say what.
+    /// Serves, but not everything that is configured. The reasons say what.
     Degraded,
-    /// It serves nothing; the reasons say why.
+    /// Serves nothing. The reasons say why.
     Off,
-    /// SIGTERM came.
+    /// SIGTERM was received.
     Draining,
 }
 
-/// A named reason with a sentence for people.
+/// A named reason with a message.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reason {
@@ -72,64 +69,58 @@ pub struct Reason {
     pub message: String,
 }
 
-/// Answer to the ADMIN operation `flush`: what began to be written to the tiers below the memory.
+/// Reply to the ADMIN operation `flush`: the writes to lower tiers that were started.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Flush {
-    /// Tiers that are written to; none = memory is the only one, and there is nothing to flush.
+    /// Tiers that are written to. Empty if memory is the only tier, and there is nothing to flush.
     pub tiers: Vec<String>,
-    /// Chunks that wait to be written.
+    /// Number of chunks that wait to be written.
     pub chunks: u64,
 }
 
-/// Which pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PoolName {
-    /// Name.
     pub name: String,
-    /// Kubernetes namespace.
     pub namespace: String,
 }
 
-/// One tier in short.
+/// Summary of one tier.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tier {
-    /// `memory`, later `disk`, `redis`, `s3`.
+    /// `memory`, `disk`, `redis` or `s3`.
     pub name: String,
-    /// Its state.
     pub state: State,
     /// Name of the reason when not ready.
     pub reason: String,
-    /// What happened, for people, when not ready; or what is odd in it.
+    /// What happened, when not ready; or a remark about a ready tier.
     pub message: String,
-    /// Bytes that readable chunks take.
+    /// Bytes of readable chunks.
     pub used_bytes: u64,
-    /// Bytes it may take.
     pub capacity_bytes: u64,
-    /// Its servers, where it has several.
+    /// Its servers, if it has several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<TierServer>,
 }
 
-/// One of several servers of a tier. What it holds is missed while it is off; the others serve.
+/// One of several servers of a tier. While it is off, its objects are misses; the others serve.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TierServer {
     /// Host and port, or the path of its socket.
     pub name: String,
-    /// `ready`; `degraded` while it takes no writes; `off` after it failed, and tried again all the time.
+    /// `ready`; `degraded` while it accepts no writes; `off` after a failure, while it is being retried.
     pub state: State,
-    /// What happened, for people, when not ready.
+    /// What happened, when not ready.
     pub message: String,
 }
 
-/// The memory tier in detail.
+/// Details of the memory tier.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemoryTier {
-    /// Its state.
     pub state: State,
     /// Name of the reason when not ready.
     pub reason: String,
@@ -137,55 +128,47 @@ pub struct MemoryTier {
     pub region: Option<u64>,
     /// Bytes of the arena.
     pub capacity_bytes: u64,
-    /// Bytes whose pages are present.
+    /// Bytes whose pages are populated.
     pub populated_bytes: u64,
-    /// Bytes that are page-locked for copies to and from GPUs.
+    /// Bytes that are page-locked for GPU copies.
     pub locked_bytes: u64,
     /// Bytes of slots that are not free.
     pub used_bytes: u64,
-    /// Chunks that can be read.
+    /// Readable chunks.
     pub chunks: u64,
-    /// Chunks that lack sections.
+    /// Chunks with missing sections.
     pub incomplete_chunks: u64,
-    /// Chunks that the index can hold.
+    /// Capacity of the index in chunks.
     pub chunk_capacity: u64,
-    /// Slots by state.
     pub slots: Slots,
     /// Bytes under read leases.
     pub leased_bytes: u64,
     /// Bytes under soft pins.
     pub pinned_bytes: u64,
-    /// Chunks that were taken over from an earlier boot and are not checked yet.
+    /// Chunks adopted from an earlier boot that are not checked yet.
     pub unchecked_chunks: u64,
 }
 
-/// Slots by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Slots {
-    /// Slots of a segment with a size, that nobody uses.
+    /// Unused slots in segments that have a slot size.
     pub free: u64,
-    /// Being written.
     pub granted: u64,
-    /// Written; digest not taken yet.
+    /// Written; the digest is not computed yet.
     pub committed: u64,
-    /// Readable.
     pub published: u64,
-    /// Of a dead writer, waiting out its last transfers.
+    /// Slots of a dead writer whose transfers may still complete.
     pub quarantined: u64,
 }
 
 /// One role of one process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Session {
-    /// Session id.
     pub id: u64,
-    /// Role.
     pub role: Role,
-    /// Engine name.
     #[serde(default)]
     pub engine: String,
-    /// Engine version.
     #[serde(default)]
     pub version: String,
     /// vLLM's `engine_id`.
@@ -194,7 +177,7 @@ pub struct Session {
     /// Rank of a worker.
     #[serde(default)]
     pub rank: u32,
-    /// Process id as the kernel showed it; 0 where the container hides it.
+    /// Process id as seen by the sidecar; 0 if the container hides it.
     #[serde(default)]
     pub pid: u32,
     /// Number of its lock; absent = none yet.
@@ -203,7 +186,6 @@ pub struct Session {
     /// A connection is open.
     #[serde(default)]
     pub connected: bool,
-    /// REGISTER was accepted.
     #[serde(default)]
     pub registered: bool,
     /// PROBE and GRANT are served to its instance.
@@ -212,16 +194,16 @@ pub struct Session {
     /// Index into [`Status::domains`]; absent while unknown.
     #[serde(default)]
     pub domain: Option<u32>,
-    /// Live transfer mode.
+    /// Current transfer mode.
     #[serde(default)]
     pub transfer: String,
     /// Why no better mode is in use.
     #[serde(default)]
     pub transfer_reason: String,
-    /// The cache is off in this process, by this name; empty = on.
+    /// Named reason why the cache is off in this process; empty = on.
     #[serde(default)]
     pub off: String,
-    /// Bytes granted to it and not committed.
+    /// Bytes granted to the session and not committed.
     #[serde(default)]
     pub granted_bytes: u64,
 }
@@ -234,17 +216,15 @@ pub struct Domain {
     pub model_id: String,
     /// LayoutId in hex.
     pub layout_id: String,
-    /// Canonical model descriptor.
     pub model: serde_json::Value,
-    /// Canonical layout descriptor.
     pub layout: serde_json::Value,
-    /// Effective tokens of a chunk.
+    /// Effective tokens per chunk.
     pub chunk_tokens: u32,
-    /// Bytes of a full chunk, all sections.
+    /// Bytes of a full chunk with all sections.
     pub chunk_bytes: u64,
-    /// Other processes can share its chunks.
+    /// Other processes can share the chunks.
     pub shareable: bool,
-    /// Why not, by name (`NotShareable/RandomHashSeed`, `NotShareable/Gguf`).
+    /// Named reason why not (`NotShareable/RandomHashSeed`, `NotShareable/Gguf`).
     pub reason: String,
 }
 
@@ -252,20 +232,20 @@ pub struct Domain {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// Prompt tokens that vLLM's own cache did not hold. Always the sum of the next two.
+    /// Prompt tokens that vLLM's own cache did not hold. Always the sum of hit and miss tokens.
     pub requested_tokens: u64,
-    /// Tokens taken, by tier.
+    /// Hit tokens, by tier.
     pub hit_tokens: BTreeMap<String, u64>,
-    /// Tokens not taken, by reason.
+    /// Missed tokens, by reason.
     pub miss_tokens: BTreeMap<String, u64>,
     /// Tokens whose load failed after admission.
     pub load_failed_tokens: u64,
     /// Chunks that became readable.
     pub stored_chunks: u64,
-    /// Chunks that went to make room.
+    /// Chunks evicted to make room.
     pub evicted_chunks: u64,
-    /// Digests that did not match.
+    /// Number of digest mismatches.
     pub corrupt_chunks: u64,
-    /// Chunks taken over from an earlier boot.
+    /// Chunks adopted from an earlier boot.
     pub adopted_chunks: u64,
 }

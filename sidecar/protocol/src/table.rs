@@ -1,37 +1,36 @@
-//! The slot table: the second sealed memfd. All that a restarted engine needs to rebuild its index.
+//! The slot table: the second sealed memfd. It holds everything that a restarted engine needs to rebuild its index.
 //!
 //! ```text
 //! 0                      Header (4096 bytes)
 //! header.rows_offset     rows    x Row   (64 bytes), one per 64 KiB of arena; a larger slot is named by its first row
 //! header.chunks_offset   chunks  x ChunkRecord (1024 bytes)
 //! ```
-//! Writers: the engine process alone. Connectors map it read-only and look at `state` and `generation` only.
-//! Rules: a row becomes FREE before any other field of it changes; its new state word is written last, with release order;
-//! the generation is raised **before** a slot is reused; a chunk record is complete before a row names it.
+//! Only the engine process writes. Connectors map the table read-only and read only `state` and `generation`. Rules: a row becomes FREE
+//! before any of its other fields change; its new state word is written last, with release order; the generation is raised **before** a
+//! slot is reused; a chunk record is complete before a row refers to it.
 
 use crate::key::{EngineHash, KeyKind, ModelId, NamespaceId, chunk_key};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// First bytes of the table.
 pub const MAGIC: [u8; 8] = *b"KVCPSLOT";
-/// Version of this format; a table of another version is answered `unmap`.
+/// Version of this format. The sidecar answers `unmap` to a process that maps another version.
 pub const VERSION: u32 = 1;
-/// Arena bytes of one row.
+/// Arena bytes per row.
 pub const ROW_BYTES: u64 = 64 << 10;
-/// Bytes of the header page.
 pub const HEADER_BYTES: u64 = 4096;
-/// Engine block hashes that fit into a chunk record; longer lists are not kept.
+/// Maximum engine block hashes of a chunk record. Longer lists are not kept.
 pub const MAX_BLOCK_HASHES: usize = 24;
-/// `Row::chunk` of a row that names no chunk record.
+/// `Row::chunk` of a row without a chunk record.
 pub const NO_CHUNK: u32 = u32::MAX;
 
-/// Nobody uses the slot.
+/// The slot is unused.
 pub const FREE: u32 = 0;
-/// `owner` may write (0: the engine fetches from a tier).
+/// `owner` may write (0: the engine is fetching from a tier).
 pub const GRANTED: u32 = 1;
-/// The writer is done, the digest is not taken yet.
+/// The writer has finished, the digest is not computed yet.
 pub const COMMITTED: u32 = 2;
-/// Readable; bytes never change under this generation.
+/// Readable. The bytes never change under this generation.
 pub const PUBLISHED: u32 = 3;
 
 /// First 128 bytes of the table (native little-endian; both sides run on one machine).
@@ -46,21 +45,20 @@ pub struct Header {
     pub row_bytes: u32,
     /// Region number of this arena and table.
     pub region: u64,
-    /// Bytes of the arena.
     pub arena_bytes: u64,
-    /// Rows.
+    /// Number of rows.
     pub rows: u32,
-    /// Chunk records.
+    /// Number of chunk records.
     pub chunks: u32,
-    /// Bytes of a segment: slots never cross a segment's end.
+    /// Bytes of a segment. Slots never cross the end of a segment.
     pub segment_bytes: u64,
     /// Offset of the first row in the table.
     pub rows_offset: u64,
     /// Offset of the first chunk record.
     pub chunks_offset: u64,
-    /// Rows whose arena pages are populated, counted from 0; grows only while an engine runs.
+    /// Rows whose arena pages are populated, counted from 0. Grows only while an engine runs.
     pub populated_rows: u32,
-    /// Zero.
+    /// Always zero.
     pub reserved: [u32; 15],
 }
 
@@ -76,19 +74,18 @@ pub struct Row {
     pub generation: u32,
     /// Lock number of the writer; 0 = the engine.
     pub owner: u32,
-    /// Rows of this slot.
     pub slot_rows: u32,
-    /// Index of the chunk record, [`NO_CHUNK`] = none.
+    /// Index of the chunk record; [`NO_CHUNK`] = none.
     pub chunk: u32,
-    /// Section number in the domain's order.
+    /// Section index in the domain's order.
     pub section: u32,
     /// Stored bytes of the section.
     pub length: u64,
     /// xxh3-128 of the stored bytes, little-endian; valid when PUBLISHED.
     pub digest: [u8; 16],
-    /// First 8 bytes of the chunk key: binds the row to its record.
+    /// First 8 bytes of the chunk key. Binds the row to its record.
     pub key_prefix: [u8; 8],
-    /// Zero.
+    /// Always zero.
     pub reserved: [u8; 8],
 }
 
@@ -102,15 +99,11 @@ pub struct ChunkRecord {
     pub kind: u8,
     /// 0 = exact.
     pub fidelity: u8,
-    /// Entries of `block_hashes` that are used.
+    /// Number of used entries of `block_hashes`.
     pub block_hash_count: u16,
-    /// Chunk key.
     pub key: [u8; 32],
-    /// Model id.
     pub model: [u8; 32],
-    /// Layout id.
     pub layout: [u8; 32],
-    /// Namespace id.
     pub namespace: [u8; 32],
     /// Chunk key of the parent; all zero for the first chunk.
     pub parent: [u8; 32],
@@ -118,15 +111,14 @@ pub struct ChunkRecord {
     pub last_hash: [u8; 32],
     /// Position of the first token.
     pub first_token: u32,
-    /// Tokens.
     pub tokens: u32,
-    /// Bitmap of the sections that the chunk needs (128 at most).
+    /// Bitmap of the sections that the chunk needs (at most 128).
     pub needed: [u64; 2],
-    /// Unix time in seconds after which the chunk is dead; 0 = never.
+    /// Expiry, Unix seconds; 0 = never.
     pub expires_unix_s: u64,
     /// Engine hashes of the chunk's blocks.
     pub block_hashes: [[u8; 32]; MAX_BLOCK_HASHES],
-    /// Zero.
+    /// Always zero.
     pub reserved: [u8; 24],
 }
 
@@ -137,57 +129,57 @@ const _: () = assert!(size_of::<Header>() == 128);
 /// Why a table, a row or a chunk record cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadTable {
-    /// Another kind of file.
-    #[error("the file does not begin like a slot table")]
+    /// The file has another magic number.
+    #[error("the file is not a slot table: wrong magic number")]
     NotATable,
     /// Written by another version.
-    #[error("slot table of version {0}; this build knows version {VERSION}")]
+    #[error("slot table of version {0}; this build supports version {VERSION}")]
     OtherVersion(u32),
-    /// Rows of another size.
+    /// Rows have another size.
     #[error("{0} bytes of arena per row; this build uses {ROW_BYTES}")]
     RowBytes(u32),
-    /// Region 0 is never given.
-    #[error("the table is of region 0, which is never given")]
+    /// Region 0 is never assigned.
+    #[error("the table has region 0, which is never assigned")]
     NoRegion,
-    /// The arena is not as long as the table says, or not as long as its rows.
+    /// The arena's length differs from the header's, or from that of its rows.
     #[error(
-        "the table is of an arena of {expected} bytes and {rows} rows, the arena has {got} bytes"
+        "the table describes an arena of {expected} bytes and {rows} rows, but the arena has {got} bytes"
     )]
     ArenaBytes {
-        /// What the header says.
+        /// Arena bytes in the header.
         expected: u64,
         /// Rows in the header.
         rows: u32,
-        /// What the file has.
+        /// Bytes of the arena file.
         got: u64,
     },
-    /// Segments that are no power of two, smaller than a row, or do not fill the arena.
-    #[error("segments of {0} bytes are no power of two that fills the arena")]
+    /// Segments are not a power of two, are smaller than a row, or do not fill the arena.
+    #[error("segments of {0} bytes are not a power of two that fills the arena")]
     SegmentBytes(u64),
-    /// Rows or chunk records overlap each other or the header, or reach past the end.
-    #[error("the table's {0} do not lie within the file, aligned and apart from each other")]
+    /// Rows or chunk records overlap each other or the header, or extend past the end.
+    #[error("the table's {0} are outside the file, unaligned or overlapping")]
     OutOfBounds(&'static str),
-    /// More rows populated than there are.
+    /// More rows are populated than exist.
     #[error("{populated} of {rows} rows are populated")]
     Populated {
-        /// What the header says.
+        /// Populated rows in the header.
         populated: u32,
-        /// Rows.
+        /// Rows in the header.
         rows: u32,
     },
-    /// A row or record that contradicts itself or the table.
+    /// A row or record contradicts itself or the table.
     #[error("row or record {index}: {what}")]
     Entry {
         /// Index of the row or record.
         index: u32,
-        /// What is wrong.
+        /// The contradiction.
         what: &'static str,
     },
 }
 
 impl Header {
-    /// Can a table of `table_bytes` with this header, of an arena of `arena_bytes`, be used? Checks every offset and count
-    /// against the sizes of the files, so that indexing rows and records below their counts is within bounds.
+    /// Validates the header of a table of `table_bytes` for an arena of `arena_bytes`. Checks every offset and count against the sizes of
+    /// the files, so that indexing rows and records below their counts is within bounds.
     pub fn check(&self, table_bytes: u64, arena_bytes: u64) -> Result<(), BadTable> {
         if self.magic != MAGIC {
             return Err(BadTable::NotATable);
@@ -242,8 +234,8 @@ fn end(offset: u64, count: u32, bytes: usize) -> Option<u64> {
 }
 
 impl Row {
-    /// Is this, as row `index` of the table that `header` describes, one that its own writer can have written? FREE rows are:
-    /// nothing but their state counts.
+    /// Whether this engine could have written this row with this `index` in the table of `header`. FREE rows always pass: only their state
+    /// counts.
     pub fn check(&self, header: &Header, index: u32) -> Result<(), BadTable> {
         let bad = |what| Err(BadTable::Entry { index, what });
         if self.state == FREE {
@@ -254,14 +246,14 @@ impl Row {
         }
         let segment_rows = header.segment_bytes / ROW_BYTES;
         if segment_rows == 0 || self.slot_rows == 0 {
-            return bad("a slot of no rows");
+            return bad("the slot has no rows");
         }
         let in_segment = u64::from(index) % segment_rows;
         if index >= header.rows || in_segment + u64::from(self.slot_rows) > segment_rows {
             return bad("the slot crosses its segment's end");
         }
         if self.length == 0 || self.length > u64::from(self.slot_rows) * ROW_BYTES {
-            return bad("more bytes than the slot has, or none");
+            return bad("the length is 0 or exceeds the slot");
         }
         if self.chunk >= header.chunks {
             return bad("the chunk record does not exist");
@@ -271,7 +263,7 @@ impl Row {
 }
 
 impl ChunkRecord {
-    /// Is this used record, as number `index`, one that its own writer can have written? The key is computed anew.
+    /// Whether this engine could have written this used record with this `index`. The key is computed again.
     pub fn check(&self, index: u32) -> Result<(), BadTable> {
         let bad = |what| Err(BadTable::Entry { index, what });
         let Ok(kind) = KeyKind::try_from(self.kind) else {
@@ -281,7 +273,7 @@ impl ChunkRecord {
             return bad("not used");
         }
         if usize::from(self.block_hash_count) > MAX_BLOCK_HASHES {
-            return bad("more block hashes than fit");
+            return bad("too many block hashes");
         }
         if self.tokens == 0 {
             return bad("no tokens");
@@ -296,7 +288,7 @@ impl ChunkRecord {
             &EngineHash(self.last_hash),
         );
         if key.0 != self.key {
-            return bad("the key is not that of its parts");
+            return bad("the key does not match its parts");
         }
         Ok(())
     }

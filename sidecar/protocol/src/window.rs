@@ -1,13 +1,12 @@
-//! The flag page of a window: a memfd that worker and sidecar both map, one record per stage of the window's memory.
+//! The flag page of a window: a memfd that worker and sidecar both map, with one record per stage of the window's memory.
 //!
 //! ```text
 //! 0                              Header
 //! HEADER_BYTES + n * RECORD_BYTES   record of stage n: state word (u64), count of runs (u32), zeros up to RUNS_AT, then the runs
 //! ```
-//! The worker owns the ring: it fills a record, then stores the state word with release order and the next sequence number. The sidecar
-//! answers by exchanging exactly that word for one with the same sequence. To the sidecar the page is what a peer says: it reads the word,
-//! copies the record once and decodes the copy. Bytes of the runs lie in the stage one behind another, each from a multiple of
-//! [`RUN_ALIGN`] on.
+//! The worker owns the ring. It fills a record, then stores the state word with release order and the next sequence number. The sidecar
+//! answers by exchanging exactly that word for one with the same sequence. The sidecar does not trust the page: it reads the word, copies
+//! the record once and decodes the copy. The runs' bytes are consecutive in the stage, each starting at a multiple of [`RUN_ALIGN`].
 
 use crate::table::ROW_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -16,22 +15,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: [u8; 8] = *b"KVCPWNDW";
 /// Version of this format.
 pub const VERSION: u32 = 1;
-/// Bytes in front of the first record.
+/// Bytes before the first record.
 pub const HEADER_BYTES: u64 = 4096;
-/// Bytes of a record.
 pub const RECORD_BYTES: u64 = 16 << 10;
 /// Offset of the runs in their record.
 pub const RUNS_AT: usize = 64;
-/// Most runs of a record.
+/// Maximum runs of a record.
 pub const RUNS_MAX: u32 = ((RECORD_BYTES as usize - RUNS_AT) / size_of::<Run>()) as u32;
-/// Each run begins at a multiple of so many bytes of its stage.
+/// Each run starts at a multiple of this many bytes of its stage.
 pub const RUN_ALIGN: u64 = 256;
-/// Bytes at the window's start by which both sides show that they see the same memory.
+/// Bytes at the start of the window with which both sides verify that they map the same memory.
 pub const PATTERN_BYTES: usize = 64;
 
-/// On the bell: look at the page.
+/// Byte on the bell: check the page.
 pub const RING: u8 = 1;
-/// On the bell, from the worker, the last that it sends: it has the window's memory mapped no more.
+/// Last byte on the bell from the worker: it has unmapped the window's memory.
 pub const UNMAPPED: u8 = 2;
 
 /// First bytes of the page (native little-endian; both sides run on one machine).
@@ -42,9 +40,8 @@ pub struct Header {
     pub magic: [u8; 8],
     /// [`VERSION`].
     pub version: u32,
-    /// Records, and stages of the window.
+    /// Number of records, and of stages of the window.
     pub stages: u32,
-    /// Bytes of a stage.
     pub stage_bytes: u64,
     /// [`RECORD_BYTES`].
     pub record_bytes: u32,
@@ -53,7 +50,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header of a page for so many stages.
+    /// The header of a page for `stages` stages.
     pub fn new(stages: u32, stage_bytes: u64) -> Self {
         Self {
             magic: MAGIC,
@@ -66,12 +63,12 @@ impl Header {
     }
 }
 
-/// Bytes of a page for so many stages.
+/// Bytes of a page for `stages` stages.
 pub fn page_bytes(stages: u32) -> u64 {
     record_at(stages)
 }
 
-/// Offset of the record of a stage, which begins with its state word.
+/// Offset of the record of a stage. It begins with the state word.
 pub fn record_at(stage: u32) -> u64 {
     HEADER_BYTES + u64::from(stage) * RECORD_BYTES
 }
@@ -80,52 +77,50 @@ pub fn record_at(stage: u32) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Run {
-    /// First row of the slot.
     pub slot: u32,
-    /// Generation of the slot, as granted or answered.
+    /// Generation of the slot, from the GRANT or the PROBE reply.
     pub generation: u32,
-    /// First byte, from the slot's begin.
+    /// First byte, relative to the start of the slot.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u32,
 }
 
 impl Run {
-    /// First byte in the arena.
     pub fn arena_offset(&self) -> u64 {
         u64::from(self.slot) * ROW_BYTES + u64::from(self.offset)
     }
 }
 
-/// What a stage is in.
+/// State of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// The worker may use it.
+    /// The worker may use the stage.
     Free = 0,
-    /// A store: the worker has filled the stage, its bytes go to the arena.
+    /// A store: the worker has filled the stage, and the sidecar should copy it to the arena.
     Filled = 1,
     /// A load: the worker wants bytes of the arena in the stage.
     Wanted = 2,
-    /// The sidecar has moved the bytes; the stage is the worker's again.
+    /// The sidecar has copied the bytes. The worker owns the stage again.
     Moved = 3,
-    /// The sidecar has not moved them, for the reason beside it; the stage is the worker's again.
+    /// The sidecar has not copied them, for the reason in the word. The worker owns the stage again.
     Refused = 4,
 }
 
-/// Why a stage was not moved.
+/// Why a stage was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {
-    /// None: the stage was not refused.
+    /// The stage was not refused.
     None = 0,
-    /// The record is none that a worker can have meant.
+    /// The record is malformed.
     BadRecord = 1,
-    /// A slot is not GRANTED to this worker, or not of the named generation.
+    /// A slot is not GRANTED to this worker, or has another generation.
     NotGranted = 2,
-    /// A slot has another generation by now.
+    /// A slot's generation has changed.
     Generation = 3,
-    /// The device did not copy.
+    /// The device failed to copy.
     CopyFailed = 4,
     /// The window has ended.
     Closed = 5,
@@ -134,21 +129,21 @@ pub enum Reason {
 /// A state word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Word {
-    /// What the stage is in.
+    /// State of the stage.
     pub state: State,
-    /// With [`State::Refused`]: why.
+    /// With [`State::Refused`]: the reason.
     pub reason: Reason,
     /// Raised by the worker with every use of the stage; 48 bits.
     pub sequence: u64,
 }
 
 impl Word {
-    /// The word as it stands in the page.
+    /// The word's encoding in the page.
     pub fn encode(self) -> u64 {
         self.sequence << 16 | (self.reason as u64) << 8 | self.state as u64
     }
 
-    /// Reads a word; none where no side can have written it.
+    /// Decodes a word. `None` if neither side could have written it.
     pub fn decode(word: u64) -> Option<Self> {
         use Reason::*;
         use State::*;
@@ -166,7 +161,6 @@ impl Word {
     }
 }
 
-/// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// Window to arena.
@@ -176,7 +170,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Its name in metrics.
+    /// Name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
@@ -185,36 +179,35 @@ impl Direction {
     }
 }
 
-/// What a record asks for, checked against the sizes of arena and stage.
+/// The copies that a record requests, checked against the sizes of arena and stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
-    /// Which way.
     pub direction: Direction,
     /// Sequence of the stage's word.
     pub sequence: u64,
-    /// Parts to move, with their offsets in the stage.
+    /// Runs to copy, with their offsets in the stage.
     pub runs: Vec<(u64, Run)>,
 }
 
-/// Why a record cannot be followed.
+/// Why a record cannot be executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadRecord {
-    /// The word asks for nothing.
+    /// The word requests nothing.
     #[error("the stage is not handed over")]
     NotHandedOver,
-    /// Shorter than its runs, longer than allowed, or without any.
-    #[error("a record of {0} runs")]
+    /// The record is shorter than its runs, longer than allowed, or without runs.
+    #[error("a record of {0} runs; expected 1 to {RUNS_MAX} that fit into it")]
     Runs(u32),
-    /// A run is empty or reaches past the arena's end.
-    #[error("run {0} does not lie in the arena")]
+    /// A run is empty or extends past the arena's end.
+    #[error("run {0} is empty or outside the arena")]
     OutsideArena(usize),
     /// The runs together are longer than a stage.
-    #[error("run {0} does not lie in the stage")]
+    #[error("run {0} is outside the stage")]
     OutsideStage(usize),
 }
 
-/// Reads a copied record: its state word as it was read first, and the bytes of the record (whose own first word is not looked at).
-/// Total: any bytes give an order whose runs lie in the arena and, apart from each other, in the stage; or a named error.
+/// Decodes a copied record: its state word as it was first read, and the bytes of the record, whose own first word is ignored. Total: any
+/// bytes give an order whose runs are inside the arena and, without overlap, inside the stage; or a named error.
 pub fn decode(
     word: Word,
     record: &[u8],
@@ -255,7 +248,7 @@ pub fn decode(
     })
 }
 
-/// A record as the worker writes it, without its state word, which is stored last.
+/// Encodes a record for the worker, without its state word, which is stored last.
 pub fn encode(runs: &[Run]) -> Vec<u8> {
     let mut record = vec![0; RUNS_AT];
     record[8..12].copy_from_slice(&(runs.len() as u32).to_le_bytes());
@@ -266,27 +259,27 @@ pub fn encode(runs: &[Run]) -> Vec<u8> {
 const _: () = assert!(size_of::<Run>() == 16);
 const _: () = assert!(size_of::<Header>() == 32);
 
-/// Why there is no window. The name (`Debug` form) begins the message of the refusal and is what logs, metrics and status show.
+/// Why there is no window. The name (`Debug` form) begins the message of the refusal and is shown in logs, metrics and status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Unavailable {
-    /// The sidecar was not told to use one.
+    /// The sidecar is not configured to use one.
     TransferNotChosen,
-    /// `libcuda.so.1` cannot be opened here, or cannot be used.
+    /// `libcuda.so.1` cannot be opened or used.
     NoDriver,
-    /// The driver shows no device of this UUID to the sidecar.
+    /// The driver shows the sidecar no device with this UUID.
     NoDevice,
     /// The device is an instance of a partitioned GPU.
     MigEnabled,
-    /// The device takes one process at a time, or none.
+    /// The device accepts one process at a time, or none.
     ExclusiveProcess,
-    /// The device, or the host, has no memory left for it.
+    /// The device or the host is out of memory.
     OutOfMemory,
-    /// More bytes were wanted than a window may have, or fewer than a stage needs.
+    /// The request exceeds a window's maximum, or is smaller than a stage needs.
     WindowTooLarge,
-    /// What one side wrote was not what the other side read.
+    /// One side did not read what the other side wrote.
     PatternMismatch,
-    /// The driver can neither pass memory on by descriptor nor by handle, or failed otherwise.
+    /// The driver can share memory neither by descriptor nor by handle, or failed otherwise.
     DriverFailed,
-    /// A window is in the making, its predecessor's copies have not ended yet, or the worker still has it mapped.
+    /// A window is being created, the previous one's copies have not ended, or the worker still maps it.
     Busy,
 }

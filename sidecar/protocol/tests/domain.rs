@@ -180,7 +180,7 @@ fn every_bad_register_has_its_name() {
         ),
         (
             BadBody,
-            "model: the descriptor is no JSON",
+            "model: the descriptor is not JSON",
             refused(&|r| r.model = "{".into()),
         ),
         (
@@ -206,7 +206,7 @@ fn every_bad_register_has_its_name() {
         ),
         (
             BadBody,
-            "group 0: shard 2 of 2",
+            "group 0: shard 2 does not exist",
             refused(&|r| plan(r, &|g| g.shard = 2)),
         ),
         (

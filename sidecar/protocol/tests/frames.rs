@@ -165,7 +165,7 @@ fn unknown_fields_are_ignored_and_absent_ones_take_their_default() {
     let missing = decode::<Pin>(&[0x80]).unwrap_err();
     assert_eq!(
         missing.to_string(),
-        "body is no valid Pin: missing field `request`"
+        "body is not a valid Pin: missing field `request`"
     );
 }
 

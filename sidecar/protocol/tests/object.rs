@@ -161,28 +161,28 @@ fn every_lie_of_a_header_has_its_name() {
         unsupported("a field of the header", 1)
     );
     let invalid: [(&str, Change); 17] = [
-        ("a form that no", &|h| h.dims[0] = dim(3, 0)),
-        ("a form that no", &|h| h.dims[0] = dim(2, 3)),
-        ("a form that no", &|h| {
+        ("the form is invalid", &|h| h.dims[0] = dim(3, 0)),
+        ("the form is invalid", &|h| h.dims[0] = dim(2, 3)),
+        ("the form is invalid", &|h| {
             h.element = 1;
             h.dims[0] = dim(3, u32::MAX)
         }),
-        ("a form that no", &|h| h.dims[4] = dim(3, 1)),
-        ("a codec loses what", &|h| h.codec = 2),
-        ("the head is no multiple", &|h| h.head_bytes = 100.into()),
-        ("the head is no multiple", &|h| h.head_bytes = 0.into()),
+        ("the form is invalid", &|h| h.dims[4] = dim(3, 1)),
+        ("the codec loses more", &|h| h.codec = 2),
+        ("the head is not a multiple", &|h| h.head_bytes = 100.into()),
+        ("the head is not a multiple", &|h| h.head_bytes = 0.into()),
         ("the head is too long", &|h| h.head_bytes = (1 << 30).into()),
         ("the head is shorter", &|h| {
             h.block_hashes = 1_000_000.into()
         }),
         ("the token count", &|h| h.tokens = 0.into()),
-        ("a part that the chunk", &|h| h.part = 1.into()),
-        ("as many token ids", &|h| h.tokens = 255.into()),
+        ("the part index", &|h| h.part = 1.into()),
+        ("the number of token ids", &|h| h.tokens = 255.into()),
         ("a nonce without", &|h| h.nonce[0] = 1),
-        ("the key is not", &|h| h.key[0] ^= 1),
-        ("the key is not", &|h| h.model[0] ^= 1),
-        ("sections do not follow", &|h| h.total_bytes = 1.into()),
-        ("engine name or version is no UTF-8", &|h| {
+        ("the key does not match", &|h| h.key[0] ^= 1),
+        ("the key does not match", &|h| h.model[0] ^= 1),
+        ("section offsets are not", &|h| h.total_bytes = 1.into()),
+        ("engine name or version is not UTF-8", &|h| {
             h.engine[0] = 0xff
         }),
     ];

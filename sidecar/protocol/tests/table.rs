@@ -140,20 +140,12 @@ fn a_row_or_record_that_contradicts_the_table_is_refused() {
     );
     let cases: [(Change<Row>, u32, &str); 8] = [
         (&|r| r.state = 4, 0, "unknown state"),
-        (&|r| r.slot_rows = 0, 0, "a slot of no rows"),
+        (&|r| r.slot_rows = 0, 0, "the slot has no rows"),
         (&|_| (), 61, "crosses its segment's end"),
         (&|r| r.slot_rows = u32::MAX, 0, "crosses its segment's end"),
         (&|_| (), 1024, "crosses its segment's end"),
-        (
-            &|r| r.length = 4 * ROW_BYTES + 1,
-            0,
-            "more bytes than the slot has",
-        ),
-        (
-            &|r| r.length = 0,
-            0,
-            "more bytes than the slot has, or none",
-        ),
+        (&|r| r.length = 4 * ROW_BYTES + 1, 0, "exceeds the slot"),
+        (&|r| r.length = 0, 0, "the length is 0 or exceeds"),
         (
             &|r| r.chunk = NO_CHUNK,
             0,
@@ -170,11 +162,11 @@ fn a_row_or_record_that_contradicts_the_table_is_refused() {
     let cases: [(Change<ChunkRecord>, &str); 7] = [
         (&|r| r.state = 2, "not used"),
         (&|r| r.kind = 0, "unknown kind"),
-        (&|r| r.block_hash_count = 25, "more block hashes"),
+        (&|r| r.block_hash_count = 25, "too many block hashes"),
         (&|r| r.tokens = 0, "no tokens"),
         (&|r| r.needed = [0, 0], "no sections"),
-        (&|r| r.key[31] ^= 1, "the key is not"),
-        (&|r| r.namespace[0] = 1, "the key is not"),
+        (&|r| r.key[31] ^= 1, "the key does not match"),
+        (&|r| r.namespace[0] = 1, "the key does not match"),
     ];
     for (change, text) in cases {
         let mut r = record();

@@ -5,7 +5,6 @@
 //! For tests and `examples/simulate` only.
 #![allow(
     clippy::unwrap_used,
-    missing_docs,
     reason = "a test that other tests and an example share"
 )]
 

@@ -1,4 +1,4 @@
-//! The way back of [`super::encoder`]: each channel waits for its own last level, and vectors do the arithmetic of many.
+//! The inverse of [`super::encoder`]. A channel decodes its levels one after another, so the arithmetic of many channels is vectorised.
 
 use super::interval::{Each, Intervals};
 use super::table::{CumulativeLanes, LANES};
@@ -6,10 +6,10 @@ use super::varint;
 use crate::codec::CodecError;
 use crate::lanes::{Work, widest};
 
-/// 2^52.
 const WHOLE: f64 = (1u64 << 52) as f64;
 
-/// Takes the streams of some tokens of a plane from the front and decodes them into `[tokens][channels]` levels, none above the highest.
+/// Decodes the streams of one group of tokens of a plane from the front of the input into `[tokens][channels]` levels. No level exceeds the
+/// highest one.
 pub fn decode(
     tables: &[CumulativeLanes],
     highest: u8,
@@ -37,15 +37,14 @@ pub fn decode(
     Ok(())
 }
 
-/// Up to [`LANES`] channels.
+/// A batch of up to [`LANES`] channels.
 struct Together<'a> {
     table: &'a CumulativeLanes,
     highest: u8,
     streams: &'a [u8],
-    /// Where each channel's stream begins.
+    /// The offset of each channel's stream.
     starts: &'a [usize],
     rows: std::slice::ChunksExactMut<'a, u8>,
-    /// The first of the channels.
     first: usize,
 }
 
@@ -63,14 +62,14 @@ impl Work for Together<'_> {
     }
 }
 
-/// Where decoding stands in each stream.
+/// The decoder's position in each stream.
 struct Lanes<'a> {
     streams: &'a [u8],
     starts: Each<usize>,
-    /// Bits that are taken.
+    /// Number of bits consumed.
     taken: Each<u32>,
     intervals: Intervals,
-    /// What of the stream stands beside the ends of the interval: in between, if the stream is sound.
+    /// The window of the stream that is compared with the interval. In a valid stream it is inside the interval.
     value: Each<u32>,
 }
 
@@ -88,7 +87,7 @@ impl<'a> Lanes<'a> {
         }
     }
 
-    /// The next level of each channel.
+    /// Decodes the next level of each channel.
     #[inline(always)]
     fn next(&mut self, table: &CumulativeLanes, highest: u8) -> Each<u8> {
         let places = self.places();
@@ -107,7 +106,7 @@ impl<'a> Lanes<'a> {
         for (lane, next) in next.iter().enumerate() {
             let both = u64::from(self.value[lane]) << 32 | u64::from(*next);
             let dropped = found.known[lane].wrapping_add(found.around[lane]);
-            // Each bit of those around the middle is turned when it becomes the first; all but the last of them are dropped.
+            // Each bit around the middle is inverted when it becomes the first one. All but the last of them are dropped.
             let turned = u32::from(found.around[lane] > 0) << 31;
             self.value[lane] = (both.wrapping_shl(dropped) >> 32) as u32 ^ turned;
             self.taken[lane] = self.taken[lane].wrapping_add(dropped);
@@ -115,7 +114,7 @@ impl<'a> Lanes<'a> {
         levels
     }
 
-    /// In which 65,536th of its interval each value is.
+    /// The position of each value in its interval, in 65,536ths.
     #[inline(always)]
     fn places(&self) -> Each<u16> {
         let mut places = [0u16; LANES];
@@ -123,11 +122,11 @@ impl<'a> Lanes<'a> {
             let low = self.intervals.low[lane];
             let above = self.value[lane].wrapping_sub(low);
             let span = self.intervals.high[lane].wrapping_sub(low);
-            // The dividend is a whole number of 48 bits and the divisor one of 33: were the quotient below a whole number, it would be so
-            // by more than rounding to 53 bits makes up for.
+            // The dividend is an integer of 48 bits and the divisor one of 33 bits. If the quotient is below an integer, the difference is
+            // larger than the error of rounding to 53 bits.
             let dividend = (f64::from(above) + 1.0) * 65_536.0 - 1.0;
             let place = (dividend / (f64::from(span) + 1.0)).min(65_535.0);
-            // Beside 2^52 there are only whole numbers, which stand in the lowest bits.
+            // Next to 2^52 a double holds only integers, so the result is in the lowest bits.
             let nearest = place + WHOLE - WHOLE;
             let floor = if nearest > place {
                 nearest - 1.0
@@ -140,8 +139,8 @@ impl<'a> Lanes<'a> {
     }
 }
 
-/// 32 bits of a stream, from a bit on. Behind its end stand those of another stream, or zeros: they do not matter, because encoding ends
-/// with the bits that keep the value in the last interval whatever follows.
+/// Reads 32 bits of a stream, starting at a bit. Bits past its end belong to another stream, or are zero. They do not change the result:
+/// the encoder ends a stream with bits that keep the value in the last interval, whatever follows.
 #[inline(always)]
 fn bits(streams: &[u8], start: usize, bit: u32) -> u32 {
     let from = start.saturating_add(bit as usize / 8);

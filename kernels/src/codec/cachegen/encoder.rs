@@ -1,11 +1,11 @@
-//! Levels of channels to streams of bits, by the intervals of [`super::interval`].
+//! Encodes the levels of channels as bit streams, with the intervals of [`super::interval`].
 
 use super::interval::{Each, Found, Intervals};
 use super::table::{CumulativeLanes, LANES};
 use super::varint;
 use crate::lanes::{Work, widest};
 
-/// Puts the lengths of the streams of `[tokens][channels]` levels, and the streams, behind `out`.
+/// Appends the lengths of the streams of `[tokens][channels]` levels to `out`, then the streams.
 pub fn encode(tables: &[CumulativeLanes], channels: usize, levels: &[u8], out: &mut Vec<u8>) {
     let (mut streams, mut found) = (Vec::new(), Vec::new());
     for (table, first) in tables.iter().zip((0..channels).step_by(LANES)) {
@@ -27,14 +27,14 @@ pub fn encode(tables: &[CumulativeLanes], channels: usize, levels: &[u8], out: &
     out.extend_from_slice(&streams);
 }
 
-/// Narrows the intervals of some channels by all their levels.
+/// Narrows the intervals of a batch of channels by all their levels.
 struct Narrow<'a> {
     table: &'a CumulativeLanes,
     rows: std::slice::ChunksExact<'a, u8>,
-    /// The first of the channels, and how many.
+    /// The first channel of the batch, and the number of channels.
     first: usize,
     used: usize,
-    /// For each token.
+    /// One entry per token.
     found: &'a mut Vec<Found>,
 }
 
@@ -53,7 +53,7 @@ impl Work for Narrow<'_> {
     }
 }
 
-/// Puts the stream of a channel behind `out`: the highest bit of a byte first, the last byte filled with zeros.
+/// Appends the stream of one channel to `out`. The highest bit of a byte comes first; the last byte is padded with zeros.
 fn write(intervals: &Intervals, found: &[Found], lane: usize, out: &mut Vec<u8>) {
     let mut stream = Stream {
         out,
@@ -65,32 +65,32 @@ fn write(intervals: &Intervals, found: &[Found], lane: usize, out: &mut Vec<u8>)
         stream.put_known(found.bits[lane], found.known[lane]);
         stream.pending += found.around[lane];
     }
-    // The bit of the quarter that is in the interval as a whole, and its opposite: whatever follows, the value stays in the interval.
+    // Writes the bit of the quarter that is entirely inside the interval, then its opposite. Whatever follows, the value stays in the
+    // interval.
     stream.pending += 1;
     stream.put_known(u32::from(intervals.low[lane] >= 1 << 30), 1);
     stream.finish();
 }
 
-/// Bits on their way to bytes.
+/// A bit writer.
 struct Stream<'a> {
     out: &'a mut Vec<u8>,
-    /// The last `count` of these are still to be written; fewer than 32 between calls.
+    /// Only the lowest `count` bits are not written yet; fewer than 32 between calls.
     held: u64,
     count: u32,
-    /// Bits that will be the opposite of the next one that is known.
+    /// Number of pending bits. They will be the opposite of the next known bit.
     pending: u32,
 }
 
 impl Stream<'_> {
-    /// Bits that are known now: behind the first of them go those that were pending. Their number cannot be predicted, so that there is no
-    /// branch for none.
+    /// Writes known bits, with the pending bits inserted after the first. Their number is unpredictable, so there is no branch for zero.
     #[inline(always)]
     fn put_known(&mut self, bits: u32, known: u32) {
         if known + self.pending > 32 {
             self.put_slowly(bits, known);
             return;
         }
-        // Whether the first bit is 0 or 1, this puts its opposite behind it: 0 + 0111 = 0111, 0001 + 0111 = 1000.
+        // Puts the opposite of the first bit behind it, for 0 and for 1: 0 + 0111 = 0111, 0001 + 0111 = 1000.
         let opposite = (((1 << self.pending) - 1) << known) >> 1;
         let all = u64::from(bits) + opposite;
         let (all, count, pending) = if known > 0 {
@@ -102,7 +102,7 @@ impl Stream<'_> {
         self.put(all, count);
     }
 
-    /// The same for any number of pending bits.
+    /// Handles any number of pending bits.
     #[cold]
     fn put_slowly(&mut self, bits: u32, known: u32) {
         let Some(others) = known.checked_sub(1) else {
@@ -118,7 +118,7 @@ impl Stream<'_> {
         self.put(u64::from(bits) - (first << others), others);
     }
 
-    /// The lowest bits of a number without higher ones, at most 32.
+    /// Writes the lowest bits of a number, at most 32. Its higher bits must be zero.
     #[inline(always)]
     fn put(&mut self, bits: u64, count: u32) {
         self.held = self.held << count | bits;
@@ -145,7 +145,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    /// torchac's encoder, bit by bit.
+    /// A bit-by-bit port of torchac's encoder.
     fn bit_by_bit(table: &Cumulative, levels: &[u8]) -> Vec<u8> {
         let (mut bits, mut low, mut high, mut pending) = (Vec::new(), 0u32, u32::MAX, 0);
         let put = |bits: &mut Vec<bool>, bit: bool, pending: &mut usize| {
@@ -185,7 +185,7 @@ mod tests {
         counts
     }
 
-    /// Codes the levels of one channel, compares, decodes, compares.
+    /// Encodes the levels of one channel, compares the stream, decodes it and compares the levels.
     fn there_and_back(counts: &Counts, highest: u8, levels: &[u8]) {
         let tables = lanes(std::slice::from_ref(counts));
         let (mut packed, mut wanted) = (Vec::new(), Vec::new());
@@ -204,7 +204,7 @@ mod tests {
     proptest! {
         #[test]
         fn streams_are_those_of_torchac(levels in vec((0u8..=30, 0u8..=30), 0..256), more in vec(0u8..=30, 0..100)) {
-            // The lesser of two makes some levels rarer than others.
+            // Taking the minimum of two values makes some levels rarer than others.
             let levels: Vec<_> = levels.into_iter().map(|(one, other)| one.min(other)).collect();
             let counts = counted(&[levels.clone(), more].concat());
             there_and_back(&counts, 30, &levels);

@@ -1,31 +1,32 @@
-//! The intervals of an arithmetic coder as torchac has it, for many channels in step. An interval of 32 bits is narrowed to a level's part
-//! of it; the leading bits on which its ends agree are known then, and dropped, and so are the bits after the first where it is just around
-//! the middle, whose values are known later. What are steps of one bit there are steps of many here; the bits are the same.
+//! The intervals of an arithmetic coder like torchac's, for many channels in lockstep. An interval of 32 bits is narrowed to a level's part
+//! of it. The leading bits that both ends share are then known and dropped. Bits after the first are also dropped while the interval
+//! surrounds the middle; their values are known later. torchac does this one bit at a time, this code many bits at a time; the resulting
+//! bits are the same.
 
 use super::table::{CumulativeLanes, LANES, LEVELS};
 
-/// A number for each channel.
+/// One number per channel.
 pub type Each<T> = [T; LANES];
 
-/// The intervals; both ends belong to them, and they are longer than 2^30.
+/// The intervals. Both ends are inclusive, and an interval is longer than 2^30.
 pub struct Intervals {
     pub low: Each<u32>,
     pub high: Each<u32>,
 }
 
-/// What was found out by narrowing.
+/// The result of one narrowing.
 #[derive(Clone)]
 pub struct Found {
-    /// The bits that are known, in the lowest places.
+    /// The known bits, in the lowest places.
     pub bits: Each<u32>,
-    /// How many, at most 31.
+    /// Number of known bits, at most 31.
     pub known: Each<u32>,
-    /// How many were dropped around the middle: each will be the opposite of the next one that is known.
+    /// Number of bits dropped around the middle. Each will be the opposite of the next known bit.
     pub around: Each<u32>,
 }
 
 impl Intervals {
-    /// All that 32 bits can be.
+    /// Intervals that cover all 32-bit values.
     pub fn new() -> Self {
         Self {
             low: [0; LANES],
@@ -45,7 +46,8 @@ impl Intervals {
         for lane in 0..LANES {
             let low = self.low[lane];
             let less_one = self.high[lane].wrapping_sub(low);
-            // The length times the place, without its lowest 16 bits: in two parts, because vectors have products of 32 bits.
+            // The length times the position, without its lowest 16 bits. It is computed in two parts, because vector instructions multiply
+            // 32 bits.
             let (above, below) = (less_one >> 16, (less_one & 0xffff) + 1);
             let part = |place: u16| {
                 let place = u32::from(place);
@@ -70,7 +72,7 @@ impl Intervals {
     }
 }
 
-/// Drops leading bits; behind the last, an interval begins with zeros and ends with ones.
+/// Drops leading bits. The low end is refilled with zeros, the high end with ones.
 #[inline(always)]
 fn drop_bits(low: u32, high: u32, bits: u32) -> (u32, u32) {
     let filled = high.wrapping_shl(bits) | !u32::MAX.wrapping_shl(bits);

@@ -1,5 +1,5 @@
-//! Rows of numbers to levels, and back. With `steps` steps to either side, level 0 is the negative of the row's largest magnitude, `steps`
-//! is zero, twice that the largest magnitude; a row of zeros has that level throughout.
+//! Quantises rows of numbers to levels, and restores them. With `steps` steps to either side, level 0 is the negated largest magnitude of
+//! the row, level `steps` is zero, and level `2 * steps` is the largest magnitude. A row of zeros has level `steps` throughout.
 
 use crate::codec::scale::{ROUND, Scale, within};
 use crate::codec::{CodecError, Shape};
@@ -7,8 +7,8 @@ use crate::lanes::{Work, widest};
 use crate::number::Number;
 use std::marker::PhantomData;
 
-/// Steps of a plane to either side: LMCache's bins for its models of more than 9 layers, half of them less one. Layers of smaller models
-/// all have 32 bins, and so has a tensor that is keys and values in one as long as keys have.
+/// Quantisation steps of a plane to either side of zero: half of LMCache's bins, less one. LMCache uses 32 bins for the first 10 layers of
+/// keys and the first 2 of values, and for all layers of models with fewer than 10; else 16. A tensor of keys and values in one counts as keys.
 pub fn steps(shape: &Shape, plane: usize) -> u8 {
     const MANY: u8 = 32 / 2 - 1;
     const FEW: u8 = 16 / 2 - 1;
@@ -22,7 +22,8 @@ pub fn steps(shape: &Shape, plane: usize) -> u8 {
     }
 }
 
-/// Levels of a plane; its rows' largest magnitudes are put behind `out`. The first row with a number that is not finite, if any.
+/// Quantises a plane and appends the largest magnitude of each row to `out`. Returns the first row with a number that is not finite, if
+/// any.
 pub fn quantise<N: Number>(
     steps: u8,
     channels: usize,
@@ -70,7 +71,7 @@ impl<N: Number> Work for Quantise<'_, N> {
     }
 }
 
-/// Numbers of rows with these largest magnitudes.
+/// Restores the numbers of rows from their levels and largest magnitudes.
 pub fn restore<N: Number>(
     steps: u8,
     channels: usize,

@@ -1,16 +1,16 @@
-//! CacheGen (Liu et al., SIGCOMM 2024, arXiv:2310.07240) as LMCache codes it: a row, which is a token of one half of one layer, is
-//! quantised by its largest magnitude, with more levels in the first layers; a channel's levels, which are alike from token to token, are
-//! packed by an arithmetic coder that knows how often each occurs in the channel.
+//! CacheGen (Liu et al., SIGCOMM 2024, arXiv:2310.07240) as implemented by LMCache. A row is one token of one half of one layer. It is
+//! quantised by its largest magnitude, with more levels in the first layers. The levels of a channel are similar from token to token, so an
+//! arithmetic coder packs them with the channel's level frequencies.
 //!
 //! ```text
 //! planes x u64                                          bytes of each plane: [layers][halves]
 //! per plane:
 //!   tokens x number                                     the largest magnitude of each row
-//!   channels x { u8 first, u8 n, n x varint }           how often the levels from `first` on occur in the channel
+//!   channels x { u8 first, u8 n, n x varint }           frequencies of the channel's levels from `first` on
 //!   per 256 tokens: channels x varint, then streams     bytes of each channel's stream, then the streams
 //! ```
-//! Levels, probabilities and streams are those of LMCache, bit for bit. What is written around them is not: LMCache keeps 33 cumulative
-//! frequencies per channel, 66 bytes, where the counts that they come from take about 20; and rows are numbers of the section's type.
+//! Levels, probabilities and streams equal LMCache's, bit for bit. The container differs: LMCache stores 33 cumulative frequencies per
+//! channel (66 bytes), while the underlying counts take about 20 bytes; and rows are numbers of the section's type.
 
 mod decoder;
 mod encoder;
@@ -28,12 +28,12 @@ use crate::number::{Bf16, F16, F32, Number};
 use level::{quantise, restore, steps};
 use table::Counts;
 
-/// Most channels: their tables take some 200 bytes each.
+/// Maximum number of channels. The tables of a channel take about 200 bytes.
 const CHANNELS_MAX: u32 = 1 << 16;
-/// Tokens of a stream.
+/// Number of tokens per stream.
 const STREAM_TOKENS: usize = 256;
 
-/// Packs numbers of a shape with all sizes.
+/// Packs numbers of a shape whose sizes are all set.
 pub(super) fn pack(shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
     match shape.element {
         Element::Opaque => Err(CodecError::NotNumbers),
@@ -43,7 +43,7 @@ pub(super) fn pack(shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Result<(), C
     }
 }
 
-/// Unpacks numbers of a shape with all sizes.
+/// Unpacks numbers of a shape whose sizes are all set.
 pub(super) fn unpack(shape: &Shape, packed: &[u8], raw: &mut [u8]) -> Result<(), CodecError> {
     match shape.element {
         Element::Opaque => Err(CodecError::NotNumbers),
@@ -53,7 +53,7 @@ pub(super) fn unpack(shape: &Shape, packed: &[u8], raw: &mut [u8]) -> Result<(),
     }
 }
 
-/// Sizes of a section that is not empty.
+/// Sizes of a nonempty section.
 struct Sizes {
     planes: usize,
     tokens: usize,
@@ -61,7 +61,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// None: there are no numbers.
+    /// `None` if the section has no numbers.
     fn new(shape: &Shape, raw: usize) -> Result<Option<Self>, CodecError> {
         let sizes = [shape.layers, shape.halves, shape.tokens, shape.channels];
         let bytes = sizes.iter().try_fold(shape.element.bytes(), |bytes, size| {
@@ -73,7 +73,7 @@ impl Sizes {
         if shape.channels > CHANNELS_MAX {
             return Err(CodecError::TooWide(shape.channels));
         }
-        // Where raw bytes are that many, their factors cannot overflow.
+        // The product of these factors equals `raw`, so it cannot overflow.
         Ok((raw > 0).then(|| Self {
             planes: shape.layers as usize * shape.halves as usize,
             tokens: shape.tokens as usize,
@@ -106,7 +106,7 @@ fn pack_numbers<N: Number>(shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Resu
     Ok(())
 }
 
-/// Counts and streams of the levels of a plane.
+/// Appends the counts and streams of a plane's levels to `out`.
 fn pack_plane(channels: usize, levels: &[u8], out: &mut Vec<u8>) {
     let mut counts = vec![Counts::default(); channels];
     for row in levels.chunks_exact(channels) {

@@ -1,15 +1,15 @@
-//! What kernels make of a section, and what they take: numbers, levels, counts and streams each for themselves. What a container needs beside
-//! them, short numbers and streams one behind the other, is written and read here, on the host.
+//! The parts of a packed section that the GPU kernels read and write: numbers, levels, counts and streams. The rest of a container
+//! (varints, concatenated streams) is written and parsed here, on the host.
 
 use super::table::{self, Counts, LEVELS};
 use super::{Sizes, level, nothing_left, take, varint};
 use crate::codec::{CodecError, Element, Shape};
 
-/// Bytes of the place that a kernel gives each stream. The rarest levels take 16 bits, a stream has at most 256 and two bits more, and
-/// places are whole words.
+/// Bytes reserved per stream by a kernel. The rarest levels take 16 bits; a stream has at most 256 levels and two bits more, rounded up to
+/// whole words.
 pub const STREAM_BYTES: usize = 516;
 
-/// Sizes of a section that is packed or unpacked by kernels: planes, which are halves of layers, of tokens, of channels.
+/// Sizes of a section that kernels pack or unpack. A section has planes (halves of layers), a plane has tokens, a token has channels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Planes {
     element: Element,
@@ -19,7 +19,7 @@ pub struct Planes {
 }
 
 impl Planes {
-    /// Those of so many raw bytes of a shape with all its sizes. A section without numbers has no parts.
+    /// Sizes of a section of `raw` bytes whose shape is complete. A section without numbers is an error.
     pub fn of(shape: &Shape, raw: usize) -> Result<Self, CodecError> {
         if shape.element == Element::Opaque {
             return Err(CodecError::NotNumbers);
@@ -35,47 +35,46 @@ impl Planes {
         })
     }
 
-    /// What the numbers are.
     pub fn element(&self) -> Element {
         self.element
     }
 
-    /// Steps of each plane to either side of zero: no level is above twice that.
+    /// Quantisation steps to either side of zero, per plane. No level exceeds twice that.
     pub fn steps(&self) -> &[u8] {
         &self.steps
     }
 
-    /// How many planes there are.
+    /// Number of planes.
     pub fn count(&self) -> u32 {
         self.steps.len() as u32
     }
 
-    /// Tokens of a plane.
+    /// Tokens per plane.
     pub fn tokens(&self) -> u32 {
         self.tokens
     }
 
-    /// Numbers of a token in a plane.
+    /// Numbers per token and plane.
     pub fn channels(&self) -> u32 {
         self.channels
     }
 
-    /// Tokens of all planes: each has a largest magnitude.
+    /// Tokens of all planes. Each row has one largest magnitude.
     pub fn rows(&self) -> usize {
         self.steps.len() * self.tokens as usize
     }
 
-    /// Numbers, and levels.
+    /// Count of numbers, which equals the count of levels.
     pub fn numbers(&self) -> usize {
         self.rows() * self.channels as usize
     }
 
-    /// Channels of all planes: each has counts and a table.
+    /// Channels of all planes. Each has counts and a table.
     pub fn tables(&self) -> usize {
         self.steps.len() * self.channels as usize
     }
 
-    /// Streams: one for each 256 tokens of a channel.
+    /// Number of streams: one per 256 tokens of a channel.
     pub fn streams(&self) -> usize {
         self.tables() * self.groups()
     }
@@ -92,20 +91,20 @@ impl Planes {
 /// The parts of a packed section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parts<'a> {
-    /// The largest magnitude of each row: `[planes][tokens]` numbers.
+    /// The largest magnitude of each row, `[planes][tokens]`.
     pub rows: Vec<u8>,
-    /// How often each level occurs: `[planes][channels][32]`.
+    /// The frequency of each level, `[planes][channels][32]`.
     pub counts: Vec<u32>,
-    /// Where each stream begins, `[planes][groups of 256 tokens][channels]`.
+    /// The offset of each stream, `[planes][groups of 256 tokens][channels]`.
     pub offsets: Vec<u64>,
-    /// How many bytes each has.
+    /// The length of each stream in bytes.
     pub lengths: Vec<u32>,
-    /// Where the streams are.
+    /// The bytes that contain the streams.
     pub streams: &'a [u8],
 }
 
 impl<'a> Parts<'a> {
-    /// Takes a container apart, which is any bytes. Streams stay where they are, and whatever they hold, they lie inside of it.
+    /// Parses a container of untrusted bytes. Streams are borrowed and are always within the container.
     pub fn of(planes: &Planes, container: &'a [u8]) -> Result<Self, CodecError> {
         let mut parts = Self {
             rows: Vec::new(),
@@ -125,7 +124,7 @@ impl<'a> Parts<'a> {
         Ok(parts)
     }
 
-    /// The parts of a plane that ends there in the container.
+    /// Adds the parts of one plane, whose last byte in the container is given.
     fn add_plane(
         &mut self,
         planes: &Planes,
@@ -151,7 +150,7 @@ impl<'a> Parts<'a> {
         nothing_left(plane)
     }
 
-    /// The cumulative frequencies of all channels, as kernels read them: `[planes][33][channels]`.
+    /// The cumulative frequencies of all channels in the kernels' order, `[planes][33][channels]`.
     pub fn tables(&self, planes: &Planes) -> Vec<u16> {
         let channels = planes.channels as usize;
         let mut tables = vec![0; planes.tables() * (LEVELS + 1)];
@@ -167,7 +166,7 @@ impl<'a> Parts<'a> {
         tables
     }
 
-    /// Puts the container behind `out`. Parts that are not of these sizes, and streams that are not there, are refused.
+    /// Appends the container to `out`. Fails if parts have other sizes than `planes`, or streams are out of bounds.
     pub fn write(&self, planes: &Planes, out: &mut Vec<u8>) -> Result<(), CodecError> {
         let found = [
             self.rows.len(),

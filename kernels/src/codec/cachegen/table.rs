@@ -1,41 +1,38 @@
-//! How often each level occurs in a channel, and the probabilities that follow from it.
+//! Level frequencies of a channel, and the probabilities derived from them.
 
 use super::varint;
 use crate::codec::CodecError;
 
-/// Levels that a table has room for.
+/// Maximum number of levels in a table.
 pub const LEVELS: usize = 32;
-/// Channels that are coded together: so many that loops over them stay loops, of which the compiler makes vectors.
+/// Channels that are coded together. Loops of this length are not unrolled and are vectorised.
 pub const LANES: usize = 64;
 
-/// Cumulative frequencies in 65,536ths: those of level `n` are from place `n` to the next. Strictly increasing.
+/// Cumulative frequencies in 65,536ths. Level `n` has the range from entry `n` to entry `n + 1`. Strictly increasing.
 pub type Cumulative = [u16; LEVELS + 1];
 
-/// The same of [`LANES`] channels.
+/// The cumulative frequencies of [`LANES`] channels.
 pub type CumulativeLanes = [[u16; LANES]; LEVELS + 1];
 
-/// How often each level occurs in a channel.
+/// The frequency of each level in a channel.
 #[derive(Clone, Default, Debug, PartialEq, Eq)]
 pub struct Counts([u32; LEVELS]);
 
 impl Counts {
-    /// Those of all levels.
     pub fn of(counts: [u32; LEVELS]) -> Self {
         Self(counts)
     }
 
-    /// How often each level occurs.
     pub fn each(&self) -> &[u32; LEVELS] {
         &self.0
     }
 
-    /// Counts a level.
     #[inline(always)]
     pub fn add(&mut self, level: u8) {
         self.0[usize::from(level) % LEVELS] += 1;
     }
 
-    /// Cumulative frequencies, as LMCache has them: counts in 65,503rds, and one for every level, so that none is impossible.
+    /// Cumulative frequencies as computed by LMCache: counts in 65,503rds, plus one for every level, so that no level is impossible.
     pub fn cumulative(&self) -> Cumulative {
         let all: u32 = self.0.iter().sum();
         let mut cumulative = [0; LEVELS + 1];
@@ -47,7 +44,7 @@ impl Counts {
         cumulative
     }
 
-    /// Puts them behind `out`.
+    /// Appends the counts to `out`.
     pub fn write(&self, out: &mut Vec<u8>) {
         let occurs = |count: &u32| *count > 0;
         let first = self.0.iter().position(occurs).unwrap_or(0);
@@ -62,7 +59,7 @@ impl Counts {
         }
     }
 
-    /// Takes the counts of a channel with so many levels at most and exactly so many tokens from the front.
+    /// Reads the counts of a channel from the front. There are at most `levels` levels, and the counts add up to `tokens`.
     fn read(packed: &mut &[u8], levels: u8, tokens: u32) -> Result<Self, CodecError> {
         let head: [u8; 2] = *packed
             .split_off(..2)
@@ -87,7 +84,7 @@ impl Counts {
     }
 }
 
-/// The tables of all channels; lanes behind the last channel hold that of nothing.
+/// The tables of all channels. Lanes after the last channel have the table of empty counts.
 pub fn lanes(counts: &[Counts]) -> Vec<CumulativeLanes> {
     let nothing = Counts::default().cumulative();
     let table = |counts: &[Counts]| {
@@ -102,14 +99,14 @@ pub fn lanes(counts: &[Counts]) -> Vec<CumulativeLanes> {
     counts.chunks(LANES).map(table).collect()
 }
 
-/// Takes the counts of all channels from the front.
+/// Reads the counts of all channels from the front.
 pub fn read(
     packed: &mut &[u8],
     levels: u8,
     tokens: u32,
     channels: usize,
 ) -> Result<Vec<Counts>, CodecError> {
-    // Each channel takes two bytes or more: no more counts are made than there are bytes for.
+    // Each channel takes at least two bytes, so this bounds the allocation by the input.
     if packed.len() / 2 < channels {
         return Err(CodecError::StoredLength);
     }

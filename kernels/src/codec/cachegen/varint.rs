@@ -1,8 +1,8 @@
-//! Small numbers: seven bits a byte, the lowest first; the highest bit says that another byte follows.
+//! LEB128 integers: seven bits per byte, the lowest first; the highest bit marks that another byte follows.
 
 use crate::codec::CodecError;
 
-/// Puts a number behind `out`.
+/// Appends a number to `out`.
 pub fn write(mut number: u32, out: &mut Vec<u8>) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -11,7 +11,7 @@ pub fn write(mut number: u32, out: &mut Vec<u8>) {
     out.push(number as u8);
 }
 
-/// Takes a number from the front.
+/// Reads a number from the front.
 pub fn read(packed: &mut &[u8]) -> Result<u32, CodecError> {
     let mut number = 0;
     for shift in [0, 7, 14, 21, 28] {

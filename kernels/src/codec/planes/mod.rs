@@ -1,10 +1,10 @@
-//! Packing without loss. Raw bytes are cut into blocks; a block of numbers is split into planes, one for each byte of a number, because the
-//! exponents of neighbours are alike and their mantissas are noise. A plane is packed by an entropy coder, or left alone where that gains
-//! nothing, so that stored bytes are never more than the raw ones, one per plane and block, and the header.
+//! Lossless packing. Raw bytes are cut into blocks. A block of numbers is split into planes, one per byte of a number, because exponents of
+//! neighbours are similar while their mantissas are noise. A plane is packed by an entropy coder, or stored as it is if packing saves
+//! nothing. Stored bytes exceed the raw ones by at most the header and one byte per plane and block.
 //!
 //! ```text
 //! per block of 128 KiB, per plane:   u8 0, the plane   |   u8 1, u32 bytes of the packed plane, the packed plane
-//! behind the planes of the last:     raw bytes that are no whole number
+//! after the planes of the last:      raw bytes that form no whole number
 //! ```
 
 mod split;
@@ -13,13 +13,13 @@ use super::{CodecError, Element, rans};
 use crate::lanes::widest;
 use split::{Join, Split};
 
-/// Raw bytes of a block: its planes and tables fit into the second cache.
+/// Raw bytes of a block. Its planes and tables fit in the L2 cache.
 pub const BLOCK_BYTES: usize = 128 << 10;
 
 const ALONE: u8 = 0;
 const PACKED: u8 = 1;
 
-/// Packs any bytes. `element` says which planes they are split into; it need not be true.
+/// Packs any bytes. `element` selects the planes; a wrong element costs space only.
 pub fn pack(element: Element, raw: &[u8], out: &mut Vec<u8>) {
     let (mut planes, mut words) = (vec![0; raw.len().min(BLOCK_BYTES)], Vec::new());
     for block in raw.chunks(BLOCK_BYTES) {
@@ -33,7 +33,7 @@ pub fn pack(element: Element, raw: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Unpacks into exactly as many bytes as were packed.
+/// Unpacks exactly as many bytes as were packed.
 pub fn unpack(element: Element, mut packed: &[u8], raw: &mut [u8]) -> Result<(), CodecError> {
     let mut planes = vec![0; raw.len().min(BLOCK_BYTES)];
     for block in raw.chunks_mut(BLOCK_BYTES) {
@@ -52,12 +52,12 @@ pub fn unpack(element: Element, mut packed: &[u8], raw: &mut [u8]) -> Result<(),
     }
 }
 
-/// Bytes of a block that are whole numbers.
+/// Bytes of a block that form whole numbers.
 fn whole(element: Element, block: usize) -> usize {
     block - block % element.bytes()
 }
 
-/// Bytes of each plane of a block, or more than none.
+/// Bytes of each plane of a block, at least one.
 fn plane_bytes(element: Element, numbers: usize) -> usize {
     (numbers / element.bytes()).max(1)
 }
@@ -116,7 +116,7 @@ fn unpack_plane(packed: &mut &[u8], plane: &mut [u8]) -> Result<(), CodecError> 
     Ok(())
 }
 
-/// Takes so many bytes from the front.
+/// Takes `bytes` bytes from the front.
 fn take<'a>(packed: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], CodecError> {
     packed.split_off(..bytes).ok_or(CodecError::StoredLength)
 }

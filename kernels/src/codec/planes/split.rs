@@ -1,12 +1,12 @@
-//! Numbers to planes of bytes, and back. Numbers are turned left by a bit first: the sign, which cannot be foreseen, leaves the byte of the
-//! exponent, which can.
+//! Splits numbers into byte planes, and joins them. Numbers are first rotated left by one bit: the sign is unpredictable, and so leaves the
+//! predictable exponent byte.
 
 use crate::lanes::Work;
 
-/// Numbers of `B` bytes -> `B` planes one behind another, that of the exponent first.
+/// Splits numbers of `B` bytes into `B` concatenated planes, the exponent's plane first.
 pub struct Split<'a, const B: usize> {
     pub numbers: &'a [[u8; B]],
-    /// `B` bytes for each number.
+    /// `B` bytes per number.
     pub planes: &'a mut [u8],
 }
 
@@ -17,7 +17,7 @@ impl<const B: usize> Work for Split<'_, B> {
     fn run(self) {
         let planes = self.planes.chunks_exact_mut(self.numbers.len().max(1));
         for (plane, bytes) in planes.enumerate() {
-            // Of the byte and the one below, from whose highest bit the turn makes the lowest; that of the lowest byte is the sign.
+            // This byte and the one below, whose highest bit becomes the lowest after the rotation. For the lowest byte that is the sign.
             let (this, below) = (B - 1 - plane, (2 * B - 2 - plane) % B);
             for (byte, number) in bytes.iter_mut().zip(self.numbers) {
                 *byte = number[this] << 1 | number[below] >> 7;
@@ -26,9 +26,9 @@ impl<const B: usize> Work for Split<'_, B> {
     }
 }
 
-/// Planes -> numbers of `B` bytes.
+/// Joins planes into numbers of `B` bytes.
 pub struct Join<'a, const B: usize> {
-    /// `B` bytes for each number.
+    /// `B` bytes per number.
     pub planes: &'a [u8],
     pub numbers: &'a mut [[u8; B]],
 }
@@ -39,7 +39,7 @@ impl<const B: usize> Work for Join<'_, B> {
     #[inline(always)]
     fn run(self) {
         let count = self.numbers.len();
-        // Byte n stands in plane B - 1 - n.
+        // Byte n is in plane B - 1 - n.
         let plane = |byte: usize| &self.planes[(B - 1 - byte) * count..][..count];
         let planes: [&[u8]; B] = std::array::from_fn(plane);
         for (n, number) in self.numbers.iter_mut().enumerate() {

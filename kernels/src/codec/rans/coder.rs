@@ -1,29 +1,29 @@
-//! The states. Each is from [`LOW`] to 2^31; it takes words of 16 bits, so that one word brings it back into that range.
+//! The coder's states. A state is in [`LOW`]..2^31. It emits and consumes words of 16 bits, so one word brings it back into that range.
 
 use super::table::{BITS, Frequencies, Slots, TOTAL};
 use crate::lanes::{Work, widest};
 
-/// States that take turns.
+/// Number of interleaved states.
 pub const STATES: usize = 32;
-/// The least state, and the first of encoding: where decoding must end.
+/// The smallest state. Encoding starts and decoding must end with it.
 const LOW: u32 = 1 << 15;
 
-/// How a value is coded: a state becomes `state / frequency * TOTAL + state % frequency + start`. The division is a multiplication
-/// (R. Alverson, "Integer division using reciprocals", 1991), exact below 2^31.
+/// How a value is coded: a state becomes `state / frequency * TOTAL + state % frequency + start`. The division is a multiplication by a
+/// reciprocal (R. Alverson, "Integer division using reciprocals", 1991), exact below 2^31.
 #[derive(Clone, Copy, Default)]
 struct Step {
-    /// States from here on would leave the range: they give a word first.
+    /// States at or above this would leave the range, and emit a word first.
     limit: u32,
     reciprocal: u32,
     shift: u32,
     bias: u32,
-    /// [`TOTAL`] less the frequency.
+    /// [`TOTAL`] minus the frequency.
     rest: u32,
 }
 
 impl Step {
     fn new(start: u32, frequency: u32) -> Self {
-        // By its definition the reciprocal of 1 does not fit; this one is too small by one, for which the bias makes up.
+        // The exact reciprocal of 1 does not fit. This one is too small by one, and the bias compensates for that.
         let (reciprocal, shift, bias) = if frequency == 1 {
             (u32::MAX, 0, start + TOTAL - 1)
         } else {
@@ -49,19 +49,19 @@ impl Step {
     }
 }
 
-/// Encodes from the last byte to the first. `words` is overwritten; decoding reads it from its end.
+/// Encodes from the last byte to the first. Overwrites `words`; decoding reads them from their end.
 pub fn encode(frequencies: &Frequencies, bytes: &[u8], words: &mut Vec<u16>) -> [u32; STATES] {
     let mut steps = [Step::default(); 256];
     for (value, range) in frequencies.with_starts() {
         steps[value] = Step::new(range.start, range.len() as u32);
     }
-    // A byte gives at most one word; one more is written, but not kept.
+    // A byte emits at most one word. One more is written, but not kept.
     words.clear();
     words.resize(bytes.len() + 1, 0);
     let (mut states, mut count) = ([LOW; STATES], 0);
     let mut code = |state: &mut u32, byte: u8| {
         let step = &steps[usize::from(byte)];
-        // Whether a word is due cannot be predicted: it is always written, and kept by counting it.
+        // Whether a word is due is unpredictable, so it is always written, and kept by counting it.
         let due = *state >= step.limit;
         words[count] = *state as u16;
         count += usize::from(due);
@@ -80,7 +80,7 @@ pub fn encode(frequencies: &Frequencies, bytes: &[u8], words: &mut Vec<u16>) -> 
     states
 }
 
-/// Decodes exactly so many bytes from little-endian words; false where states and words are not those of so many bytes.
+/// Decodes exactly `bytes.len()` bytes from little-endian words. Returns false if the states and words do not encode that many bytes.
 pub fn decode(slots: &Slots, states: [u32; STATES], words: &[u8], bytes: &mut [u8]) -> bool {
     widest(Decode {
         slots,
@@ -114,7 +114,7 @@ impl Work for Decode<'_> {
     }
 }
 
-/// The words of a turn, from a position on; zeros behind the last, which decoding finds out when it has read too many.
+/// The words of one round, from a position on; zeros past the last one. Decoding detects later that it has read too many.
 #[inline(always)]
 fn window(words: &[u8], at: usize) -> [u8; 2 * STATES] {
     let rest = words.get(at.saturating_mul(2)..).unwrap_or_default();
@@ -128,7 +128,7 @@ fn window(words: &[u8], at: usize) -> [u8; 2 * STATES] {
     }
 }
 
-/// A byte from each state; how many words they took.
+/// Decodes one byte from each state. Returns the number of words consumed.
 #[inline(always)]
 fn turn(
     slots: &Slots,
@@ -140,7 +140,7 @@ fn turn(
         let slot = slots[(*state % TOTAL) as usize];
         let (frequency, above_start) = ((slot >> 8) % TOTAL + 1, slot >> 20);
         *byte = slot as u8;
-        // Whatever the state was, this is below 2^32.
+        // This is below 2^32 for every state.
         *state = frequency
             .wrapping_mul(*state >> BITS)
             .wrapping_add(above_start);

@@ -1,9 +1,10 @@
-//! Bytes packed by how often each occurs: range asymmetric numeral systems (J. Duda, arXiv:1311.2540) with probabilities of 12 bits and 32
-//! states that take turns, as F. Giesen describes in "Interleaved entropy coders" (arXiv:1402.3392): two vectors of a CPU, or a warp.
+//! An order-0 entropy coder of bytes: range asymmetric numeral systems (J. Duda, arXiv:1311.2540) with 12-bit probabilities and 32
+//! interleaved states, as F. Giesen describes in "Interleaved entropy coders" (arXiv:1402.3392). 32 states are two vectors of a CPU, or one
+//! warp.
 //!
 //! ```text
 //! 32       bit n of byte n / 8: byte value n occurs
-//! u16 each frequency of every value that occurs, 4096 in all
+//! u16 each frequency of every value that occurs; their sum is 4096
 //! 32 x u32 states
 //! u16 each words, in the order in which decoding reads them
 //! ```
@@ -15,10 +16,10 @@ use super::CodecError;
 use coder::{STATES, decode, encode};
 use table::Frequencies;
 
-/// Bytes of the states.
 const STATE_BYTES: usize = 4 * STATES;
 
-/// Packs bytes behind `out`. False and nothing done where that would save less than a 64th: such bytes are copied faster than decoded.
+/// Appends packed bytes to `out`. Returns false and changes nothing if packing would save less than a 64th: copying such bytes is faster
+/// than decoding them.
 pub fn pack(bytes: &[u8], words: &mut Vec<u16>, out: &mut Vec<u8>) -> bool {
     let Some(frequencies) = Frequencies::worth_it(bytes) else {
         return false;
@@ -35,7 +36,7 @@ pub fn pack(bytes: &[u8], words: &mut Vec<u16>, out: &mut Vec<u8>) -> bool {
     smaller
 }
 
-/// Unpacks exactly so many bytes.
+/// Unpacks exactly `bytes.len()` bytes.
 pub fn unpack(packed: &[u8], bytes: &mut [u8]) -> Result<(), CodecError> {
     let (frequencies, rest) = Frequencies::read(packed)?;
     let (states, words) = rest

@@ -1,19 +1,18 @@
-//! How often each byte value occurs, in 4096ths.
+//! The frequency of each byte value, in 4096ths.
 
 use crate::codec::CodecError;
 
-/// Bits of a probability.
 pub const BITS: u32 = 12;
-/// What frequencies add up to.
+/// The sum of all frequencies.
 pub const TOTAL: u32 = 1 << BITS;
-/// Bytes that say which values occur.
+/// Bytes of the bitmap of values that occur.
 const OCCURS_BYTES: usize = 32;
 
-/// Frequencies of byte values that add up to [`TOTAL`]; every value that occurs has one.
+/// Frequencies of byte values that add up to [`TOTAL`]. Every value that occurs has a nonzero one.
 pub struct Frequencies([u32; 256]);
 
 impl Frequencies {
-    /// Of these bytes, unless coding them with it would save less than a 64th.
+    /// The frequencies of `bytes`, or `None` if coding with them would save less than a 64th.
     pub fn worth_it(bytes: &[u8]) -> Option<Self> {
         let counts = counts(bytes);
         let frequencies = Self::scaled(&counts, bytes.len() as u64)?;
@@ -27,7 +26,7 @@ impl Frequencies {
         (bits < most).then_some(frequencies)
     }
 
-    /// Counts brought to [`TOTAL`]. None: nothing was counted.
+    /// Scales counts to [`TOTAL`]. `None` if `count` is 0.
     fn scaled(counts: &[u32; 256], count: u64) -> Option<Self> {
         if count == 0 {
             return None;
@@ -36,7 +35,7 @@ impl Frequencies {
             let share = u64::from(of_value) * u64::from(TOTAL) / count;
             if of_value > 0 { share.max(1) as u32 } else { 0 }
         });
-        // Rounding leaves some over, which cost least with the most frequent value; values that had to get one may take too many.
+        // Rounding leaves a remainder, which costs least at the most frequent value. Values that were raised to one may take too many.
         loop {
             let sum: u32 = scaled.iter().sum();
             let most = scaled.iter_mut().max()?;
@@ -48,7 +47,7 @@ impl Frequencies {
         }
     }
 
-    /// Puts them behind `out`.
+    /// Appends the frequencies to `out`.
     pub fn write(&self, out: &mut Vec<u8>) {
         let mut occurs = [0u8; OCCURS_BYTES];
         for (value, _) in self.with_starts() {
@@ -60,7 +59,7 @@ impl Frequencies {
         }
     }
 
-    /// What [`Self::write`] wrote, and what follows.
+    /// Parses what [`Self::write`] wrote. Returns the rest of the input too.
     pub fn read(packed: &[u8]) -> Result<(Self, &[u8]), CodecError> {
         let (occurs, rest) = packed
             .split_at_checked(OCCURS_BYTES)
@@ -77,14 +76,14 @@ impl Frequencies {
                 return Err(CodecError::Damaged("a frequency of zero"));
             }
         }
-        // 256 of 16 bits cannot overflow.
+        // The sum of 256 numbers of 16 bits cannot overflow.
         if frequencies.iter().sum::<u32>() != TOTAL {
             return Err(CodecError::Damaged("sum of frequencies"));
         }
         Ok((Self(frequencies), rest))
     }
 
-    /// Values that occur, each with the slots that are its own.
+    /// The values that occur, each with its slots.
     pub fn with_starts(&self) -> impl Iterator<Item = (usize, std::ops::Range<u32>)> {
         let mut next = 0;
         let ranges = self.0.iter().map(move |frequency| {
@@ -95,7 +94,7 @@ impl Frequencies {
         ranges.enumerate().filter(|(_, range)| !range.is_empty())
     }
 
-    /// What decoding looks up by the lowest bits of a state.
+    /// The decoding table, indexed by the lowest bits of a state.
     pub fn slots(&self) -> Box<Slots> {
         let mut slots = Box::new([0; TOTAL as usize]);
         for (value, range) in self.with_starts() {
@@ -111,10 +110,10 @@ impl Frequencies {
     }
 }
 
-/// Per slot: the value in 8 bits, its frequency less one in 12, how far the slot is above the value's first one in 12.
+/// Per slot: the value (8 bits), its frequency less one (12 bits), and the distance of the slot from the value's first slot (12 bits).
 pub type Slots = [u32; TOTAL as usize];
 
-/// How often each value occurs; in four tables, because adding to one and the same count waits for the last addition.
+/// Counts each byte value. Four tables avoid a dependency between consecutive additions to the same count.
 fn counts(bytes: &[u8]) -> [u32; 256] {
     let mut counts = [[0u32; 256]; 4];
     let (fours, rest) = bytes.as_chunks::<4>();

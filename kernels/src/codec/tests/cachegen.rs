@@ -1,4 +1,4 @@
-//! CacheGen's error, what it refuses, and that it gets small.
+//! CacheGen: error bounds, refused input, and compression.
 
 use super::sections::{bytes, finite, there_and_back};
 use crate::codec::cachegen::{LEVELS, Parts, Planes};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 const CHANNELS: u32 = 19;
 
-/// So many rows, spread over a shape; 12 layers have both numbers of steps.
+/// A shape of this many rows; 12 layers include both step counts.
 fn shape(element: Element, layers: u32, tokens: u32) -> Shape {
     Shape {
         element,
@@ -19,7 +19,6 @@ fn shape(element: Element, layers: u32, tokens: u32) -> Shape {
     }
 }
 
-/// Steps to either side of zero.
 fn steps(shape: &Shape, row: usize) -> f64 {
     let plane = row / shape.tokens as usize;
     let many = if plane.is_multiple_of(2) { 10 } else { 2 };
@@ -30,7 +29,7 @@ fn steps(shape: &Shape, row: usize) -> f64 {
     }
 }
 
-/// Errors are at most half a step and rounding: `relative` of a number, `least` of a subnormal one.
+/// Asserts that errors are at most half a step plus rounding: `relative` of a number, `least` for a subnormal one.
 fn holds<N: Number>(
     shape: &Shape,
     numbers: &[N::Bytes],
@@ -79,7 +78,7 @@ proptest! {
     }
 }
 
-/// A section whose last tokens are no whole group, packed.
+/// A packed section whose last tokens do not fill a group.
 fn packed() -> (Planes, Vec<u8>) {
     let shape = shape(Element::Bf16, 1, 300);
     let numbers: Vec<_> = (0..2 * 300 * CHANNELS)

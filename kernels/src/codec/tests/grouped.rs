@@ -1,5 +1,5 @@
-//! Bounds of the error of FP8, INT8 and INT4. Every bound is that of the code, plus rounding to the type of the numbers, plus a millionth
-//! for the arithmetic in single precision.
+//! Error bounds of FP8, INT8 and INT4. A bound is that of the code, plus rounding to the type of the numbers, plus a millionth for the
+//! arithmetic in single precision.
 
 use super::sections::{bytes, finite, there_and_back};
 use crate::codec::{Codec, CodecError, Element, Shape, encode};
@@ -8,12 +8,12 @@ use proptest::prelude::*;
 
 const GROUPS: [u16; 6] = [1, 2, 7, 32, 64, 128];
 
-/// A type, and by how much rounding to it errs.
+/// A type and its rounding error.
 trait Rounded: Number + 'static {
     const ELEMENT: Element;
-    /// Of a normal number, by its magnitude.
+    /// The relative error of a normal number.
     const RELATIVE: f64;
-    /// Of a subnormal one.
+    /// The absolute error of a subnormal number.
     const LEAST: f64;
 }
 
@@ -42,7 +42,7 @@ fn values<N: Number>(raw: &[u8]) -> Vec<f64> {
         .collect()
 }
 
-/// Compares with a bound: (least, greatest, value) of a number in its group -> largest error of its code.
+/// Compares errors with a bound, which maps (smallest, largest, value) of a number in its group to the largest error of its code.
 fn holds<N: Rounded>(
     codec: Codec,
     group: u16,

@@ -1,4 +1,4 @@
-//! Stored bytes that nobody packed: decoding ends with an error or with other numbers.
+//! Decoding untrusted bytes ends with an error or with other numbers.
 
 use super::sections::there_and_back;
 use crate::codec::{Codec, CodecError, Element, GROUP_MAX, HEADER_BYTES, Shape, decode, encode};
@@ -19,7 +19,7 @@ fn codec() -> impl Strategy<Value = Codec> {
     proptest::sample::select(&CODECS[..])
 }
 
-/// A shape of 240 numbers that every codec takes, and such numbers.
+/// A shape of 240 numbers that every codec accepts, and its numbers.
 fn section() -> impl Strategy<Value = (Shape, Vec<u8>)> {
     (
         proptest::sample::select(&ELEMENTS[..]),

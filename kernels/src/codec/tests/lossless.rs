@@ -1,4 +1,4 @@
-//! Every bit comes back, whatever the bytes are.
+//! Lossless codecs restore every bit of any input.
 
 use super::sections::{bytes, there_and_back};
 use crate::codec::{Codec, Element, HEADER_BYTES, Shape, encode};
@@ -7,7 +7,6 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 const ELEMENTS: [Element; 4] = [Element::Opaque, Element::Bf16, Element::F16, Element::F32];
-/// Raw bytes of a block.
 const BLOCK: usize = 128 << 10;
 
 fn stored_bytes(element: Element, raw: &[u8]) -> usize {
@@ -16,7 +15,7 @@ fn stored_bytes(element: Element, raw: &[u8]) -> usize {
     out.len()
 }
 
-/// Bytes without pattern.
+/// Random bytes.
 fn noise(count: usize) -> Vec<u8> {
     let mut state = 1u64;
     let next = || {

@@ -1,4 +1,4 @@
-//! Raw bytes for tests, and the way there and back.
+//! Raw bytes for tests, and the round trip.
 
 use crate::codec::{Codec, Shape, decode, encode};
 use crate::number::Number;
@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::ops::Range;
 
-/// Finite numbers of one size, with zeros of both signs; in some of the vectors a few of any size, from the least to the greatest.
+/// Finite numbers of one magnitude with zeros of both signs; some vectors also contain numbers of any magnitude.
 pub fn finite<N: Number + 'static>(count: Range<usize>) -> impl Strategy<Value = Vec<N::Bytes>>
 where
     N::Bytes: std::fmt::Debug,
@@ -29,7 +29,7 @@ where
         })
 }
 
-/// The number of these bits, or one of another exponent if that is not finite.
+/// The number with these bits, or one with another exponent if that is not finite.
 fn some<N: Number>(bits: u32) -> N::Bytes {
     let number = N::all(&bits.to_le_bytes())[0];
     bounded::<N>(N::value(number))
@@ -45,12 +45,12 @@ fn bounded<N: Number>(value: f32) -> N::Bytes {
     }
 }
 
-/// Numbers as they lie in a section.
+/// Numbers as bytes of a section.
 pub fn bytes<N: Number>(numbers: &[N::Bytes]) -> Vec<u8> {
     numbers.iter().flat_map(AsRef::as_ref).copied().collect()
 }
 
-/// Packs and unpacks; what was there before stays.
+/// Packs and unpacks, and checks that earlier content of the output is kept.
 pub fn there_and_back(codec: Codec, shape: &Shape, raw: &[u8]) -> Vec<u8> {
     let mut out = b"before".to_vec();
     encode(codec, shape, raw, &mut out).unwrap();

@@ -1,4 +1,4 @@
-//! Maps of planes: what is refused.
+//! Refused maps of planes.
 
 use super::super::{BlockShape, PageMap, PagesError, Plane};
 use super::{layout, layouts};
@@ -23,7 +23,7 @@ fn plane(offset: usize, block_stride: usize, bytes: usize) -> Plane {
     }
 }
 
-/// Does a byte belong to two blocks or planes? By listing them all.
+/// Whether a byte belongs to two blocks or planes, by enumeration.
 fn shares(blocks: u32, planes: &[Plane]) -> bool {
     let mut seen = HashSet::new();
     planes.iter().any(|plane| {

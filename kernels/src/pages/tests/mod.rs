@@ -1,4 +1,4 @@
-//! Pages against oracles that know nothing of planes and runs: one byte at a time, by its indices.
+//! Pages compared with oracles that know neither planes nor runs: one byte at a time, by its indices.
 
 mod map;
 mod order;
@@ -9,7 +9,7 @@ use super::{BlockShape, PageMap};
 use kvcachepool_protocol::layouts::{Dim, LAYOUTS_JSON, Layout, LayoutTable};
 use proptest::prelude::*;
 
-/// Layouts of the table that are served.
+/// Supported layouts of the table.
 fn layouts() -> Vec<Layout> {
     let table = LayoutTable::parse(LAYOUTS_JSON).unwrap();
     table.layouts.into_iter().filter(|l| l.served).collect()
@@ -36,13 +36,13 @@ fn any_shape() -> impl Strategy<Value = BlockShape> {
     )
 }
 
-/// Block ids in any order, each at most once, below `blocks`.
+/// Block ids below `blocks` in any order, without duplicates.
 fn any_blocks(blocks: u32) -> impl Strategy<Value = Vec<u32>> {
     let all: Vec<u32> = (0..blocks).collect();
     proptest::sample::subsequence(all, 0..=blocks as usize).prop_shuffle()
 }
 
-/// Bytes of which neighbours differ and that repeat late.
+/// Bytes with a long period whose neighbours differ.
 fn pattern(bytes: usize, seed: u32) -> Vec<u8> {
     let mix = |i: usize| (i as u32 ^ seed).wrapping_mul(0x9e37_79b1) >> 24;
     (0..bytes).map(|i| mix(i) as u8).collect()
@@ -58,7 +58,7 @@ struct Place {
     byte: usize,
 }
 
-/// All bytes of a block in rank-verbatim order: counted up with the layout's innermost dimension fastest.
+/// All bytes of a block in rank-verbatim order, with the layout's innermost dimension fastest.
 fn verbatim(layout: &Layout, shape: &BlockShape) -> Vec<Place> {
     let extents: Vec<usize> = layout.order.iter().map(|d| extent(shape, *d)).collect();
     (0..extents.iter().product())
@@ -91,7 +91,7 @@ fn extent(shape: &BlockShape, dim: Dim) -> usize {
     }
 }
 
-/// Where a byte of a block lies in a cache that is densely filled in `layout`.
+/// The address of a block's byte in a cache that is densely filled in `layout`.
 fn address(layout: &Layout, shape: &BlockShape, blocks: u32, block: u32, place: Place) -> usize {
     layout.order.iter().fold(0, |at, dim| {
         let (extent, index) = match dim {

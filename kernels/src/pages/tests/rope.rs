@@ -1,4 +1,4 @@
-//! Keys turned to other positions.
+//! Keys rotated to other positions.
 
 use super::super::{Dtype, Keys, PagesError, Style, Turn};
 use proptest::prelude::*;
@@ -18,12 +18,12 @@ fn any_keys() -> impl Strategy<Value = Keys> {
     })
 }
 
-/// Elements of some states: about unit size, as keys are after normalisation.
+/// Elements of some states, of about unit size, like keys after normalisation.
 fn any_values() -> impl Strategy<Value = Vec<f32>> {
     proptest::collection::vec(-8.0f32..8.0, 5 * 77)
 }
 
-/// Largest relative error of rounding to the type, and the smallest difference that it knows.
+/// The largest relative rounding error of the type, and its smallest difference.
 fn rounding(dtype: Dtype) -> (f64, f64) {
     match dtype {
         Dtype::Bf16 => (2f64.powi(-8), 2f64.powi(-133)),
@@ -32,7 +32,7 @@ fn rounding(dtype: Dtype) -> (f64, f64) {
     }
 }
 
-/// Values as bytes of the type, cut off instead of rounded: tests need no rounding of their own.
+/// Values as bytes of the type, truncated so that the tests need no rounding of their own.
 fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     let half = |v: &f32| {
         let bits = v.to_bits();
@@ -76,7 +76,7 @@ fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// Both elements of pair `i`, as indices into a state's elements.
+/// Indices of both elements of pair `i` in a state's elements.
 fn pair(keys: &Keys, i: usize) -> (usize, usize) {
     let first = keys.offset / keys.dtype.bytes();
     match keys.style {
@@ -110,7 +110,7 @@ proptest! {
                 let angle = delta as f64 * BASE.powf(-2.0 * i as f64 / keys.rotary as f64);
                 let (sin, cos) = angle.sin_cos();
                 let length = x[a].hypot(x[b]);
-                // One rounding to the type, and three of f32 on the way.
+                // One rounding to the type, and three intermediate f32 roundings.
                 let bound = relative * length + 4.0 * 2f64.powi(-24) * length + least;
                 prop_assert!((y[a] - (x[a] * cos - x[b] * sin)).abs() <= bound);
                 prop_assert!((y[b] - (x[b] * cos + x[a] * sin)).abs() <= bound);

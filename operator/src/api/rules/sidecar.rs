@@ -1,5 +1,5 @@
-//! Rules of `spec.sidecar`: what goes from there into every pod of the pool as it is. The API server looks at none of it in a pool,
-//! and would refuse the pods.
+//! Rules of `spec.sidecar`, which is copied into every pod of the pool. The API server does not validate it in a pool, and would reject the
+//! pods.
 
 use super::Rule;
 use super::table::{Form, NAME, optional_text};
@@ -16,9 +16,9 @@ const SUBDOMAIN: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-
 const QUALIFIED_NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
 /// Longest name of an object.
 const NAME_BYTES: usize = 253;
-/// Resources without a domain that a pool chooses; memory is taken and then reckoned.
+/// Resources without a domain that a pool may set. Memory is accepted, but computed.
 const RESOURCES: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
-/// Most digits of an amount.
+/// Maximum digits of an amount.
 const AMOUNT_DIGITS: usize = 15;
 const AMOUNT_SUFFIXES: [&str; 10] = ["", "m", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"];
 const CPU_DIVISORS: [&str; 3] = ["0", "1", "1m"];
@@ -143,7 +143,7 @@ fn variables() -> Vec<Rule> {
     ]
 }
 
-/// A rule of every variable, which is `v` in the expression.
+/// A rule for every variable, which is `v` in the expression.
 fn of_variables(cel: String, message: &str, holds: fn(&EnvVar) -> bool) -> Rule {
     rule(ENV, format!("self.all(v, {cel})"), message, move |s| {
         s.env.iter().all(holds)
@@ -159,20 +159,20 @@ fn variable_name(name: &str) -> bool {
 }
 
 fn sources(from: &EnvVarSource) -> usize {
-    let said = [
+    let sources = [
         from.config_map_key_ref.is_some(),
         from.secret_key_ref.is_some(),
         from.field_ref.is_some(),
         from.resource_field_ref.is_some(),
     ];
-    said.into_iter().filter(|said| *said).count()
+    sources.into_iter().filter(|is_set| *is_set).count()
 }
 
 fn source<T>(variable: &EnvVar, get: fn(&EnvVarSource) -> Option<&T>) -> Option<&T> {
     variable.value_from.as_ref().and_then(get)
 }
 
-/// Names and keys of the objects from which a variable comes.
+/// Names and keys of the objects that a variable refers to.
 fn keys(variable: &EnvVar) -> Vec<(&str, &str)> {
     let map = source(variable, |from| from.config_map_key_ref.as_ref());
     let secret = source(variable, |from| from.secret_key_ref.as_ref());
@@ -224,7 +224,7 @@ fn resources() -> Vec<Rule> {
         rule(
             REQUESTS,
             format!("self.all(k, k in {plain})"),
-            "write cpu or ephemeral-storage; hugepages follow local.memory.hugePages, and a resource with a domain goes into limits, which is its request too",
+            "write cpu or ephemeral-storage; hugepages are set from local.memory.hugePages, and a resource with a domain belongs into limits, which also sets its request",
             |s| {
                 let mut names = s.resources.requests.iter().flat_map(BTreeMap::keys);
                 names.all(|name| RESOURCES.contains(&name.as_str()))
@@ -239,7 +239,7 @@ fn resources() -> Vec<Rule> {
                 "self.all(k, k in {plain} || k.size() <= 240 && k.matches('^{SUBDOMAIN}/{QUALIFIED_NAME}$') && \
                  !k.startsWith('requests.') && !k.contains('kubernetes.io/'))"
             ),
-            "write cpu, ephemeral-storage or a resource with a domain, such as example.com/device; hugepages follow local.memory.hugePages",
+            "write cpu, ephemeral-storage or a resource with a domain, such as example.com/device; hugepages are set from local.memory.hugePages",
             |s| {
                 let mut names = s.resources.limits.iter().flat_map(BTreeMap::keys);
                 names.all(|name| {
@@ -253,7 +253,7 @@ fn resources() -> Vec<Rule> {
         rule(
             "spec.sidecar.resources.claims",
             "self.size() == 0".to_string(),
-            "leave claims out: they name claims of a pod, which a pool does not know",
+            "omit claims: they refer to claims of a pod, which a pool does not know",
             |s| s.resources.claims.as_ref().is_none_or(Vec::is_empty),
         ),
     ]
@@ -281,7 +281,7 @@ fn is_amount(text: &str, whole: bool) -> bool {
     right && AMOUNT_SUFFIXES.contains(&suffix)
 }
 
-/// A list of texts as CEL has it.
+/// A list of strings in CEL.
 fn list(texts: &[&str]) -> String {
     format!("['{}']", texts.join("', '"))
 }

@@ -12,7 +12,7 @@ const TI: u64 = 1 << 40;
 const SECOND_MS: u64 = 1_000;
 const HOUR_MS: u64 = 3_600 * SECOND_MS;
 const YEAR_MS: u64 = 8_760 * HOUR_MS;
-/// Longest name of a pool: names of its objects are longer by a prefix, a suffix and what Kubernetes appends.
+/// Longest name of a pool. Names of its objects add a prefix, a suffix and what Kubernetes appends.
 const POOL_NAME_CHARS: usize = 40;
 
 /// The name of an object: a DNS subdomain.
@@ -42,7 +42,7 @@ const REGION: Form = Form {
         (1..=64).contains(&text.len()) && text.bytes().all(plain)
     },
 };
-/// Where a service is.
+/// The address of an HTTP service.
 const HTTP_URL: Form = Form {
     pattern: r"^https?://[-a-zA-Z0-9._:\\[\\]]{1,300}$",
     write: "write a scheme and a host, such as https://s3.example.com or http://minio.storage:9000",
@@ -52,11 +52,11 @@ const HTTP_URL: Form = Form {
             .is_some_and(|host| (1..=300).contains(&host.len()) && host.bytes().all(plain))
     },
 };
-/// Where a Redis is.
+/// The address of a Redis.
 const REDIS_URL: Form = Form {
     pattern: "^(rediss?://[^/ @?#,]+(/[0-9]{1,4})?|(redis-cluster://[^/ @?#]+|redis-sentinel://[^/ @?#]+/[-a-zA-Z0-9._]+)([?]tls=true)?)$",
     write: "write redis:// or rediss:// and a host, such as rediss://cache.example.com:6379, redis-cluster://host,host or redis-sentinel://host,host/name, \
-            these two with ?tls=true behind them for TLS; user and password stand in the Secret of auth",
+            the latter two with ?tls=true appended for TLS; user and password belong into the Secret of auth",
     matches: redis_url,
 };
 /// A prefix of object names.
@@ -130,10 +130,10 @@ fn redis() -> Vec<Rule> {
         Rule {
             at: AT,
             cel: "has(self.managed) == has(oldSelf.managed)".to_string(),
-            message: "managed and external cannot be exchanged in one step, because what the old servers hold is lost: \
-                      remove spec.shared.redis, apply, then write it anew"
+            message: "managed and external cannot be exchanged in one step, because the objects in the old servers are lost: \
+                      remove spec.shared.redis, apply, then add it again"
                 .to_string(),
-            // Of a change, which a stored object does not show.
+            // Applies to changes only, and a stored object does not show one.
             holds: Box::new(|_| true),
         },
         number("spec.shared.redis.managed.shards", 1..=256, |s| {
@@ -240,7 +240,7 @@ fn s3() -> Vec<Rule> {
     ]
 }
 
-/// The endpoint of Transfer Acceleration takes the bucket's name in the host, and no directory buckets.
+/// The Transfer Acceleration endpoint requires the bucket's name in the host, and does not support directory buckets.
 fn can_be_accelerated(s3: &S3) -> bool {
     let in_host = s3.addressing_style != AddressingStyle::Path && !s3.bucket.contains('.');
     s3.endpoint.is_empty() && in_host && !s3.bucket.ends_with("--x-s3")
@@ -273,7 +273,7 @@ fn pods() -> Vec<Rule> {
     ]
 }
 
-/// A form of text.
+/// A format of text.
 pub(super) struct Form {
     pub(super) pattern: &'static str,
     pub(super) write: &'static str,
@@ -335,7 +335,7 @@ fn size(
     }
 }
 
-/// The bytes of a size that another rule has found well formed.
+/// The bytes of a size that another rule has validated.
 fn float(size: &str) -> String {
     format!("(type({size}) == int ? double({size}) : quantity({size}).asApproximateFloat())")
 }
@@ -347,7 +347,7 @@ fn time(
 ) -> Rule {
     let ends = [*range.start(), *range.end()];
     let [first, last] = ends.map(|ms| format!("duration('{ms}ms')"));
-    // In hours: Kubernetes knows no days.
+    // In hours, because Kubernetes durations have no days.
     let [least, most] = ends.map(|ms| match ms % HOUR_MS {
         0 => format!("{}h", ms / HOUR_MS),
         _ => config::Duration::from_ms(ms).to_string(),
@@ -366,7 +366,7 @@ fn time(
     }
 }
 
-/// A text of a form.
+/// A text of a format.
 fn text(at: &'static str, form: Form, get: fn(&KVCachePoolSpec) -> Option<&String>) -> Rule {
     Rule {
         at,
@@ -376,7 +376,7 @@ fn text(at: &'static str, form: Form, get: fn(&KVCachePoolSpec) -> Option<&Strin
     }
 }
 
-/// A text of a form, or an empty one, which is as good as an absent one.
+/// A text of a format, or an empty one, which counts as absent.
 pub(super) fn optional_text(
     at: &'static str,
     form: Form,

@@ -13,14 +13,14 @@ use serde_json::{Value as Json, json};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock};
 
-/// What both sides judge, and the tests on a real API server too.
+/// Test cases that are also used with a real API server.
 #[derive(Deserialize)]
 struct Table {
     specs: HashMap<String, Json>,
     cases: Vec<Case>,
 }
 
-/// Values of one field of one of the specs: those that are taken, and those that break one rule and no other.
+/// Values of one field of one of the specs: accepted ones, and ones that violate exactly one rule.
 #[derive(Deserialize)]
 struct Case {
     spec: String,
@@ -51,7 +51,7 @@ impl Table {
     }
 }
 
-/// Rules by where they stand and what they say.
+/// Violated rules, by path and message.
 type Broken = BTreeSet<(String, String)>;
 
 fn set(mut pool: Json, path: &str, value: Json) -> Json {
@@ -90,7 +90,7 @@ fn broken_for_server(pool: &Json) -> Broken {
 
 fn evaluate(rule: &str, here: &Json, before: Option<&Json>) -> bool {
     let mut context = Context::default().with_all();
-    // The evaluator lacks `type`, which the API server has.
+    // The CEL evaluator lacks `type`, which the API server has.
     context.add_function("type", |This(value): This<Value>| {
         Arc::new(value.type_of().to_string())
     });

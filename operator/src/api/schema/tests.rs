@@ -1,4 +1,4 @@
-//! What the API server asks of a schema, and what older and newer objects ask of its types.
+//! Requirements of the API server on the schema, and compatibility of the types with older and newer objects.
 
 use super::{crd, rules};
 use crate::api::{KVCachePool, check};
@@ -8,7 +8,7 @@ use kube::core::cel::{ScopeContext, analyze_rule, compile_schema};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// What `kubectl apply` keeps of an object in an annotation, with room to spare.
+/// The size of the annotation in which `kubectl apply` keeps the object, with some reserve.
 const MOST_BYTES: usize = 200_000;
 
 fn schema() -> Value {
@@ -73,7 +73,7 @@ fn every_field_says_what_it_means() {
         let mut own = vec![(part.to_string(), root["properties"][part].clone())];
         while let Some((path, node)) = own.pop() {
             let fields = node["properties"].as_object().cloned().unwrap_or_default();
-            // Kubernetes' own types come without prose.
+            // Kubernetes types have no descriptions.
             if fields.values().all(|field| field["description"].is_null()) {
                 continue;
             }

@@ -6,7 +6,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::DynamicObject;
 use serde_json::json;
 
-/// One at a time: each that goes takes its part of the chunks with it. One that does not work holds up nobody.
+/// One server at a time, because each loses its part of the chunks. A server that is not ready does not block others.
 pub(super) fn disruption_budget(pool: &KVCachePool) -> DynamicObject {
     child::<PodDisruptionBudget>(
         pool,

@@ -1,5 +1,5 @@
-//! The servers that the operator runs for a pool: standalone, each with its part of the chunks, without persistence. Sidecars reach
-//! them by the stable names of a StatefulSet's pods; losing one loses its part. What is asked of them over the wire is not decided here.
+//! The managed servers of a pool: standalone, each with its part of the chunks, without persistence. Sidecars reach them by the stable
+//! names of a StatefulSet's pods. The loss of a server loses its part. The wire protocol is not part of this module.
 
 mod disruption_budget;
 mod network_policy;
@@ -16,14 +16,12 @@ use kube::ResourceExt;
 use kube::api::{DynamicObject, TypeMeta};
 use serde_json::{Value, json};
 
-/// Port of the servers.
 pub const PORT: u16 = 6379;
-/// Name of that port.
 const PORT_NAME: &str = "redis";
-/// What runs unless a pool names another image.
+/// Default image of the servers.
 pub const IMAGE: &str = "docker.io/valkey/valkey:8.1";
 
-/// The objects of a pool's servers, but for the password, which is made once.
+/// The objects of a pool's servers, except the password, which is created once.
 pub(super) fn objects(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<DynamicObject> {
     vec![
         service::service(pool),
@@ -33,27 +31,27 @@ pub(super) fn objects(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<DynamicOb
     ]
 }
 
-/// The servers that the operator runs for this pool, if any.
+/// The managed servers of this pool, if any.
 pub fn managed(pool: &KVCachePool) -> Option<&ManagedRedis> {
     pool.spec.shared.redis.as_ref()?.managed.as_ref()
 }
 
-/// Where the servers are. Chunks are spread by these names: a server that is added or taken away moves its own part only.
+/// Addresses of the servers. Chunks are spread by these names, so adding or removing a server moves only its own part.
 pub(super) fn urls(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<String> {
     let (name, namespace) = (name(pool), pool.namespace().unwrap_or_default());
-    // Without the cluster's domain, which every pod has in its search list.
+    // Without the cluster's domain, which is in every pod's search list.
     (0..redis.shards)
         .map(|shard| format!("redis://{name}-{shard}.{name}.{namespace}.svc:{PORT}"))
         .collect()
 }
 
-/// Name of all objects. With a pool's longest name it is as long as the name of a StatefulSet may be, whose pods carry it with a hash
-/// in a label.
+/// Name of all objects. With a pool's longest name it is as long as the name of a StatefulSet may be, whose pods have it with a hash in a
+/// label.
 fn name(pool: &KVCachePool) -> String {
     format!("kvcachepool-{}", pool.name_any())
 }
 
-/// Labels of the servers' pods. Not the pool's own: by that pods are injected.
+/// Labels of the servers' pods. They exclude the pool's own label, which would cause injection.
 fn selector(pool: &KVCachePool) -> Value {
     json!({
         "app.kubernetes.io/name": "kvcachepool-redis",
@@ -82,7 +80,6 @@ mod tests {
         pool(json!({"shared": {"redis": redis}}))
     }
 
-    /// The child of this kind.
     pub fn of(pool: &KVCachePool, kind: &str) -> DynamicObject {
         let objects = desired(pool, &defaults()).unwrap();
         let is = |object: &DynamicObject| object.types.as_ref().unwrap().kind == kind;

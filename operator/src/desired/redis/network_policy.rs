@@ -1,4 +1,4 @@
-//! The NetworkPolicy of the servers. It selects them alone: one that selected pods of vLLM would close them for everything else.
+//! The NetworkPolicy of the servers. It selects only them: a policy that selected pods of vLLM would block all their other traffic.
 
 use super::{PORT, child, selector};
 use crate::api::KVCachePool;
@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde_json::json;
 
-/// Only pods of the pool, and those of tools that look at it, reach the port. What the servers themselves may reach is left to the cluster: they begin no connection.
+/// Only pods of the pool, and those of its tools, reach the port. Egress is left to the cluster, because the servers open no connections.
 pub(super) fn network_policy(pool: &KVCachePool) -> DynamicObject {
     let labelled = |label: &str| json!({"podSelector": {"matchLabels": {label: pool.name_any()}}});
     child::<NetworkPolicy>(

@@ -1,5 +1,5 @@
-//! The Secret with the servers' password. It is created and never read: the operator has no right to read Secrets of namespaces that
-//! are not its own, and needs none, as servers and sidecars mount it by its name.
+//! The Secret with the servers' password. The operator creates it and never reads it: it may not read Secrets of other namespaces, and does
+//! not need to, because servers and sidecars mount the Secret by name.
 
 use super::{name, object};
 use crate::api::KVCachePool;
@@ -9,28 +9,28 @@ use kube::ResourceExt;
 use kube::api::{DynamicObject, TypeMeta};
 use serde_json::json;
 
-/// Key with the password, as sidecars read it.
+/// Key with the password, read by sidecars.
 pub const PASSWORD: &str = "password";
-/// Key with the list of users, as the servers read it.
+/// Key with the list of users, read by the servers.
 pub const USERS: &str = "users.acl";
 
-/// Name of the Secret. The pool's uid is part of it: a pool of the same name that was deleted may still have one, which then goes with
-/// that pool and not with this one.
+/// Name of the Secret. It contains the pool's uid: a deleted pool with the same name may still have a Secret, which is deleted with that
+/// pool.
 pub fn secret_name(pool: &KVCachePool) -> String {
     let uid: String = pool.uid().unwrap_or_default().chars().take(8).collect();
     format!("{}-{uid}", name(pool))
 }
 
-/// The Secret with a password out of these random bytes.
+/// The Secret, with a password made from these random bytes.
 pub fn password(pool: &KVCachePool, random: &[u8; 32]) -> DynamicObject {
     let types = TypeMeta {
         api_version: Secret::API_VERSION.to_string(),
         kind: Secret::KIND.to_string(),
     };
     let password: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-    // All that a cache is used for; neither replication, nor modules, nor another config.
+    // All commands that a cache needs; no replication, modules or other admin commands.
     let users = format!("user default on >{password} ~* &* +@all -@admin +config|get +role\n");
-    // Not immutable: of one that was, kubelets would not see that another one came in its place.
+    // Not immutable: kubelets would not notice that an immutable Secret was replaced.
     let data = json!({"type": "Opaque", "stringData": {PASSWORD: password, USERS: users}});
     object(pool, types, secret_name(pool), data)
 }

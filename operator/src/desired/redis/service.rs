@@ -1,4 +1,4 @@
-//! The Service that gives each server its name in DNS.
+//! The headless Service with one DNS name per server.
 
 use super::{PORT, PORT_NAME, child, selector};
 use crate::api::KVCachePool;
@@ -6,8 +6,7 @@ use k8s_openapi::api::core::v1::Service;
 use kube::api::DynamicObject;
 use serde_json::json;
 
-/// Headless: a sidecar speaks to each server by itself. Names also of servers that are not ready, as names that come and go would be
-/// remembered as missing.
+/// Headless, because a sidecar connects to each server. Servers that are not ready have names too: resolvers would cache a missing name.
 pub(super) fn service(pool: &KVCachePool) -> DynamicObject {
     child::<Service>(
         pool,

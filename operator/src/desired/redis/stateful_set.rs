@@ -1,4 +1,4 @@
-//! The servers: Valkey or Redis, as Pod Security `restricted` wants it, with a bound of memory that they keep by evicting.
+//! The servers: Valkey or Redis, admitted by Pod Security `restricted`, with a memory limit that they keep by evicting.
 
 use super::password::{USERS, secret_name};
 use super::{IMAGE, PORT, PORT_NAME, child, name, selector};
@@ -11,18 +11,18 @@ use serde_json::{Value, json};
 const CONTAINER: &str = "redis";
 const VOLUME: &str = "users";
 const PATH: &str = "/etc/kvcachepool";
-/// User and group; images name none as whom they could run, and need none of their own.
+/// User and group. The images name no suitable user, and the servers need no particular one.
 const USER: u32 = 65532;
-/// Bytes beside the data: the process, and buffers of connections that write large values.
+/// Memory besides the data: the process, and buffers of connections that write large values.
 const SPARE_BYTES: u64 = 128 << 20;
-/// Cpu of a server whose pool says nothing.
+/// Default cpu request of a server.
 const CPU: &str = "500m";
-/// Images bring the programs under one of two names.
+/// The program has one of two names, depending on the image.
 const SERVER: &str = r#"exec "$(command -v valkey-server || command -v redis-server)" "$@""#;
-/// With the password that is mounted now: a server that goes by another one, as the Secret was made anew, is restarted.
+/// Uses the password that is mounted now, so that a server with an older password (the Secret was created again) is restarted.
 const ASK: &str = r#"REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" "$(command -v valkey-cli || command -v redis-cli)" -p 6379 ping | grep -q PONG"#;
 
-/// One server per shard, all started and stopped at once: none knows of the others.
+/// One server per shard. They are independent, so all are started and stopped at once.
 pub(super) fn stateful_set(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicObject {
     let secrets = &pool.spec.sidecar.image_pull_secrets;
     let mut spec = json!({
@@ -39,8 +39,8 @@ pub(super) fn stateful_set(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicO
         "volumes": [{"name": VOLUME, "secret": {"secretName": secret_name(pool)}}],
         "topologySpreadConstraints": spread(pool, redis),
     });
-    let mut set = |key: &str, value: Value, said: bool| {
-        if said {
+    let mut set = |key: &str, value: Value, is_set: bool| {
+        if is_set {
             spec[key] = value;
         }
     };
@@ -75,7 +75,7 @@ pub(super) fn stateful_set(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicO
     )
 }
 
-/// As the pool says; else over nodes, as far as that is possible.
+/// The pool's constraints, or by default a spread over nodes if possible.
 fn spread(pool: &KVCachePool, redis: &ManagedRedis) -> Value {
     if !redis.topology_spread_constraints.is_empty() {
         return json!(redis.topology_spread_constraints);
@@ -120,7 +120,7 @@ fn container(redis: &ManagedRedis) -> Value {
     })
 }
 
-/// A cache: what finds no room takes that of what was used longest ago, and nothing is written to disk.
+/// Cache settings: least recently used values are evicted, and nothing is written to disk.
 fn arguments(maxmemory: u64) -> Vec<String> {
     [
         ("--port", PORT.to_string()),
@@ -137,13 +137,13 @@ fn arguments(maxmemory: u64) -> Vec<String> {
     .collect()
 }
 
-/// As the pool says, but never less memory than the data needs with what an allocator loses between values of many sizes.
+/// The pool's resources, but at least the memory that the data needs, with the allocator's fragmentation.
 fn resources(redis: &ManagedRedis, maxmemory: u64) -> Value {
     let memory = Quantity::bytes(maxmemory + maxmemory / 4 + SPARE_BYTES);
     let mut resources = json!(redis.resources);
     for kind in ["requests", "limits"] {
-        let said = resources[kind]["memory"].as_str().and_then(Quantity::parse);
-        let memory = said.map_or(memory, |said| said.max(memory));
+        let requested = resources[kind]["memory"].as_str().and_then(Quantity::parse);
+        let memory = requested.map_or(memory, |requested| requested.max(memory));
         resources[kind]["memory"] = memory.to_string().into();
     }
     let cpu = ["requests", "limits"].map(|kind| resources[kind].get("cpu").is_some());

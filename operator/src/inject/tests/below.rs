@@ -1,4 +1,4 @@
-//! What tiers below memory put into a pod: for the sidecar alone, and nothing that could hold the pod up or have it evicted.
+//! What lower tiers add to a pod: only for the sidecar, and nothing that could block or evict the pod.
 
 use super::*;
 
@@ -14,7 +14,7 @@ pub fn with_disk(disk: Disk) -> Settings {
     settings
 }
 
-/// The pod, each of the user's containers with this limit of the node's disk.
+/// The pod, with an ephemeral-storage limit on each of the user's containers.
 fn limited(name: &str) -> Value {
     let mut pod = pod(name);
     for container in json::list_mut(&mut pod["spec"], "containers") {
@@ -84,7 +84,7 @@ fn the_nodes_disk_is_requested_and_limited_only_where_the_users_is() {
 #[test]
 fn a_disk_on_the_node_does_not_keep_the_node() {
     const SAFE: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes";
-    let told = |given: Option<&str>, disk: Disk| {
+    let annotated = |given: Option<&str>, disk: Disk| {
         let mut pod = pod("plain");
         if let Some(given) = given {
             pod["metadata"]["annotations"][SAFE] = given.into();
@@ -93,14 +93,14 @@ fn a_disk_on_the_node_does_not_keep_the_node() {
         json::annotation(&after, SAFE).map(str::to_string)
     };
     let node = || Disk::NodeDirectory;
-    assert_eq!(told(None, node()).as_deref(), Some("kvcachepool-disk"));
+    assert_eq!(annotated(None, node()).as_deref(), Some("kvcachepool-disk"));
     assert_eq!(
-        told(Some("tmp, shm"), node()).as_deref(),
+        annotated(Some("tmp, shm"), node()).as_deref(),
         Some("tmp,shm,kvcachepool-disk")
     );
     let ours = Some("kvcachepool-disk,tmp");
-    assert_eq!(told(ours, node()).as_deref(), ours);
-    assert_eq!(told(None, Disk::Ephemeral("a".to_string())), None);
+    assert_eq!(annotated(ours, node()).as_deref(), ours);
+    assert_eq!(annotated(None, Disk::Ephemeral("a".to_string())), None);
 }
 
 #[test]

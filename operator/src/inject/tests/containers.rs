@@ -1,8 +1,8 @@
-//! What our two containers ask for beside the user's, and what of a pool must not reach a pod.
+//! Resources of the added containers, and invalid pool settings that must not reach a pod.
 
 use super::*;
 
-/// The pod, each container of it with these resources.
+/// The pod, with these resources on each container.
 fn with_resources(name: &str, resources: Value) -> Value {
     let mut pod = pod(name);
     for list in ["containers", "initContainers"] {
@@ -126,7 +126,7 @@ fn an_amount_that_cannot_be_read_is_no_amount() {
 }
 
 #[test]
-fn a_mesh_is_told_of_the_port_only_while_it_still_listens() {
+fn a_mesh_excludes_the_port_only_while_it_still_listens() {
     const PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
     let after = injected(&pod("istio"), &settings());
     assert_eq!(

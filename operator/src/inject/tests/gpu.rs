@@ -1,4 +1,4 @@
-//! How the sidecar sees the GPUs of vLLM's container, and pods that have none to see.
+//! GPU access of the sidecar, with and without GPUs in the pod.
 
 use super::*;
 use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config, TransferMode};
@@ -25,7 +25,7 @@ fn variable<'a>(pod: &'a Value, name: &str) -> Option<&'a str> {
     json::text(&list[json::position(list, name)?], "value")
 }
 
-/// What the pod's annotation says it lacks, and whether anything of a GPU is in the sidecar.
+/// The shortfall in the pod's annotation, and that the sidecar has no GPU settings.
 fn lacks(before: &Value, settings: &Settings) -> String {
     let Outcome::Inject {
         patch,
@@ -55,7 +55,7 @@ fn own_config(pod: &Value) -> Config {
     Config::parse(text, false).unwrap().0
 }
 
-/// The pod with these resources of vLLM's container.
+/// The pod with these resources on vLLM's container.
 fn asking(resources: Value) -> Value {
     let mut pod = pod("plain");
     pod["spec"]["containers"][0]["resources"] = resources;
@@ -114,7 +114,7 @@ fn a_pod_without_a_gpu_is_injected_all_the_same_and_says_what_it_lacks() {
     let cpu = asking(json!({"requests": {"cpu": "1"}}));
     assert_eq!(lacks(&cpu, &variables), "GpuNotRequested");
     assert_eq!(lacks(&cpu, &claims), "NoResourceClaim");
-    // Each of the two for the other.
+    // Each mode with the other's pod.
     assert_eq!(
         lacks(&pod("resource-claims"), &variables),
         "GpuNotRequested"
@@ -133,7 +133,7 @@ fn a_pod_without_a_gpu_is_injected_all_the_same_and_says_what_it_lacks() {
     let after = injected(&cpu, &variables);
     let message = Report::of(&after).unwrap().message;
     assert!(
-        message.starts_with("container vllm asks for no"),
+        message.starts_with("container vllm requests no"),
         "{message}"
     );
 }
@@ -163,12 +163,12 @@ fn a_window_on_a_gpu_that_the_sidecar_must_not_see_is_lacking() {
         .message;
     assert_eq!(
         message,
-        "container vllm asks for a GPU, which the pool does not let the sidecar see, so the sidecar has no GPU"
+        "container vllm requests a GPU, which the pool does not let the sidecar use, so the sidecar has no GPU"
     );
     for pod in &on_cpus {
         assert_eq!(reason(pod, &settings), "", "its window is host memory");
     }
-    // Who names devices for the sidecar has seen to it himself.
+    // A user who names devices for the sidecar is responsible for them.
     settings.env = serde_json::from_value(json!([{"name": DEVICES, "value": "0"}])).unwrap();
     assert_eq!(reason(&on_gpus[0], &settings), "");
     for access in [GpuAccess::VisibleDevices, GpuAccess::ResourceClaim] {
@@ -183,7 +183,7 @@ fn a_window_on_a_gpu_that_the_sidecar_must_not_see_is_lacking() {
     }
 }
 
-/// What the pod's annotation says it lacks.
+/// The shortfall in the pod's annotation.
 fn reason(before: &Value, settings: &Settings) -> String {
     Report::of(&injected(before, settings)).unwrap().reason
 }
@@ -214,7 +214,7 @@ fn what_a_pool_says_of_the_variables_itself_counts() {
     assert_eq!(variable(&after, DEVICES), Some("0"));
     assert_eq!(variable(&after, CAPABILITIES), Some("compute,utility"));
     assert_eq!(inject(&after, &settings), Outcome::Unchanged);
-    // Its word is enough where nothing in the pod tells of a GPU.
+    // The variable suffices if nothing else in the pod shows a GPU.
     assert_eq!(lacks(&asking(json!({})), &settings), "");
     let source = json!({"configMapKeyRef": {"name": "gpus", "key": "capabilities"}});
     settings.env =
@@ -253,7 +253,7 @@ fn a_sidecar_with_a_gpu_has_room_for_cuda_and_one_without_has_not() {
     chosen.config.gpu.context_memory = ByteSize(2 * GI);
     assert_eq!(memory(&gpu, &chosen), memory(&gpu, &without) + 2 * GI);
     assert_eq!(memory(&cpu, &chosen), memory(&cpu, &without));
-    // A pod with resources of its own is raised by it, too.
+    // Pod-level resources are raised too.
     let whole = injected(&pod("pod-resources"), &with);
     let before = injected(&pod("pod-resources"), &without);
     let limit = |pod: &Value| qos::amounts(&pod["spec"], "limits")["memory"];
@@ -272,7 +272,7 @@ fn a_later_call_follows_what_others_made_of_the_pod() {
     let after = injected(&pod, &claims);
     let shared = |pod: &Value| sidecar(pod)["resources"].get("claims").cloned();
     assert_eq!(shared(&after), Some(json!([{"name": "gpus"}])));
-    // The API server refuses a pod whose containers use claims that it has not.
+    // The API server rejects a pod whose containers use undeclared claims.
     for list in ["containers", "initContainers"] {
         for container in json::list_mut(&mut pod["spec"], list) {
             if !ours::is_ours(container) {

@@ -1,5 +1,5 @@
-//! Whole pods: every launch shape as its stack makes it, with the golden patch of each, and what must hold for all of them.
-//! `GOLDEN=write cargo test` writes the golden files again.
+//! Whole pods: every launch shape as its stack creates it, with the golden patch of each, and invariants for all of them. `GOLDEN=write
+//! cargo test` rewrites the golden files.
 
 mod below;
 mod containers;
@@ -61,7 +61,7 @@ fn refused(pod: &Value, settings: &Settings) -> (Reason, Patch) {
     }
 }
 
-/// What must hold for every pod that is injected, whatever it is.
+/// Invariants of every injected pod.
 pub(super) fn assert_sound(before: &Value, after: &Value, target: &str) {
     check::check(after).unwrap();
     let (old, new) = (&before["spec"], &after["spec"]);
@@ -119,7 +119,7 @@ pub(super) fn assert_sound(before: &Value, after: &Value, target: &str) {
     }
 }
 
-/// What differs from build to build is not golden: the version, hashes, and the config, which tests of its own read.
+/// Golden files exclude what differs between builds: the version, hashes, and the config, which has its own tests.
 fn golden_text(patch: &Patch) -> String {
     let mut value = json!(patch);
     scrub(&mut value);
@@ -174,7 +174,7 @@ fn assert_golden(name: &str, patch: &Patch) {
     assert_eq!(found, golden, "{name}");
 }
 
-/// Pods that are injected, and which of their containers is vLLM's.
+/// Injected pods, and the name of vLLM's container in each.
 const INJECTED: [(&str, &str); 22] = [
     ("plain", "vllm"),
     ("no-args", "vllm"),
@@ -200,7 +200,7 @@ const INJECTED: [(&str, &str); 22] = [
     ("resource-claims", "vllm"),
 ];
 
-/// Of those, the ones with a connector of their own.
+/// The injected pods with a connector of their own.
 const COMPOSED: [&str; 2] = ["llm-d-modelservice", "aibrix-disaggregated"];
 
 const REFUSED: [(&str, Reason); 9] = [
@@ -333,7 +333,7 @@ fn classes_are_kept_by_equal_limits_and_by_the_pods_own_resources() {
             );
         }
     }
-    // More than the pod had: only what is missing is added.
+    // Only the missing part is added to larger pod-level resources.
     let mut more = settings();
     more.memory_bytes = 32 * GI;
     let grown = injected(&whole, &more);
@@ -443,7 +443,7 @@ fn a_hash_names_what_a_pod_was_given_and_not_what_a_sidecar_takes_over_by_itself
         with_redis.config.redis.urls = urls.collect();
         with_redis
     };
-    // How many servers there are is taken over; that there are some, and their files, is not.
+    // The number of servers is reloaded; whether there are any, and their files, is not.
     assert_eq!(with_redis(1).hash(), with_redis(3).hash());
     assert_ne!(with_redis(1).hash(), settings.hash());
     let mut files = with_redis(1);

@@ -1,4 +1,4 @@
-//! Any pod, and any other webhook between two calls.
+//! Random pods, with random changes by another webhook between two calls.
 
 use super::*;
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn amounts() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Requests alone, limits alone, or both and equal: what a valid pod may say without comparing.
+/// Requests, limits, or both and equal: valid without comparing.
 fn resources() -> impl Strategy<Value = Value> {
     (amounts(), 0..4u8).prop_map(|(amounts, kind)| match kind {
         0 => json!({"requests": amounts}),
@@ -88,7 +88,7 @@ fn pods() -> impl Strategy<Value = Value> {
             .map(|i| (container(format!("i{i}")), any::<bool>()))
             .collect::<Vec<_>>()
     });
-    // As much as any of these containers together can ask for.
+    // At least the sum of all containers.
     let whole = select(vec![
         json!(null),
         json!({"requests": {"cpu": "100", "memory": "1Ti"}, "limits": {"cpu": "100", "memory": "1Ti"}}),
@@ -138,7 +138,7 @@ fn pods() -> impl Strategy<Value = Value> {
     )
 }
 
-/// What another webhook, or the API server's defaults, do to a pod between two calls.
+/// Changes by another webhook, or by the API server's defaults, between two calls.
 #[derive(Debug, Clone)]
 enum Rude {
     AppendsInitContainer,
@@ -247,7 +247,7 @@ impl Rude {
     }
 }
 
-/// Containers without any resources, which a limit would give requests too.
+/// Containers without any resources. A limit would add requests to them.
 fn qos_is_whole(resources: &Value) -> bool {
     resources.as_object().is_none_or(|map| map.is_empty())
 }

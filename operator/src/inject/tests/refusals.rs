@@ -1,4 +1,4 @@
-//! Refusals that no launch shape shows, and the calls after which there is nothing to do.
+//! Refusals that no launch shape covers, and calls without changes.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Every way into a pause and out of it, and properties of the whole.
+//! Every way into and out of a pause, and invariants.
 
 use super::*;
 use crate::inject::Reason;
@@ -38,7 +38,7 @@ fn pull(name: &str, created: i64) -> Pod {
     pod(name, created, waiting("ImagePullBackOff"))
 }
 
-/// The same whose sidecar and vLLM run since then.
+/// Such a pod whose sidecar and vLLM run since `since`.
 fn works(name: &str, created: i64, since: i64) -> Pod {
     let mut pod = pod(name, created, running(since));
     pod.phase = Phase::Running;
@@ -47,7 +47,7 @@ fn works(name: &str, created: i64, since: i64) -> Pod {
     pod
 }
 
-/// One that the breaker let through, and that runs since then.
+/// A running pod that the breaker let through.
 fn spared(name: &str, created: i64) -> Pod {
     let mut pod = refused_pod(name, Reason::InjectionPaused.name());
     pod.created = at(created);
@@ -60,7 +60,7 @@ fn of(uid: &str, mut pod: Pod) -> Pod {
     pod
 }
 
-/// A breaker and what it looks at.
+/// A breaker and its input.
 struct Rig {
     breaker: Breaker,
     pods: Vec<Arc<Pod>>,
@@ -103,7 +103,7 @@ impl Rig {
         self.breaker.step(&look)
     }
 
-    /// Steps, and replaces what is to be replaced: names of the pods.
+    /// Runs a step and replaces pods. Returns the names of the replaced pods.
     fn replaced(&mut self, second: i64) -> Vec<String> {
         self.step(second);
         let look = Look {
@@ -133,7 +133,7 @@ impl Rig {
 const PAUSED: Position = Position::Paused { proven: false };
 const PROVEN: Position = Position::Paused { proven: true };
 
-/// Paused since second 30, proven by pod `b`, which runs without a sidecar; pod `a` was replaced.
+/// A pause since second 30, proven by pod `b`, which runs without a sidecar. Pod `a` was replaced.
 fn proven() -> Rig {
     let mut rig = Rig::new();
     rig.pods([pull("a", 0)]).step(0);
@@ -449,8 +449,8 @@ fn a_pause_of_the_last_leader_goes_on() {
 }
 
 proptest! {
-    /// Whatever pods do: an owner of which nothing hangs is never paused, of each owner one pod is replaced at a time, one whose
-    /// vLLM runs never is, and the next look is never due in the past.
+    /// For any pods: an owner without hanging pods is never paused, one pod per owner is replaced at a time, a pod whose vLLM runs never
+    /// is, and the next check is never due in the past.
     #[test]
     fn only_owners_with_hung_pods_are_touched(
         steps in proptest::collection::vec((0..8u8, 0..8u8, 1..120i64), 1..60)

@@ -1,4 +1,4 @@
-//! One rule of evictions after the other.
+//! The rules of evictions, one by one.
 
 use super::*;
 use crate::pods::pod::{Injection, Phase};
@@ -36,7 +36,7 @@ fn arcs(pods: &[Pod]) -> Vec<Arc<Pod>> {
     pods.iter().cloned().map(Arc::new).collect()
 }
 
-/// What is decided for these pods, by name of the pod to evict.
+/// The next step for these pods, as the name of the pod to evict.
 fn next(evictions: &mut Evictions, pods: &[Pod], second: i64) -> Option<String> {
     match evictions.next(&arcs(pods), at(0), at(second)) {
         Missed::Wait => None,
@@ -49,7 +49,7 @@ fn alone(evictions: &Evictions, pods: &[Pod]) -> Vec<Alone> {
     alone.into_iter().map(|(_, why)| why).collect()
 }
 
-/// After `a` was evicted at second 5, where these pods were.
+/// Evictions after `a` was evicted at second 5, with these pods.
 fn begun(pods: &[Pod]) -> Evictions {
     let mut evictions = Evictions::default();
     assert_eq!(next(&mut evictions, pods, 5).as_deref(), Some("a"));

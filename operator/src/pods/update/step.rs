@@ -1,53 +1,53 @@
-//! What an update aims at, its steps, and what keeps it from its aim.
+//! The goal of an update, its steps, and its failures.
 
 use crate::pods::Pod;
 use crate::pods::away::Trouble;
 use std::sync::Arc;
 
-/// What the pods of a pool shall have.
+/// The desired state of a pool's pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Goal<'a> {
     /// Image of the sidecar.
     pub image: &'a str,
-    /// Generation of the pool, which its config carries.
+    /// Generation of the pool, which is part of its config.
     pub generation: u64,
-    /// Sidecars that work are exchanged too (`updateStrategy: InPlace`).
+    /// Whether working sidecars are updated too (`updateStrategy: InPlace`).
     pub in_place: bool,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing.
+    /// Nothing to do.
     Rest,
     /// Give these pods the pool's config.
     Config(Vec<Arc<Pod>>),
     /// Give these pods the image.
     Image(Vec<Arc<Pod>>),
-    /// Ask this pod's new sidecar for its status.
+    /// Query this pod's new sidecar.
     Ask(Arc<Pod>),
-    /// Give this pod the image that it had; its sidecar did not come up, or did not stay.
+    /// Restore this pod's old image, because its sidecar did not start or did not keep running.
     Back(Arc<Pod>, Was),
 }
 
-/// What a pod had before its image was changed.
+/// The state of a pod before its image was changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Was {
     /// Image of the sidecar.
     pub image: Box<str>,
-    /// Hash of its settings; empty when unknown.
+    /// Hash of its settings; empty if unknown.
     pub hash: Box<str>,
-    /// Why it shall have it again.
+    /// Why the image must be restored.
     pub(super) trouble: Trouble,
 }
 
-/// Why pods are not as they shall be.
+/// Why pods do not have the desired state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Setback {
     /// The operator may not patch pods.
     NotAllowed(String),
-    /// The API server did not take a patch.
+    /// The API server refused a patch.
     Refused(String),
-    /// A sidecar did not work with the image; no more are exchanged until the pool changes.
+    /// A sidecar failed with the image. No more are updated until the pool changes.
     RolledBack(String),
 }

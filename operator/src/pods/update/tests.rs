@@ -1,4 +1,4 @@
-//! One rule after the other, then any pods and any images against a model of the kubelet.
+//! The rules one by one, then random pods and images against a model of the kubelet.
 
 use super::*;
 use crate::pods::Exchange;
@@ -22,7 +22,7 @@ fn with(name: &str, image: &str) -> Pod {
     pod
 }
 
-/// The same after its image was patched and the old sidecar was stopped.
+/// Such a pod after its image was patched and the old sidecar was stopped.
 fn stopped(name: &str) -> Pod {
     let mut pod = with(name, "i:1");
     let sidecar = pod.sidecar.as_mut().unwrap();
@@ -55,7 +55,7 @@ fn canary() -> Update {
     update
 }
 
-/// The same after the exchange: started anew, once.
+/// Such a pod after the update, restarted once.
 fn exchanged(name: &str, second: i64) -> Pod {
     let mut pod = with(name, "i:2");
     let sidecar = pod.sidecar.as_mut().unwrap();
@@ -75,7 +75,7 @@ fn crashed(name: &str) -> Pod {
     pod
 }
 
-/// A proven update after which `a` runs with the image and `b` and `c` wait for theirs.
+/// A proven update: `a` runs with the image, and `b` and `c` wait for theirs.
 fn proven() -> (Update, Vec<Arc<Pod>>) {
     let mut update = canary();
     let pods = arcs([exchanged("a", 2), with("b", "i:1"), with("c", "i:1")]);
@@ -333,7 +333,7 @@ fn without_in_place_only_configs_and_pods_that_hang_are_changed() {
 }
 
 #[test]
-fn a_refused_pod_is_told_and_waits_while_others_go_on() {
+fn a_refused_pod_is_reported_and_waits_while_others_go_on() {
     let mut update = Update::default();
     let old = |name: &str| Pod {
         config_generation: Some(1),
@@ -395,7 +395,7 @@ fn pods_that_hang_are_cured_before_configs_are_changed() {
     assert_eq!(names(&step), ["hangs"]);
 }
 
-/// The kubelet: a patched sidecar is stopped, and started again where the image is good.
+/// The kubelet: stops a patched sidecar, and restarts it if the image is good.
 fn kubelet(pod: &mut Pod, good: bool, now: Timestamp) {
     let sidecar = pod.sidecar.as_mut().unwrap();
     if sidecar.image == sidecar.image_in_use && sidecar.runs() {
@@ -418,8 +418,8 @@ fn stored(pods: &mut [Arc<Pod>], uid: &str, change: impl FnOnce(&mut Pod)) {
 }
 
 proptest! {
-    /// Whatever pods there are and however the image is: it ends; a pod that has the image and works is never touched; before an answer
-    /// no second working sidecar is given up; and in the end all have a good image, or those that worked the one that they had.
+    /// For any pods and images: the update ends; a pod that has the image and works is never changed; before an answer at most one working
+    /// sidecar is put at risk; and in the end all pods have a good image, or working ones have kept theirs.
     #[test]
     fn it_ends_and_never_risks_a_second_sidecar_on_an_unproven_image(
         kinds in proptest::collection::vec(0..4u8, 1..25),
@@ -448,7 +448,7 @@ proptest! {
         let mut idle = 0;
         for turn in 0..2000 {
             prop_assert!(turn < 1999, "it does not end");
-            // A new leader, some seconds after the last one stopped where it stood.
+            // A new leader takes over some seconds after the last one stopped.
             if forgetful.get(turn) == Some(&true) && !matches!(update.setback(), Some(Setback::RolledBack(_))) {
                 update = Update::default();
                 proven = false;

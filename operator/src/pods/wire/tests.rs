@@ -1,4 +1,4 @@
-//! Pods as API servers send them, odd ones among them.
+//! Pods as API servers send them, including odd ones.
 
 use super::*;
 use serde_json::json;

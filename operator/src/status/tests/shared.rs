@@ -1,8 +1,8 @@
-//! Tiers that pods share.
+//! Conditions of shared tiers.
 
 use super::*;
 
-/// A scene of a pool with both shared tiers, in which sidecars say this of them.
+/// A scene of a pool with both shared tiers, with these reports of sidecars.
 fn sharing(said: &[(&str, State, &str)]) -> Scene {
     let mut scene = scene([running("a")]);
     scene.pool.spec.shared = serde_json::from_value(json!({

@@ -1,4 +1,4 @@
-//! Clients that are slow, silent or too many; certificates that change; and the way out.
+//! Clients that are slow, silent or too many; changed certificates; shutdown.
 
 use super::*;
 use std::time::Instant;
@@ -17,7 +17,7 @@ async fn a_client_that_stops_in_its_body_is_cut_and_others_are_served_meanwhile(
     let (status, _, _) = answer(&mut slow).await.unwrap();
     assert_eq!(status, 408);
     assert!(rig.counted(r#"webhook_unreadable_total{reason="TooSlow"} 1"#));
-    // The rest of that body cannot be told from another request: the connection is over.
+    // The rest of that body could be taken for another request, so the connection is closed.
     assert_eq!(slow.read(&mut [0; 8]).await.unwrap_or(0), 0);
 }
 

@@ -1,4 +1,4 @@
-//! What is answered, review by review.
+//! Answers to reviews.
 
 use super::*;
 
@@ -15,7 +15,7 @@ async fn a_pod_is_answered_with_its_patch_and_counted() {
 async fn a_pod_of_a_megabyte_is_answered() {
     let rig = labels().await;
     let mut large = pod();
-    // Quotes double in JSON: the review is twice the size of the pod.
+    // Quotes are escaped in JSON, so the review is twice the size of the pod.
     large["metadata"]["annotations"] = json!({"large": "\"".repeat(1 << 20)});
     let response = rig.review(INJECT, &review(large)).await;
     assert_eq!(patch(&response)[0]["value"]["seen"], "yes");

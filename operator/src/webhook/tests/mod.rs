@@ -1,4 +1,4 @@
-//! The webhook through its real port: TLS over loopback, reviews as an API server sends them.
+//! The webhook through its real port: TLS over loopback, with reviews as an API server sends them.
 
 mod connections;
 mod handler;
@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Labels every pod, after as long as the pod's annotation `wait` says in milliseconds; counts what it was asked.
+/// Labels every pod after the milliseconds in the pod's annotation `wait`, and counts calls.
 #[derive(Clone, Default)]
 struct Labels(Arc<AtomicUsize>);
 
@@ -58,7 +58,7 @@ fn certificate() -> (CertificateDer<'static>, Arc<CertifiedKey>) {
     (der, Arc::new(certified.unwrap()))
 }
 
-/// Waits until the server has begun to decide.
+/// Waits until the server has called the decider.
 async fn asked(labels: &Labels) {
     let wait = async {
         while labels.0.load(Ordering::SeqCst) == 0 {
@@ -136,7 +136,7 @@ fn head(path: &str, bytes: usize) -> String {
     )
 }
 
-/// One answer of a connection: status, head, body.
+/// One response of a connection: status, head, body.
 async fn answer(stream: &mut TlsStream<TcpStream>) -> std::io::Result<(u16, String, Vec<u8>)> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -166,7 +166,7 @@ impl Rig {
             .write_all(head(path, body.len()).as_bytes())
             .await
             .unwrap();
-        // A body that is refused by its length may not be read to its end.
+        // The server may not read a body that it refuses by length.
         let _cut = stream.write_all(body).await;
         let (status, _, body) = answer(&mut stream).await.unwrap();
         (status, body)
@@ -190,7 +190,7 @@ impl Rig {
             .any(|l| l.strip_prefix("kvcachepool_") == Some(line))
     }
 
-    /// Waits until a line stands in the metrics.
+    /// Waits until a line is in the metrics.
     async fn until(&self, line: &str) {
         let wait = async {
             while !self.counted(line) {
@@ -202,7 +202,7 @@ impl Rig {
     }
 }
 
-/// A review as an API server sends it when `kubectl run` makes a pod.
+/// A review as an API server sends it for `kubectl run`.
 fn review(pod: Value) -> Value {
     json!({
         "kind": "AdmissionReview",

@@ -1,4 +1,4 @@
-//! Which pool a pod gets: from the cache, from the API server, or none, and why.
+//! The pool of a pod: from the cache, from the API server, or none, with the reason.
 
 use super::*;
 use crate::api::KVCachePool;
@@ -29,7 +29,7 @@ fn plain() -> Value {
     json!({"local": {"memory": {"perPod": "1Gi"}}})
 }
 
-/// An API server that knows one pool, `late`, forbids another and is slow about a third.
+/// An API server that has one pool, `late`, forbids another and is slow for a third.
 async fn api_server() -> kube::Client {
     let path = "/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/{name}";
     let say = |code: u16, reason: &str| {
@@ -62,7 +62,7 @@ async fn api_server() -> kube::Client {
 }
 
 async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
-    // The client wants a provider, though this API server speaks no TLS.
+    // The client needs a provider, although this API server does not use TLS.
     let _set = default_provider().install_default();
     let (store, mut writer) = reflector::store();
     for pool in cached {
@@ -92,7 +92,7 @@ const DRY_RUN: Asker<'static> = Asker {
     owner: "",
 };
 
-/// The pod with the patch of a response.
+/// The pod with the patch of a response applied.
 fn patched(response: &Value, mut pod: Value) -> Value {
     let patch: json_patch::Patch = serde_json::from_value(patch(response)).unwrap();
     json_patch::patch(&mut pod, &patch).unwrap();
@@ -139,7 +139,7 @@ async fn a_pool_of_the_cache_is_taken_and_one_of_another_namespace_is_not() {
 }
 
 #[tokio::test]
-async fn a_pool_that_the_watch_has_not_told_yet_is_read() {
+async fn a_pool_that_the_watch_has_not_reported_yet_is_read() {
     let (pools, metrics) = pools(&[]).await;
     assert!(matches!(
         pools.find("serving", "late", POD).await,

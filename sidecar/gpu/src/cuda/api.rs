@@ -64,7 +64,6 @@ pub struct IpcHandle(pub [u8; IPC_HANDLE_BYTES]);
 macro_rules! functions {
     ($(#[$of:meta])* $table:ident: $($field:ident = $symbol:literal ($($arg:ty),*);)+) => {
         $(#[$of])*
-        #[allow(missing_docs)]
         pub struct $table {
             $(pub $field: unsafe extern "C" fn($($arg),*) -> c_int),+
         }

@@ -1,39 +1,40 @@
-//! How much memory a sidecar of a config needs: what its container asks Kubernetes for, and what the sidecar checks before it touches a
-//! page. The table of docs/internals/architecture.md.
+//! The memory that a sidecar with a given config needs: the container's memory request, which the sidecar also checks before it populates
+//! its arena. See the table in docs/internals/architecture.md.
 
 use super::{Codec, Config, HugePages, TransferMode};
 use crate::geometry::Geometry;
 use crate::table::Row;
 
-/// Bytes of both processes without an arena: code pages that were written to, stacks, allocator, buffers of connections, the ring of
-/// events. An idle sidecar has 2 MiB of them; the rest is room for what peers make grow (`limits.*`).
+/// Bytes of both processes without an arena: modified code pages, stacks, allocator, connection buffers, the event ring. An idle sidecar
+/// uses 2 MiB; the rest is reserved for what peers can make grow (`limits.*`).
 const PROCESS_BYTES: u64 = 64 << 20;
-/// Bytes that a chunk takes in the engine's index, eviction policy and events. Measured: 490 with 32,000 chunks, 680 with 4,000;
-/// hash tables double when they grow.
+/// Bytes per chunk in the engine's index, eviction policy and events. Measured: 490 with 32,000 chunks, 680 with 4,000. Hash tables double
+/// when they grow.
 pub const CHUNK_BYTES: u64 = 1 << 10;
-/// Bytes that the kernel charges per page of the arena beside the page: 8 of a page table and 9 of the file's tree (measured
-/// together: 17.8), and 8 once more while a dying engine and the next one both map it.
+/// Bytes of kernel memory per arena page, besides the page: 8 for the page table and 9 for the file's tree (measured together: 17.8), and 8
+/// more while a dying engine and its successor both map the page.
 pub const PAGE_BYTES: u64 = 32;
-/// Bytes that an object takes in the index of a disk tier. Measured: 180, and 210 while its table grows.
+/// Bytes per object in the index of a disk tier. Measured: 180, and 210 while its table grows.
 const DISK_OBJECT_BYTES: u64 = 256;
-/// Bytes of the disk tier's volume beside its objects: journals, snapshots, and what the file system keeps for itself.
+/// Bytes of the disk tier's volume besides its objects: journals, snapshots and the file system's reserve.
 const DISK_SPARE_BYTES: u64 = 1 << 30;
-/// Bytes that a tier's threads, connections and requests under way take.
+/// Bytes of a tier's threads, connections and requests in flight.
 const TIER_BYTES: u64 = 32 << 20;
-/// Bytes that a request to S3 takes beside the place that it is for: what a connection reads ahead, or keeps to send, some 400 KiB.
+/// Bytes per S3 request besides its payload buffer: what a connection reads ahead or has queued to send, about 400 KiB.
 const S3_REQUEST_BYTES: u64 = 512 << 10;
-/// Bytes that packing and unpacking take at once for each tier: objects as they are packed, and a section of each as it is not.
+/// Bytes for packing and unpacking per tier: packed objects in flight, and one unpacked section of each.
 pub const PACKING_BYTES: u64 = 128 << 20;
-/// The same of all tiers where nothing is packed, and what others packed is read all the same: within what every sidecar has to spare.
+/// Bytes for unpacking, all tiers together, if the codec is `None`. Objects that other pods packed are still read. Fits into every
+/// sidecar's spare memory.
 pub const UNPACKING_BYTES: u64 = 80 << 20;
-/// Bytes of the container's memory that CUDA contexts of a sidecar with a GPU are given, whatever their number, where nothing else is
-/// said (`gpu.contextMemory`). An estimate: it was never measured on a GPU.
+/// Default of `gpu.contextMemory`: container memory for CUDA contexts of a sidecar with a GPU, whatever their number. An estimate, not
+/// measured on a GPU.
 pub const CONTEXT_BYTES: u64 = 512 << 20;
-/// What a container asks for is a multiple of this.
+/// The container's request is a multiple of this.
 const REQUEST_BYTES: u64 = 1 << 20;
 
-/// Bytes that the sidecar needs beside an arena of such pages: processes, slot table, the engine's own copy of its rows, index, and
-/// what the kernel needs to map the arena. For a table in which every row and every chunk record is in use.
+/// Bytes that the sidecar needs besides an arena with pages of this size: processes, slot table, the engine's copy of its rows, index, and
+/// kernel memory for the mapping. Assumes that every row and every chunk record is in use.
 pub fn beside_arena(geometry: &Geometry, page_bytes: u64) -> u64 {
     PROCESS_BYTES
         + geometry.table_bytes()
@@ -42,13 +43,13 @@ pub fn beside_arena(geometry: &Geometry, page_bytes: u64) -> u64 {
         + geometry.arena_bytes / page_bytes * PAGE_BYTES
 }
 
-/// Most objects that a disk tier of a capacity keeps: one per MiB, so that small ones do not cost more memory than was asked for.
+/// Maximum number of objects in a disk tier of this capacity: one per MiB, so that small objects do not exceed the requested memory.
 pub fn disk_objects_max(capacity_bytes: u64) -> u64 {
     (capacity_bytes >> 20).max(1 << 16)
 }
 
 impl Config {
-    /// Bytes that the tiers below memory need beside the arena.
+    /// Bytes that the lower tiers need besides the arena.
     fn tiers_bytes(&self) -> u64 {
         let disk = self.disk.path.as_ref();
         let disk =
@@ -64,12 +65,12 @@ impl Config {
         tiers.map(|bytes| bytes + packing).sum()
     }
 
-    /// Bytes beside the arena that do not grow with it: tiers below memory, CUDA contexts, a window.
+    /// Bytes besides the arena that do not grow with it: lower tiers, CUDA contexts, a window.
     pub fn extras_bytes(&self) -> u64 {
         self.tiers_bytes() + self.gpu.context_memory.0 + self.window_bytes()
     }
 
-    /// Bytes of a window in host memory. One in a device's memory needs none here; it is not known beforehand which it will be.
+    /// Bytes of a window in host memory. A window in device memory needs none here, but the kind is not known in advance.
     fn window_bytes(&self) -> u64 {
         match self.transfer.mode {
             TransferMode::CudaWindow => self.transfer.window_size.0,
@@ -77,7 +78,7 @@ impl Config {
         }
     }
 
-    /// Memory request and limit of the container: the arena and what stands beside it, in whole MiB. An arena of huge pages counts in
+    /// Memory request and limit of the container: the arena and everything besides it, in whole MiB. An arena of huge pages counts in
     /// [`Config::container_huge_page_bytes`] instead.
     pub fn container_memory_bytes(&self) -> u64 {
         let geometry = self.geometry();
@@ -89,12 +90,12 @@ impl Config {
         (arena + beside + self.extras_bytes()).next_multiple_of(REQUEST_BYTES)
     }
 
-    /// Bytes that a volume for the disk tier has: `disk.size`, and what the tier writes beside its objects.
+    /// Size of the disk tier's volume: `disk.size`, and what the tier writes besides its objects.
     pub fn disk_volume_bytes(&self) -> u64 {
         self.disk.size.0 + self.disk.size.0 / 128 + DISK_SPARE_BYTES
     }
 
-    /// Request and limit of the container in huge pages of `memory.hugePages`; 0 without them.
+    /// Request and limit of the container in huge pages of `memory.hugePages`; 0 without huge pages.
     pub fn container_huge_page_bytes(&self) -> u64 {
         match self.memory.huge_pages {
             HugePages::None => 0,
@@ -105,7 +106,7 @@ impl Config {
         }
     }
 
-    /// Sizes of the arena that this config asks for.
+    /// Sizes of the arena of this config.
     fn geometry(&self) -> Geometry {
         Geometry::new(0, self.memory.size.0, self.limits.index_entries)
     }

@@ -1,4 +1,4 @@
-//! The list of all keys: path, meaning, range, and whether a change needs a restart. Parsing, printing and comparing all walk it.
+//! The table of all keys: path, description, range, and whether a change needs a restart. Parsing, printing and comparing iterate over it.
 
 use super::{Choice, Config, s3, units::*};
 use std::fmt;
@@ -10,24 +10,25 @@ use std::str::FromStr;
 /// How a changed value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reload {
-    /// At once.
+    /// Takes effect immediately.
     Live,
-    /// At once where there were Redis servers before and still are, spoken to with the same files; else as [`Reload::Restart`].
+    /// Takes effect immediately if the list had Redis servers before, still has servers, and `redis.auth` and `redis.ca` are unchanged.
+    /// Otherwise like [`Reload::Restart`].
     Servers,
-    /// When the sidecar starts the next time.
+    /// Takes effect at the next start of the sidecar.
     Restart,
 }
 
 /// Keys whose values differ between two configs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Paths that take effect at once.
+    /// Paths that take effect immediately.
     pub live: Vec<&'static str>,
     /// Paths that wait for a restart.
     pub restart: Vec<&'static str>,
 }
 
-/// One key of a config, open for reading and writing.
+/// One key of a config, with mutable access to its value.
 pub(super) struct Key<'a> {
     pub path: &'static str,
     pub about: &'static str,
@@ -35,7 +36,7 @@ pub(super) struct Key<'a> {
     pub slot: Slot<'a>,
 }
 
-/// The value of a key with what it may be.
+/// The value of a key and its range.
 pub(super) enum Slot<'a> {
     Size(&'a mut ByteSize, RangeInclusive<u64>),
     Time(&'a mut Duration, RangeInclusive<u64>),
@@ -44,7 +45,7 @@ pub(super) enum Slot<'a> {
     Number(&'a mut u64, RangeInclusive<u64>),
     Flag(&'a mut bool),
     Name(&'a mut String),
-    /// Any text that its rule takes; the rule says what to write.
+    /// Text that must pass a check. The check returns what to write instead.
     Text(&'a mut String, fn(&str) -> Result<(), &'static str>),
     Listen(&'a mut SocketAddr),
     Socket(&'a mut PathBuf),
@@ -53,11 +54,10 @@ pub(super) enum Slot<'a> {
     Choice(&'a mut dyn Choice),
 }
 
-/// Longest path of a Unix socket that the kernel takes (`sun_path` with its end).
+/// Longest path of a Unix socket: `sun_path` without its terminator.
 const SOCKET_PATH_BYTES: usize = 107;
-/// Most URLs of a list.
+/// Maximum number of URLs in a list.
 const URLS: usize = 256;
-/// Longest URL.
 const URL_BYTES: usize = 1024;
 /// Longest name of a Kubernetes object.
 const NAME_BYTES: usize = 253;
@@ -67,7 +67,7 @@ const MI: u64 = 1 << 20;
 const TI: u64 = 1 << 40;
 const HOUR_MS: u64 = 3_600_000;
 
-/// All keys in the order of the printed file; keys of a section stand together.
+/// All keys in the order of the printed file. Keys of one section are adjacent.
 pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
     use Reload::{Live, Restart, Servers};
     let key = |path, reload, slot, about| Key {
@@ -81,31 +81,33 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "socket",
             Restart,
             Slot::Socket(&mut c.socket),
-            "Unix socket that vLLM's connector speaks to; the lock file and the exported connector lie beside it.",
+            "Unix socket for vLLM's connector. An absolute path of at most 107 bytes. The lock file and the exported connector are in \
+             the same folder.",
         ),
         key(
             "managed",
             Live,
             Slot::Flag(&mut c.managed),
-            "Set by the operator: unknown keys are warnings, so that an old sidecar starts under a newer operator.",
+            "Set by the operator. Unknown keys become warnings, so that an older sidecar starts under a newer operator.",
         ),
         key(
             "admin.listen",
             Restart,
             Slot::Listen(&mut c.admin.listen),
-            "Address of /healthz, /readyz, /metrics and /v1/status.",
+            "Address and port of /healthz, /readyz, /metrics and /v1/status.",
         ),
         key(
             "admin.tokenFile",
             Live,
             Slot::File(&mut c.admin.token_file),
-            "File with the bearer token of /v1/config and /v1/objects; without it they are off.",
+            "File with the bearer token for /v1/config, /v1/objects and the ADMIN operations on the socket that need a token. Empty: \
+             these are off.",
         ),
         key(
             "pool.name",
             Restart,
             Slot::Name(&mut c.pool.name),
-            "Name of the pool, shown in status and logs.",
+            "Name of the pool in status and logs.",
         ),
         key(
             "pool.namespace",
@@ -117,267 +119,274 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "pool.generation",
             Live,
             Slot::Number(&mut c.pool.generation, 0..=i64::MAX as u64),
-            "Counts the changes of the pool. Of the pod's file and the pool's, the one with the higher number is in effect.",
+            "Generation of the pool's spec. Of two config files, the one with the higher number is in effect.",
         ),
         key(
             "cache.chunkTokens",
             Restart,
             Slot::Count(&mut c.cache.chunk_tokens, 1..=65_536),
-            "Least tokens of a chunk; rounded up to whole blocks of the engine. Another value is another domain: it starts cold.",
+            "Minimum tokens per chunk, rounded up to whole blocks of the engine. Another value is another domain: the cache starts \
+             cold.",
         ),
         key(
             "cache.save",
             Live,
             Slot::Choice(&mut c.cache.save),
-            "What of a request is stored: its prompt, or also what was generated.",
+            "What is stored of a request: its prompt, or also the generated tokens.",
         ),
         key(
             "cache.minLoadTokens",
             Live,
             Slot::Count(&mut c.cache.min_load_tokens, 0..=u32::MAX),
-            "Hits shorter than this many tokens are recomputed instead of loaded; and tiers below memory are left alone where they could add fewer to what memory holds.",
+            "Shorter hits are recomputed. Lower tiers are not used if they add fewer tokens than this to the hit in memory.",
         ),
         key(
             "cache.loadTimeout",
             Live,
             Slot::Time(&mut c.cache.load_timeout, 1..=HOUR_MS),
-            "Longest wait of a request for a load; after it the prompt is computed.",
+            "Longest wait of a request for a load. Then vLLM computes the prompt.",
         ),
         key(
             "cache.loadOrRecompute",
             Live,
             Slot::Choice(&mut c.cache.load_or_recompute),
-            "What tiers below memory have is fetched where that is expected to be quicker than to compute it, or always.",
+            "Auto: chunks in lower tiers are loaded if that is expected to be faster than computing them. AlwaysLoad: always.",
         ),
         key(
             "memory.size",
             Restart,
             Slot::Size(&mut c.memory.size, 64 * MI..=16 * TI),
-            "Bytes of the memory tier. Must fit into the container's memory limit with 256Mi to spare.",
+            "Size of the memory tier. The container's memory limit must be larger.",
         ),
         key(
             "memory.hugePages",
             Restart,
             Slot::Choice(&mut c.memory.huge_pages),
-            "Page size of the memory tier; the node must have reserved the pages.",
+            "Page size of the memory tier. The node must have reserved the pages.",
         ),
         key(
             "memory.evictionPolicy",
             Restart,
             Slot::Choice(&mut c.memory.eviction_policy),
-            "What goes first when room is needed.",
+            "Order of eviction. S3FIFO uses three FIFO queues and resists scans.",
         ),
         key(
             "memory.verify",
             Live,
             Slot::Choice(&mut c.memory.verify),
-            "When the bytes of a hit are compared with their digest. Always: before the answer, by a check that began after the request \
-             came. Background: beside the answer, where the last check is older than verifyAge; bytes that changed in memory may be \
-             served until then.",
+            "When the bytes of a hit are compared with their digest. Always: before the answer, by a check that began after the \
+             request arrived. Background: beside the answer, if the last check is older than verifyAge; changed bytes may be served \
+             until then.",
         ),
         key(
             "memory.verifyAge",
             Live,
             Slot::Time(&mut c.memory.verify_age, 0..=720 * HOUR_MS),
-            "With Background: a hit is checked again when its last check is older than this.",
+            "With Background: age of the last check after which a hit is checked again.",
         ),
         key(
             "memory.verifyThreads",
             Restart,
             Slot::Count(&mut c.memory.verify_threads, 1..=64),
-            "Threads that take and check digests.",
+            "Threads that compute and check digests.",
         ),
         key(
             "memory.verifyBytesPerSecond",
             Restart,
             Slot::Size(&mut c.memory.verify_bytes_per_second, MI..=TI),
-            "Bytes that checks which nobody waits for may read in a second, all together.",
+            "Limit for background checks, all together.",
         ),
         key(
             "memory.populateThreads",
             Restart,
             Slot::Count(&mut c.memory.populate_threads, 1..=64),
-            "Threads that make the memory tier's pages present before they are used.",
+            "Threads that populate the memory tier's pages before use.",
         ),
         key(
             "disk.path",
             Restart,
             Slot::File(&mut c.disk.path),
-            "Folder of the disk tier, its alone: what is stored is written there, too, and found again after memory is gone. Without it there is no such tier.",
+            "Folder that only this tier uses. Empty: no disk tier.",
         ),
         key(
             "disk.size",
             Restart,
             Slot::Size(&mut c.disk.size, 64 * MI..=16 * TI),
-            "Bytes of the disk tier's files; the least recently used goes first.",
+            "Bytes of the tier's files with objects. The least recently used objects are evicted.",
         ),
         key(
             "redis.urls",
             Servers,
             Slot::Urls(&mut c.redis.urls),
-            "Redis or Valkey servers, each an independent shard: redis://, rediss:// or redis+unix://; or one redis-sentinel:// or redis-cluster://. Without any there is no such tier.",
+            "At most 256 URLs of at most 1024 bytes: independent servers, or one redis-sentinel:// or redis-cluster://. Empty: no \
+             Redis tier.",
         ),
         key(
             "redis.auth",
             Restart,
             Slot::File(&mut c.redis.auth),
-            "Folder with a file password and, for an ACL user, a file username; read again for every new connection.",
+            "Folder with the files password and, for an ACL user, username. Read again for every new connection. It replaces \
+             credentials in the URLs.",
         ),
         key(
             "redis.ca",
             Restart,
             Slot::File(&mut c.redis.ca),
-            "PEM file of the authorities that TLS servers are trusted by; without it those of the system.",
+            "PEM file with the trusted authorities for TLS. Empty: those of the system. A changed file is used for new connections.",
         ),
         key(
             "redis.ttl",
             Live,
             Slot::Time(&mut c.redis.ttl, 0..=8_784 * HOUR_MS),
-            "An object goes when it was neither written nor read for so long; 0 = never.",
+            "Objects expire after this time without a read or a write. 0 disables expiry.",
         ),
         key(
             "write.policy",
             Live,
             Slot::Choice(&mut c.write.policy),
-            "When what memory holds is written to the tiers below: as soon as it can be read, after a while (sooner where much waits), or never.",
+            "When chunks are written to lower tiers: as soon as they are readable, after backAfter (earlier if much waits), or never.",
         ),
         key(
             "write.backAfter",
             Live,
             Slot::Time(&mut c.write.back_after, 0..=24 * HOUR_MS),
-            "With WriteBack: how long a chunk waits until it is written.",
+            "With WriteBack: wait before a chunk is written.",
         ),
         key(
             "write.admission",
             Live,
             Slot::Choice(&mut c.write.admission),
-            "Which chunks are written to the tiers below: all, or those that are used a second time.",
+            "Which chunks are written to lower tiers: all, or those that are used a second time.",
         ),
         key(
             "write.codec",
             Restart,
             Slot::Choice(&mut c.write.codec),
-            "How chunks are packed in the tiers below: not at all, without loss, for three quarters of the bytes and some time of a core, or with loss (FP8, INT8, INT4, CacheGen). None and Lossless read what the other wrote; what loses something shares nothing with any other.",
+            "How chunks are packed in lower tiers. None and Lossless read each other's objects. Each lossy codec is its own domain.",
         ),
         key(
             "s3.bucket",
             Restart,
             Slot::Text(&mut c.s3.bucket, s3::bucket),
-            "Bucket of the S3 tier, shared by all sidecars of a pool. Without it there is no such tier.",
+            "Name of the bucket: 3 to 63 lower-case letters, digits, - and .. Empty: no S3 tier.",
         ),
         key(
             "s3.region",
             Restart,
             Slot::Text(&mut c.s3.region, s3::region),
-            "Region of the bucket; without it that of the environment, or us-east-1 with an endpoint.",
+            "Region of the bucket. Empty: the region of the environment, or us-east-1 with an endpoint.",
         ),
         key(
             "s3.endpoint",
             Restart,
             Slot::Text(&mut c.s3.endpoint, s3::endpoint),
-            "http(s)://host[:port] of a server that is not AWS.",
+            "http(s)://host[:port] of a server other than AWS, without path, user or password.",
         ),
         key(
             "s3.prefix",
             Restart,
             Slot::Text(&mut c.s3.prefix, s3::prefix),
-            "What the names of all objects begin with, without slashes around it.",
+            "Prefix of all object names: at most 512 letters, digits, -, ., _, =, and single slashes between them.",
         ),
         key(
             "s3.addressingStyle",
             Restart,
             Slot::Choice(&mut c.s3.addressing_style),
-            "Where the bucket's name stands in URLs. Auto: in the host for AWS and for endpoints that are a name with a dot, else in the path.",
+            "Where the bucket's name is in URLs: in the path, in the host, or chosen by endpoint.",
         ),
         key(
             "s3.accelerate",
             Restart,
             Slot::Flag(&mut c.s3.accelerate),
-            "Use the Transfer Acceleration endpoint of AWS.",
+            "Use AWS Transfer Acceleration. Not together with endpoint.",
         ),
         key(
             "s3.auth",
             Restart,
             Slot::File(&mut c.s3.auth),
-            "Folder with the files AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and perhaps AWS_SESSION_TOKEN, read again when they change. Without it: environment, profile, web identity of the pod, instance.",
+            "Folder with the files AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, optionally, AWS_SESSION_TOKEN. Read again when they \
+             change. Empty: the AWS default chain.",
         ),
         key(
             "s3.ca",
             Restart,
             Slot::File(&mut c.s3.ca),
-            "PEM file with the authorities that are trusted; without it those of the system.",
+            "PEM file with the trusted authorities. Empty: those of the system. A changed file needs a restart.",
         ),
         key(
             "s3.checksums",
             Restart,
             Slot::Choice(&mut c.s3.checksums),
-            "When S3's own checksums are sent and checked; older compatible servers refuse them. The digests of objects are checked in any case.",
+            "When S3's own checksums are sent and checked. Older compatible servers refuse them. The digests of objects are compared \
+             in any case.",
         ),
         key(
             "s3.httpVersion",
             Restart,
             Slot::Choice(&mut c.s3.http_version),
-            "Version of HTTP. Auto is HTTP/1.1, with a connection for each transfer; Http2 needs TLS.",
+            "Auto is HTTP/1.1, with one connection per transfer. Http2 needs TLS, and falls back to HTTP/1.1 if the server does not \
+             offer it.",
         ),
         key(
             "s3.maxConcurrency",
             Restart,
             Slot::Count(&mut c.s3.max_concurrency, 1..=4_096),
-            "Requests that run at once.",
+            "Requests that run at once, of every kind.",
         ),
         key(
             "s3.capacity",
             Restart,
             Slot::Size(&mut c.s3.capacity, 0..=1024 * TI),
-            "Bytes that may lie under the prefix, those of other sidecars included; the oldest objects go first. 0: no bound.",
+            "Bytes below the prefix, including those of other sidecars. The oldest objects are removed. 0: no limit.",
         ),
         key(
             "s3.evictAtPercent",
             Restart,
             Slot::Count(&mut c.s3.evict_at_percent, 1..=100),
-            "Percent of the capacity from which on the oldest objects are removed.",
+            "Percent of the capacity at which removal begins.",
         ),
         key(
             "s3.evictToPercent",
             Restart,
             Slot::Count(&mut c.s3.evict_to_percent, 1..=100),
-            "Percent of the capacity that are left then.",
+            "Percent of the capacity at which removal ends. At most evictAtPercent.",
         ),
         key(
             "s3.expireAfter",
             Restart,
             Slot::Time(&mut c.s3.expire_after, 0..=87_600 * HOUR_MS),
-            "Objects that were written longer ago are removed; 0: never.",
+            "Objects are removed this long after they were written. 0 disables expiry.",
         ),
         key(
             "pacing.readBytesPerSecond",
             Live,
             Slot::Size(&mut c.pacing.read_bytes_per_second, 0..=TI),
-            "Bytes that may come from the tiers below memory in a second, all together. 0: no bound.",
+            "Limit for bytes from all lower tiers into memory. 0: no limit.",
         ),
         key(
             "pacing.writeBytesPerSecond",
             Live,
             Slot::Size(&mut c.pacing.write_bytes_per_second, 0..=TI),
-            "Bytes that may go to the tiers below memory in a second, all together, with those of checks that nobody waits for. 0: no bound.",
+            "Limit for bytes from memory to all lower tiers and for background checks. 0: no limit.",
         ),
         key(
             "gpu.contextMemory",
             Restart,
             Slot::Size(&mut c.gpu.context_memory, 0..=TI),
-            "Bytes of the container's memory that are kept free for CUDA contexts of the sidecar; 0 where it is given no GPU.",
+            "Container memory that is reserved for CUDA contexts of the sidecar. 0 if it has no GPU.",
         ),
         key(
             "transfer.mode",
             Live,
             Slot::Choice(&mut c.transfer.mode),
-            "Who moves bytes between vLLM's KV blocks and the memory tier: Engine (vLLM's worker) or CudaWindow (the sidecar, by a window that the worker fills and empties). Auto is Engine. Taken when a worker registers.",
+            "Who copies between vLLM's KV blocks and the memory tier: Engine (vLLM's worker) or CudaWindow (the sidecar, through a \
+             window). Auto is Engine. Read when a worker registers.",
         ),
         key(
             "transfer.windowSize",
             Live,
             Slot::Size(&mut c.transfer.window_size, 16 * MI..=16 * 1024 * MI),
-            "Bytes of a worker's window.",
+            "Size of each worker's window.",
         ),
         key(
             "limits.connections",
@@ -389,31 +398,31 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "limits.sessions",
             Live,
             Slot::Count(&mut c.limits.sessions, 4..=65_536),
-            "Sessions: roles of vLLM's processes.",
+            "Sessions: one for each role of vLLM's processes.",
         ),
         key(
             "limits.requests",
             Live,
             Slot::Count(&mut c.limits.requests, 1..=1_000_000),
-            "Requests with an open probe, pin or lease, per scheduler.",
+            "Requests with an open lookup (PROBE), pin or lease, per scheduler.",
         ),
         key(
             "limits.pinnedShare",
             Live,
             Slot::Share(&mut c.limits.pinned_share, 1..=90),
-            "Share of the memory tier that soft pins may hold; the oldest end first.",
+            "Share of the memory tier that soft pins may hold. Beyond it the oldest pin ends.",
         ),
         key(
             "limits.grantedBytes",
             Live,
             Slot::Size(&mut c.limits.granted_bytes, MI..=16 * TI),
-            "Bytes granted for writing and not yet committed, all workers together.",
+            "Bytes that are granted for writing and not yet committed, all workers together.",
         ),
         key(
             "limits.indexEntries",
             Restart,
             Slot::Count(&mut c.limits.index_entries, 256..=16_777_216),
-            "Chunks that the index can hold; each takes 1Ki of the slot table once used.",
+            "Chunks that the index can hold. Each takes 1Ki of the slot table once used.",
         ),
         key(
             "limits.frameBytes",
@@ -425,85 +434,86 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "limits.sendBytes",
             Live,
             Slot::Size(&mut c.limits.send_bytes, MI..=1024 * MI),
-            "Answers that may wait for one slow reader; more closes its connection.",
+            "Replies that may wait for one slow reader. Beyond it the connection is closed.",
         ),
         key(
             "limits.helloTimeout",
             Live,
             Slot::Time(&mut c.limits.hello_timeout, 100..=HOUR_MS),
-            "A connection that says no HELLO is closed after this.",
+            "A connection without HELLO is closed after this time.",
         ),
         key(
             "limits.events",
             Restart,
             Slot::Count(&mut c.limits.events, 16..=1_048_576),
-            "Events kept for EVENTS; a reader further behind is told that some were lost.",
+            "Events that are kept for EVENTS. A reader that is further behind learns that it lost some.",
         ),
         key(
             "limits.tierLookups",
             Live,
             Slot::Count(&mut c.limits.tiers.lookups, 1..=4_096),
-            "Of each tier below memory: lookups at once.",
+            "Per lower tier: lookups at once.",
         ),
         key(
             "limits.tierFetches",
             Live,
             Slot::Count(&mut c.limits.tiers.fetches, 1..=64),
-            "Of each tier below memory: chunks that are fetched at once.",
+            "Per lower tier: chunks that are fetched at once.",
         ),
         key(
             "limits.tierFetchBytes",
             Live,
             Slot::Size(&mut c.limits.tiers.fetch_bytes, MI..=256 * MI),
-            "Bytes of those; a quarter of grantedBytes where that is less. One chunk may always be fetched.",
+            "Per lower tier: bytes of those, or a quarter of grantedBytes if that is less. One chunk is always allowed.",
         ),
         key(
             "limits.tierFetchQueue",
             Live,
             Slot::Count(&mut c.limits.tiers.fetch_queue, 1..=1_000_000),
-            "Of each tier below memory: chunks that wait to be fetched.",
+            "Per lower tier: chunks that wait to be fetched.",
         ),
         key(
             "limits.tierWrites",
             Live,
             Slot::Count(&mut c.limits.tiers.writes, 1..=64),
-            "Of each tier below memory: chunks that are written at once.",
+            "Per lower tier: chunks that are written at once.",
         ),
         key(
             "limits.tierWriteBytes",
             Live,
             Slot::Size(&mut c.limits.tiers.write_bytes, MI..=256 * MI),
-            "Bytes of those; a quarter of grantedBytes where that is less. One chunk may always be written.",
+            "Per lower tier: bytes of those, or a quarter of grantedBytes if that is less. One chunk is always allowed.",
         ),
         key(
             "limits.tierWriteQueueBytes",
             Live,
             Slot::Size(&mut c.limits.tiers.write_queue_bytes, MI..=16 * TI),
-            "Of each tier below memory: bytes of chunks that wait to be written. The oldest goes where more come; one chunk may always wait.",
+            "Per lower tier: bytes of chunks that wait to be written. Beyond it the oldest chunk is dropped. One chunk is always \
+             allowed.",
         ),
         key(
             "limits.tierWriteQueueAge",
             Live,
             Slot::Time(&mut c.limits.tiers.write_queue_age, 100..=24 * HOUR_MS),
-            "A chunk that could have been written for so long and was not is dropped.",
+            "A chunk that could not be written for this time is dropped.",
         ),
         key(
             "log.level",
             Live,
             Slot::Choice(&mut c.log.level),
-            "Least level that is written.",
+            "Minimum level of log lines.",
         ),
         key(
             "log.format",
             Restart,
             Slot::Choice(&mut c.log.format),
-            "One JSON object a line, or text for people.",
+            "json: one JSON object per line. text: lines for people.",
         ),
     ]
 }
 
 impl Slot<'_> {
-    /// The value as the file writes it.
+    /// The value as printed in a config file.
     pub fn text(&self) -> String {
         match self {
             Slot::Size(v, _) => v.to_string(),
@@ -519,13 +529,13 @@ impl Slot<'_> {
                 .as_ref()
                 .map(|p| p.display().to_string())
                 .unwrap_or_default(),
-            // JSON is YAML.
+            // JSON is valid YAML.
             Slot::Urls(v) => serde_json::Value::from(v.as_slice()).to_string(),
             Slot::Choice(v) => v.name().to_string(),
         }
     }
 
-    /// The same, without what may be secret.
+    /// The value without secrets, for display.
     pub fn shown(&self) -> String {
         match self {
             Slot::Urls(v) => {
@@ -536,7 +546,7 @@ impl Slot<'_> {
         }
     }
 
-    /// Takes a value from its text, or says what to write.
+    /// Parses and sets a value. The error says what to write instead.
     pub fn set(&mut self, text: &str) -> Result<(), String> {
         let problem = |bad: BadUnit| bad.0.to_string();
         match self {
@@ -608,7 +618,7 @@ impl Slot<'_> {
         Ok(())
     }
 
-    /// What the value may be, for the comment of the printed file; empty where the value itself shows it.
+    /// The range, for the comment in the printed file. Empty if the value itself shows its form.
     pub fn range(&self) -> String {
         match self {
             Slot::Size(_, r) => format!("{} to {}", ByteSize(*r.start()), ByteSize(*r.end())),
@@ -631,7 +641,7 @@ impl Slot<'_> {
     }
 }
 
-/// A URL whose user and password are not shown.
+/// A URL without user and password.
 fn without_credentials(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme, rest)) => {
@@ -673,7 +683,7 @@ fn within<V, N: PartialOrd + Copy, S: fmt::Display>(
 }
 
 impl Config {
-    /// Does a value of `newer` that takes effect in this way do so at once?
+    /// Whether a change to `newer` takes effect immediately for this kind of reload.
     fn takes(&self, reload: Reload, newer: &Config) -> bool {
         let (ours, theirs) = (&self.redis, &newer.redis);
         match reload {
@@ -686,7 +696,7 @@ impl Config {
         }
     }
 
-    /// What differs in `newer`, by how it takes effect.
+    /// The keys that differ in `newer`, by how they take effect.
     pub fn changes(&self, newer: &Config) -> Changes {
         let (mut a, mut b) = (self.clone(), newer.clone());
         let mut changes = Changes::default();
@@ -701,8 +711,9 @@ impl Config {
         changes
     }
 
-    /// What a sidecar with a file of its pod (`self`) and one of its pool goes by: the one with the higher `pool.generation`, the pod's
-    /// where they are equal; but what the pod was made for stays the pod's: where to serve, its disk, and all that decides its memory.
+    /// The effective config of a sidecar with its pod's file (`self`) and its pool's: the one with the higher `pool.generation`, or the
+    /// pod's if they are equal. Keys that the pod was created for always come from the pod's file: addresses, disk, and everything that
+    /// determines its memory.
     pub fn or_newer(self, pool: Config) -> Config {
         if pool.pool.generation <= self.pool.generation {
             return self;
@@ -718,12 +729,12 @@ impl Config {
         newer
     }
 
-    /// This config with those values of `newer` that take effect at once: what runs after a reload.
+    /// This config with the values of `newer` that take effect immediately. It is in effect after a reload.
     pub fn with_live_from(&self, newer: &Config) -> Config {
         let (mut merged, mut from) = (self.clone(), newer.clone());
         for (mut old, new) in keys(&mut merged).into_iter().zip(keys(&mut from)) {
             if self.takes(old.reload, newer) {
-                // A value that one config holds is within the range of the other.
+                // A value of one config is within the range of the other.
                 let _ = old.slot.set(&new.slot.text());
             }
         }

@@ -1,6 +1,6 @@
-//! The config file of the sidecar, `config.v1.yaml`: one YAML document, one Rust type, every value with its unit.
-//! Which keys there are, their meaning, range and default stand in `keys.rs` and in the `Default` impls here.
-//! Nothing here reads files or knows the machine: limits of a container are checked by the caller. No secret is ever a value.
+//! The config file of the sidecar, `config.v1.yaml`: one YAML document, one Rust type, every value with its unit. `keys.rs` has the keys,
+//! their descriptions and ranges; the `Default` impls here have the defaults. This module reads no files and does not know the machine: the
+//! caller checks limits of the container. Only Redis URLs may contain secrets.
 
 mod footprint;
 mod keys;
@@ -22,218 +22,201 @@ use crate::object;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// Name of the file; the version of its format is part of it.
+/// Name of the file, including its format version.
 pub const FILE_NAME: &str = "config.v1.yaml";
 
-/// The whole config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Path of the Unix socket; its folder holds the lock file, `settings.json` and the exported connector too.
+    /// Path of the Unix socket. Its folder also holds the lock file, `settings.json` and the exported connector.
     pub socket: PathBuf,
-    /// Admin HTTP.
     pub admin: Admin,
-    /// Which pool this sidecar belongs to.
+    /// The pool that this sidecar belongs to.
     pub pool: Pool,
-    /// What is cached, and when a hit is taken.
+    /// What is cached, and when a hit is used.
     pub cache: Cache,
-    /// The memory tier.
     pub memory: Memory,
-    /// The disk tier.
     pub disk: Disk,
-    /// The Redis tier.
     pub redis: Redis,
-    /// What is written to the tiers below memory, and when.
+    /// What is written to the lower tiers, and when.
     pub write: Write,
-    /// The S3 tier.
     pub s3: S3,
-    /// Bytes per second that the tiers below memory may move.
+    /// Bandwidth limits of the lower tiers.
     pub pacing: Pacing,
-    /// What the GPUs that the sidecar is given cost it.
+    /// Memory that GPUs cost the sidecar.
     pub gpu: Gpu,
-    /// Who moves bytes between vLLM and the memory tier.
+    /// Which process copies between vLLM and the memory tier.
     pub transfer: Transfer,
-    /// Bounds of everything that a peer can make grow.
+    /// Limits for everything that a peer can make grow.
     pub limits: Limits,
-    /// Logs.
     pub log: Log,
-    /// The file is written by an operator: unknown keys are warnings, not errors.
+    /// The file was written by the operator: unknown keys are warnings, not errors.
     pub managed: bool,
 }
 
-/// Admin HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admin {
-    /// Address and port.
     pub listen: SocketAddr,
-    /// File with the bearer token of `/v1/config` and `/v1/objects`; none = both are off.
+    /// File with the bearer token of `/v1/config` and `/v1/objects`. `None` disables both.
     pub token_file: Option<PathBuf>,
 }
 
-/// Names that logs, metrics and status carry.
+/// Identifies the pool in logs, metrics and status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pool {
-    /// Name of the pool; empty outside of Kubernetes.
+    /// Name of the pool; empty outside Kubernetes.
     pub name: String,
     /// Kubernetes namespace of the pool.
     pub namespace: String,
-    /// Counts the changes of the pool: of two files the one with the higher number is in effect.
+    /// Generation of the pool's spec. Of two files, the one with the higher number is in effect.
     pub generation: u64,
 }
 
-/// What is cached, and when a hit is taken.
+/// What is cached, and when a hit is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cache {
-    /// Least tokens of a chunk.
+    /// Minimum tokens per chunk.
     pub chunk_tokens: u32,
-    /// What of a request is stored.
+    /// What is stored of a request.
     pub save: Save,
     /// Hits shorter than this many tokens are recomputed.
     pub min_load_tokens: u32,
     /// Longest wait of a request for a load.
     pub load_timeout: Duration,
-    /// Whether what tiers below memory have is fetched where computing it is expected to be quicker.
+    /// Whether chunks in lower tiers are fetched only if that is expected to be faster than computing them.
     pub load_or_recompute: LoadOrRecompute,
 }
 
-/// The memory tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
-    /// Bytes of the arena.
+    /// Size of the arena.
     pub size: ByteSize,
     /// Page size of the arena.
     pub huge_pages: HugePages,
-    /// What goes first when room is needed.
+    /// Order of eviction.
     pub eviction_policy: EvictionPolicy,
     /// When the bytes of a hit are compared with their digest.
     pub verify: Verify,
-    /// With `Background`: a hit is checked again when its last check is older.
+    /// With `Background`: age of the last check after which a hit is checked again.
     pub verify_age: Duration,
-    /// Threads that take and check digests.
+    /// Threads that compute and check digests.
     pub verify_threads: u32,
-    /// Bytes per second that checks which nobody waits for may read, all together.
+    /// Bytes per second that background checks may read, all together.
     pub verify_bytes_per_second: ByteSize,
     /// Threads that populate the arena.
     pub populate_threads: u32,
 }
 
-/// The disk tier, below memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// Folder of the tier's own; none = there is no such tier.
+    /// Folder that only this tier uses. `None` disables the tier.
     pub path: Option<PathBuf>,
     /// Bytes of the files with objects.
     pub size: ByteSize,
 }
 
-/// The Redis tier. Its `Debug` form does not show the URLs: they may hold a password.
+/// The Redis tier. Its `Debug` form hides the URLs, because they may hold a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Redis {
-    /// Servers, each an independent shard; none = there is no such tier.
+    /// Servers, each an independent shard. Empty: no Redis tier.
     pub urls: Vec<String>,
-    /// Folder with the files `password` and `username`; none = what the URLs say.
+    /// Folder with the files `password` and `username`. `None`: the credentials in the URLs.
     pub auth: Option<PathBuf>,
-    /// PEM file of the authorities that TLS servers are trusted by; none = those of the system.
+    /// PEM file of the trusted authorities for TLS. `None`: those of the system.
     pub ca: Option<PathBuf>,
-    /// An object goes when it was neither written nor read for so long; 0 = never.
+    /// Objects expire after this time without a read or a write. 0 disables expiry.
     pub ttl: Duration,
 }
 
-/// What is written to the tiers below memory, and when.
+/// What is written to the lower tiers, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// When.
     pub policy: WritePolicy,
-    /// With `WriteBack`: a chunk waits for so long.
+    /// With `WriteBack`: wait before a chunk is written.
     pub back_after: Duration,
-    /// Which chunks.
+    /// Which chunks are written.
     pub admission: Admission,
-    /// How they are packed there.
+    /// How chunks are packed in lower tiers.
     pub codec: Codec,
 }
 
-/// Bytes per second that the tiers below memory may move, all together; 0 = no bound.
+/// Bandwidth limits of the lower tiers, all together, in bytes per second; 0 = no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pacing {
-    /// From tiers into memory.
+    /// From lower tiers into memory.
     pub read_bytes_per_second: ByteSize,
-    /// From memory to tiers, with what checks read that nobody waits for.
+    /// From memory to lower tiers, including background checks.
     pub write_bytes_per_second: ByteSize,
 }
 
-/// What the GPUs that the sidecar is given cost it; nothing where it is given none.
+/// Memory that GPUs cost the sidecar; 0 without a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gpu {
-    /// Bytes of the container's memory that CUDA contexts may take.
+    /// Container memory that is reserved for CUDA contexts.
     pub context_memory: ByteSize,
 }
 
-/// Who moves bytes between vLLM and the memory tier.
+/// Which process copies between vLLM and the memory tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transfer {
-    /// Who.
     pub mode: TransferMode,
-    /// Bytes of a worker's window.
+    /// Size of each worker's window.
     pub window_size: ByteSize,
 }
 
-/// Bounds of everything that a peer can make grow.
+/// Limits for everything that a peer can make grow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Open connections on the socket.
     pub connections: u32,
-    /// Sessions (roles of processes).
+    /// Sessions: one per role of a process.
     pub sessions: u32,
     /// Requests with an open probe, pin or lease, per scheduler.
     pub requests: u32,
-    /// Share of the arena that soft pins may hold; the oldest end first.
+    /// Share of the arena that soft pins may hold. Beyond it the oldest pin ends.
     pub pinned_share: Percent,
     /// Bytes of the arena that are granted and not committed, all workers together.
     pub granted_bytes: ByteSize,
-    /// Chunks in the index; each takes 1 KiB of the slot table once used.
+    /// Chunks in the index. Each takes 1 KiB of the slot table once used.
     pub index_entries: u32,
-    /// Longest frame body; the protocol's own limit is 8Mi.
+    /// Longest frame body. The protocol's own limit is 8Mi.
     pub frame_bytes: ByteSize,
-    /// Answers that wait for one slow reader; more closes its connection.
+    /// Bytes of replies that may wait for one slow reader. Beyond it the connection is closed.
     pub send_bytes: ByteSize,
     /// A connection without a HELLO is closed after this.
     pub hello_timeout: Duration,
-    /// Events kept for EVENTS; who is further behind is told that some were lost.
+    /// Events kept for EVENTS. A reader that is further behind learns that it lost some.
     pub events: u32,
-    /// Of each tier below memory.
+    /// Limits of each lower tier.
     pub tiers: TierLimits,
 }
 
-/// Bounds of each tier below memory.
+/// Limits of each lower tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierLimits {
-    /// Lookups under way.
     pub lookups: u32,
-    /// Chunks being fetched.
     pub fetches: u32,
-    /// Their bytes; a quarter of `granted_bytes` where that is less. One chunk may always be fetched.
+    /// Bytes of fetches in flight, or a quarter of `granted_bytes` if that is less. One chunk is always allowed.
     pub fetch_bytes: ByteSize,
     /// Chunks that wait to be fetched.
     pub fetch_queue: u32,
-    /// Chunks being written.
     pub writes: u32,
-    /// Their bytes; a quarter of `granted_bytes` where that is less. One chunk may always be written.
+    /// Bytes of writes in flight, or a quarter of `granted_bytes` if that is less. One chunk is always allowed.
     pub write_bytes: ByteSize,
     /// Bytes of chunks that wait to be written.
     pub write_queue_bytes: ByteSize,
-    /// What could have been written for so long and was not is dropped.
+    /// A chunk that could not be written for this time is dropped.
     pub write_queue_age: Duration,
 }
 
-/// Logs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Log {
-    /// Least level that is written.
+    /// Minimum level of log lines.
     pub level: LogLevel,
-    /// One JSON object a line, or text.
+    /// One JSON object per line, or text.
     pub format: LogFormat,
 }
 
-/// A value out of a fixed list of names.
+/// An enum whose values have fixed names.
 pub(crate) trait Choice {
     fn names(&self) -> &'static [&'static str];
     fn name(&self) -> &'static str;
@@ -262,31 +245,30 @@ macro_rules! choice {
 use choice;
 
 choice!(
-    /// Whether what tiers below memory have is fetched where computing it is expected to be quicker.
+    /// Whether chunks in lower tiers are fetched only if that is expected to be faster than computing them.
     LoadOrRecompute {
-        /// The quicker one, once it is known how quick both are.
+        /// Fetches or computes, whichever is expected to be faster once both speeds are known.
         #[default]
         Auto = "Auto",
-        /// It is fetched.
+        /// Always fetches.
         AlwaysLoad = "AlwaysLoad",
     }
 );
 choice!(
-    /// Who moves bytes between vLLM's KV blocks and the memory tier.
+    /// Which process copies between vLLM's KV blocks and the memory tier.
     TransferMode {
-        /// What is known to be better on the machine; nothing was measured yet, so it is `Engine`.
+        /// The better mode for the machine. No measurement exists yet, so it is `Engine`.
         #[default]
         Auto = "Auto",
         /// vLLM's worker.
         Engine = "Engine",
-        /// The sidecar, by a window that the worker fills and empties.
+        /// The sidecar, through a window that the worker fills and empties.
         CudaWindow = "CudaWindow",
     }
 );
 choice!(
     /// Page size of the arena.
     HugePages {
-        /// Normal pages.
         #[default]
         None = "None",
         /// 2 MiB pages, which the node must have reserved.
@@ -296,71 +278,66 @@ choice!(
     }
 );
 choice!(
-    /// What goes first when room is needed.
+    /// Order of eviction.
     EvictionPolicy {
-        /// Three FIFO queues: resists scans.
+        /// S3-FIFO: three FIFO queues. Resists scans.
         #[default]
         S3Fifo = "S3FIFO",
-        /// Least recently used.
         Lru = "LRU",
-        /// Least frequently used.
         Lfu = "LFU",
-        /// First in, first out.
         Fifo = "FIFO",
     }
 );
 choice!(
     /// When the bytes of a hit are compared with their digest.
     Verify {
-        /// Before the answer, by a check that began after the request came.
+        /// Before the answer, by a check that began after the request arrived.
         #[default]
         Always = "Always",
-        /// Beside the answer, when the last check is older than `verifyAge`.
+        /// Concurrently with the answer, if the last check is older than `verifyAge`.
         Background = "Background",
     }
 );
 choice!(
-    /// When a chunk that memory holds is written to the tiers below.
+    /// When a chunk in memory is written to the lower tiers.
     WritePolicy {
-        /// As soon as it can be read.
+        /// As soon as it is readable.
         #[default]
         WriteThrough = "WriteThrough",
-        /// After a minute; sooner where much waits.
+        /// After `backAfter`, or earlier if much waits.
         WriteBack = "WriteBack",
-        /// Never.
         None = "None",
     }
 );
 choice!(
-    /// Which chunks are written to the tiers below.
+    /// Which chunks are written to the lower tiers.
     Admission {
-        /// All.
         #[default]
         All = "All",
-        /// Those that are used a second time.
+        /// Chunks that are used a second time.
         Reused = "Reused",
     }
 );
 choice!(
-    /// How chunks are packed in the tiers below.
+    /// How chunks are packed in lower tiers.
     Codec {
-        /// Not at all.
+        /// Not packed.
         #[default]
         None = "None",
-        /// So that every bit comes back.
+        /// Lossless compression.
         Lossless = "Lossless",
-        /// As FP8 with a scale per 128 numbers: something is lost.
+        /// FP8 with a scale per 128 numbers. Lossy.
         Fp8 = "FP8",
-        /// As whole numbers of 8 bits with a scale per 128 numbers: something is lost.
+        /// 8-bit integers with a scale per 128 numbers. Lossy.
         Int8 = "INT8",
-        /// As whole numbers of 4 bits between the least and the greatest of 64: much is lost.
+        /// 4-bit integers between the smallest and the largest of 64 numbers. Very lossy.
         Int4 = "INT4",
-        /// As few steps per token and layer, then an entropy coder: most is lost, and most is saved.
+        /// A few quantisation steps per token and layer, then an entropy coder. The smallest objects and the largest loss.
         CacheGen = "CacheGen",
     }
 );
 impl Codec {
-    /// As objects name it.
+    /// The codec's value in object headers.
     pub fn of_objects(self) -> object::Codec {
         match self {
             Self::None => object::Codec::None,
@@ -373,28 +350,26 @@ impl Codec {
     }
 }
 choice!(
-    /// Least level that is written.
+    /// Minimum level of log lines.
     LogLevel {
-        /// Errors.
         Error = "error",
-        /// And warnings.
         Warn = "warn",
-        /// And what changes.
+        /// Also changes of state.
         #[default]
         Info = "info",
-        /// And sessions in detail.
+        /// Also sessions in detail.
         Debug = "debug",
-        /// And frames.
+        /// Also frames.
         Trace = "trace",
     }
 );
 choice!(
-    /// Form of a log line.
+    /// Format of a log line.
     LogFormat {
-        /// One object a line.
+        /// One JSON object per line.
         #[default]
         Json = "json",
-        /// For people.
+        /// Lines for people.
         Text = "text",
     }
 );
@@ -421,7 +396,7 @@ shown!(
 );
 
 impl HugePages {
-    /// Bytes of a page; the arena is a multiple of it.
+    /// Bytes per page. The arena is a multiple of it.
     pub fn page_bytes(self) -> u64 {
         match self {
             Self::None => 4 << 10,
@@ -575,15 +550,15 @@ impl Default for Write {
 
 /// Longest wait of vLLM's scheduler at a request's first poll.
 const FIRST_POLL_WAIT_US: u32 = 1_000;
-/// Longest waits in one step of vLLM's scheduler together.
+/// Longest wait per step of vLLM's scheduler, all requests together.
 const STEP_WAIT_US: u32 = 2_000;
-/// After this an unanswered GRANT is given up and its blocks go back to vLLM.
+/// After this time the connector gives up on an unanswered GRANT and returns its blocks to vLLM.
 const GRANT_TIMEOUT_MS: u64 = 1_000;
-/// Least bytes that stores of one instance may have in flight.
+/// Minimum bytes that the stores of one instance may have in flight.
 const STORE_BYTES_IN_FLIGHT: u64 = 256 << 20;
 
 impl Config {
-    /// What the connector is told in HELLO's answer.
+    /// The settings that HELLO's answer passes to the connector.
     pub fn settings(&self) -> Settings {
         Settings {
             chunk_tokens: self.cache.chunk_tokens,

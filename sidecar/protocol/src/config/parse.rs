@@ -1,19 +1,19 @@
-//! YAML text to [`Config`] and back. All problems of a file are named at once, each with what to write instead.
+//! Converts YAML text to [`Config`] and back. All problems of a file are reported at once, each with what to write instead.
 
 use super::keys::{Key, Slot, keys};
 use super::{Config, Reload};
 use serde_yaml::{Mapping, Value};
 use std::fmt;
 
-/// Longest config file that is read: 256 KiB.
+/// Longest config file that is read.
 const MAX_BYTES: usize = 256 << 10;
 
 /// A key that this version does not know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownKey {
-    /// Path, e.g. `memory.szie`.
+    /// Path, for example `memory.szie`.
     pub path: String,
-    /// The known key that comes closest.
+    /// The most similar known key.
     pub similar: Option<&'static str>,
 }
 
@@ -30,31 +30,30 @@ impl fmt::Display for UnknownKey {
     }
 }
 
-/// One thing that is wrong with a config.
+/// One problem of a config.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The text is no YAML.
+    /// The text is not YAML.
     #[error("not a YAML document: {0}")]
     NotYaml(String),
-    /// The text is too long to be a config.
+    /// The text exceeds the size limit.
     #[error("{0} bytes are too many for a config; at most {MAX_BYTES} are read")]
     TooLong(usize),
-    /// A section is no mapping.
+    /// A section is not a mapping.
     #[error("{path}: found {found}; write keys of this section below it, indented")]
     NotASection {
-        /// Path of the section; `document` for the whole.
+        /// Path of the section; `document` for the top level.
         path: String,
-        /// What stands there.
+        /// The value that was found.
         found: String,
     },
-    /// A value is not what its key takes.
+    /// A value is not valid for its key.
     #[error("{path}: found {found}; write {write}")]
     BadValue {
-        /// Path of the key.
         path: &'static str,
-        /// What stands there.
+        /// The value that was found.
         found: String,
-        /// What to write.
+        /// What to write instead.
         write: String,
     },
     /// A key that this version does not know.
@@ -62,10 +61,10 @@ pub enum Problem {
     Unknown(UnknownKey),
 }
 
-/// A config that cannot be used; every problem of it, in the order of the keys.
+/// An invalid config, with every problem in the order of the keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// At least one.
+    /// At least one problem.
     pub problems: Vec<Problem>,
 }
 
@@ -82,8 +81,8 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl Config {
-    /// Reads a config. Absent keys have their default. `managed` (or `managed: true` in the file) makes unknown keys warnings,
-    /// which are returned; else they are errors.
+    /// Parses a config. Absent keys have their default. With `managed` (or `managed: true` in the file) unknown keys are returned as
+    /// warnings; otherwise they are errors.
     pub fn parse(text: &str, managed: bool) -> Result<(Config, Vec<UnknownKey>), ConfigError> {
         let only = |problem| ConfigError {
             problems: vec![problem],
@@ -123,22 +122,22 @@ impl Config {
         }
     }
 
-    /// The file that says what is so anyway, with a comment per key.
+    /// The default config as a file, with a comment per key.
     pub fn default_yaml() -> String {
         Config::default().print(true, |slot| slot.text())
     }
 
-    /// This config as a file, without comments; [`Config::parse`] gives it back.
+    /// This config as a file without comments. [`Config::parse`] is the inverse.
     pub fn to_yaml(&self) -> String {
         self.print(false, |slot| slot.text())
     }
 
-    /// The same for people to see: URLs without user and password.
+    /// Like [`Config::to_yaml`], but URLs are printed without user and password.
     pub fn shown_yaml(&self) -> String {
         self.print(false, |slot| slot.shown())
     }
 
-    /// Path and value of every key as texts, for logs; URLs without user and password.
+    /// Path and value of every key as text, for logs. URLs are printed without user and password.
     pub fn entries(&self) -> Vec<(&'static str, String)> {
         keys(&mut self.clone())
             .into_iter()
@@ -181,13 +180,13 @@ fn comment(key: &Key<'_>, indent: &str) -> String {
     format!("{indent}# {}{range}{restart}\n", key.about)
 }
 
-/// A value as YAML: quoted where the plain form would read as something else.
+/// A value as YAML, quoted if the plain form would parse as another type.
 fn scalar(slot: &Slot<'_>, text: String) -> String {
     let quoted = matches!(
         slot,
         Slot::Name(_) | Slot::Text(..) | Slot::Listen(_) | Slot::Socket(_) | Slot::File(_)
     );
-    // JSON strings are YAML strings.
+    // JSON strings are valid YAML strings.
     if quoted {
         serde_json::Value::from(text).to_string()
     } else {
@@ -195,7 +194,7 @@ fn scalar(slot: &Slot<'_>, text: String) -> String {
     }
 }
 
-/// Leaves of the two levels that a config has, by path.
+/// The leaves of a config's two levels, by path.
 fn flatten(document: Value, problems: &mut Vec<Problem>) -> Vec<(String, Value)> {
     let mut leaves = Vec::new();
     for (name, value) in section("document", document, problems) {
@@ -251,7 +250,7 @@ fn take(key: &mut Key<'_>, value: &Value) -> Result<(), Problem> {
         Some(text) => key.slot.set(text),
         None => match key.slot.set("") {
             Err(write) => Err(write),
-            Ok(()) => Err("a text, in quotes where it looks like a number".to_string()),
+            Ok(()) => Err("a text, in quotes if it looks like a number".to_string()),
         },
     };
     result.map_err(|write| Problem::BadValue {
@@ -270,7 +269,7 @@ fn found(value: &Value) -> String {
         Value::Null => "nothing".to_string(),
         Value::Bool(b) => b.to_string(),
         Value::Number(n) => n.to_string(),
-        // It may hold a password.
+        // The text may hold a password.
         Value::String(s) if s.contains("://") => "a URL".to_string(),
         Value::String(s) => {
             let short: String = s.chars().take(64).collect();
@@ -283,7 +282,7 @@ fn found(value: &Value) -> String {
     }
 }
 
-/// The known key with the fewest edits, one in the same section first, if that is a plausible slip.
+/// The known key with the smallest edit distance, preferring the same section, if it is a plausible typo.
 fn similar(path: &str) -> Option<&'static str> {
     let parts = |p: &str| match p.rsplit_once('.') {
         Some((section, last)) => (section.to_string(), last.to_lowercase()),

@@ -1,47 +1,47 @@
-//! The S3 tier: `s3.*`.
+//! The config section `s3`.
 
 use super::{ByteSize, Choice, Duration, choice};
 use std::path::PathBuf;
 
-/// A bucket of S3 or of a compatible server, below all other tiers.
+/// The S3 tier: a bucket of S3 or of a compatible server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct S3 {
-    /// Name of the bucket; empty = there is no such tier.
+    /// Name of the bucket. Empty: no S3 tier.
     pub bucket: String,
-    /// Region; empty = that of the environment, or `us-east-1` with an endpoint.
+    /// Region. Empty: the region of the environment, or `us-east-1` with an endpoint.
     pub region: String,
-    /// `http(s)://host[:port]` of a server that is not AWS; empty = AWS.
+    /// `http(s)://host[:port]` of a server other than AWS. Empty: AWS.
     pub endpoint: String,
-    /// What names begin with, without slashes around it; may be empty.
+    /// Prefix of all object names, without leading or trailing slashes; may be empty.
     pub prefix: String,
-    /// Where the bucket's name stands in URLs.
+    /// Where the bucket's name is in URLs.
     pub addressing_style: AddressingStyle,
-    /// Use the Transfer Acceleration endpoint of AWS.
+    /// Use AWS Transfer Acceleration.
     pub accelerate: bool,
-    /// Folder with the files `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and perhaps `AWS_SESSION_TOKEN`; none = the default chain.
+    /// Folder with the files `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, optionally, `AWS_SESSION_TOKEN`. `None`: the AWS default
+    /// chain.
     pub auth: Option<PathBuf>,
-    /// PEM file with the authorities that are trusted; none = those of the system.
+    /// PEM file with the trusted authorities. `None`: those of the system.
     pub ca: Option<PathBuf>,
     /// When S3's own checksums are sent and checked.
     pub checksums: Checksums,
-    /// Version of HTTP.
     pub http_version: HttpVersion,
-    /// Requests that run at once.
+    /// Requests in flight.
     pub max_concurrency: u32,
-    /// Bytes that may lie under the prefix; 0 = no bound.
+    /// Bytes allowed below the prefix; 0 = no limit.
     pub capacity: ByteSize,
-    /// Percent of the capacity from which on the oldest objects go.
+    /// Percent of the capacity at which removal of the oldest objects begins.
     pub evict_at_percent: u32,
-    /// Percent of the capacity that are left then.
+    /// Percent of the capacity at which removal ends.
     pub evict_to_percent: u32,
-    /// Objects that were written longer ago go; 0 = never.
+    /// Objects are removed this long after they were written. 0 disables expiry.
     pub expire_after: Duration,
 }
 
 choice!(
-    /// Where the bucket's name stands in URLs.
+    /// Where the bucket's name is in URLs.
     AddressingStyle {
-        /// In the host for AWS and where the endpoint is a name with a dot in it, else in the path.
+        /// In the host for AWS and for endpoints whose name has a dot, otherwise in the path.
         #[default]
         Auto = "Auto",
         /// `https://host/bucket/key`.
@@ -51,24 +51,22 @@ choice!(
     }
 );
 choice!(
-    /// When S3's own checksums are sent and checked. Digests of ours are always checked.
+    /// When S3's own checksums are sent and checked. kvcachepool's digests are always checked.
     Checksums {
-        /// Where S3 demands them: what older compatible servers take.
+        /// Where S3 requires them. Older compatible servers accept this.
         #[default]
         WhenRequired = "WhenRequired",
-        /// Wherever S3 can.
+        /// Wherever S3 supports them.
         WhenSupported = "WhenSupported",
     }
 );
 choice!(
-    /// Version of HTTP.
     HttpVersion {
-        /// HTTP/1.1: a connection for each transfer.
+        /// HTTP/1.1 with one connection per transfer.
         #[default]
         Auto = "Auto",
-        /// HTTP/1.1.
         Http1 = "Http1",
-        /// HTTP/2 where the server's TLS offers it, else HTTP/1.1.
+        /// HTTP/2 if the server offers it over TLS, otherwise HTTP/1.1.
         Http2 = "Http2",
     }
 );
@@ -95,7 +93,7 @@ impl Default for S3 {
     }
 }
 
-/// Longest prefix: names of objects take 116 bytes behind it, and S3 takes 1024.
+/// Longest prefix. An object's name adds 116 bytes, and S3 allows 1024.
 const PREFIX_BYTES: usize = 512;
 
 pub(super) fn bucket(text: &str) -> Result<(), &'static str> {

@@ -1,14 +1,14 @@
-//! Values with a unit in them: `64Gi`, `250ms`, `50%`.
+//! Values with units: `64Gi`, `250ms`, `50%`.
 
 use std::{fmt, str::FromStr};
 
-/// A text is no value of the type; says what to write.
+/// A text is not a value of the type. The payload says what to write instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("write {0}")]
 pub struct BadUnit(pub &'static str);
 
-/// A number of bytes. Text form: a whole number with `Ki`, `Mi`, `Gi`, `Ti` (powers of 1024), with `k`, `M`, `G`, `T` (powers of
-/// 1000), or alone (bytes).
+/// A number of bytes. Text form: an integer with the suffix `Ki`, `Mi`, `Gi`, `Ti` (powers of 1024), `k`, `M`, `G`, `T` (powers of 1000),
+/// or none (bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ByteSize(pub u64);
 
@@ -48,10 +48,9 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A length of time in whole milliseconds. Text form: parts of `d`, `h`, `m`, `s`, `ms`, largest first: `24h`, `1h30m`, `250ms`.
+/// A duration in whole milliseconds. Text form: parts of `d`, `h`, `m`, `s`, `ms`, largest first: `24h`, `1h30m`, `250ms`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Duration {
-    /// Milliseconds.
     pub ms: u64,
 }
 
@@ -65,12 +64,10 @@ const TIMES: [(&str, u64); 5] = [
 const TIME_FORM: BadUnit = BadUnit("a time such as 250ms, 2s, 10m or 24h");
 
 impl Duration {
-    /// From milliseconds.
     pub const fn from_ms(ms: u64) -> Self {
         Self { ms }
     }
 
-    /// For timers.
     pub const fn std(self) -> std::time::Duration {
         std::time::Duration::from_millis(self.ms)
     }
@@ -122,7 +119,7 @@ impl fmt::Display for Duration {
     }
 }
 
-/// A share of a whole, 0 to 100 in whole percent. Text form: `50%`.
+/// A share, 0 to 100 in whole percent. Text form: `50%`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Percent(pub u8);
 

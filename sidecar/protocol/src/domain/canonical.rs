@@ -1,21 +1,20 @@
-//! Canonical JSON: keys sorted by their bytes, no white space, numbers and strings in one form. Equal descriptors give equal bytes
-//! on every machine, so their BLAKE3 can be an identity.
+//! Canonical JSON: keys sorted by their bytes, no white space, one form for numbers and strings. Equal descriptors have equal bytes on
+//! every machine, so their BLAKE3 hash can be an identity.
 
 use serde_json::{Map, Value};
 
-/// Longest descriptor that is read: 1 MiB.
 pub const MAX_DESCRIPTOR_BYTES: usize = 1 << 20;
-/// Deepest nesting of lists and objects.
+/// Maximum nesting of lists and objects.
 pub const MAX_DESCRIPTOR_DEPTH: usize = 32;
 
-/// A text is no descriptor.
+/// A text is not a valid descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadDescriptor {
-    /// No JSON at all.
-    #[error("the descriptor is no JSON: {0}")]
+    /// The text is not JSON.
+    #[error("the descriptor is not JSON: {0}")]
     NotJson(String),
-    /// JSON, but no object.
-    #[error("the descriptor is no JSON object")]
+    /// The text is JSON, but not an object.
+    #[error("the descriptor is not a JSON object")]
     NotAnObject,
     /// Longer than [`MAX_DESCRIPTOR_BYTES`].
     #[error("the descriptor has {0} bytes, more than {MAX_DESCRIPTOR_BYTES}")]
@@ -23,7 +22,7 @@ pub enum BadDescriptor {
     /// Nested deeper than [`MAX_DESCRIPTOR_DEPTH`].
     #[error("the descriptor is nested deeper than {MAX_DESCRIPTOR_DEPTH} levels")]
     TooDeep,
-    /// A key that the sidecar adds itself.
+    /// The descriptor contains a key that the sidecar adds itself.
     #[error("the descriptor has the key \"{0}\", which the sidecar adds itself")]
     ReservedKey(&'static str),
 }
@@ -35,7 +34,7 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// Reads a descriptor. Total: any text gives a descriptor or a named error.
+    /// Parses a descriptor. Total: any text gives a descriptor or a named error.
     pub fn parse(text: &str) -> Result<Self, BadDescriptor> {
         if text.len() > MAX_DESCRIPTOR_BYTES {
             return Err(BadDescriptor::TooLong(text.len()));
@@ -51,7 +50,7 @@ impl Descriptor {
         }
     }
 
-    /// The descriptor with one more key, which must be new.
+    /// Adds a key. Errors: the descriptor already has it.
     pub fn with(mut self, key: &'static str, value: Value) -> Result<Self, BadDescriptor> {
         match self.map.insert(key.to_string(), value) {
             None => Ok(self),
@@ -59,7 +58,6 @@ impl Descriptor {
         }
     }
 
-    /// Canonical bytes.
     pub fn canonical(&self) -> String {
         let mut out = String::new();
         write_object(&self.map, &mut out);
@@ -71,13 +69,13 @@ impl Descriptor {
         *blake3::hash(self.canonical().as_bytes()).as_bytes()
     }
 
-    /// The descriptor as JSON, for people.
+    /// The descriptor as JSON, for display.
     pub fn to_value(&self) -> Value {
         Value::Object(self.map.clone())
     }
 }
 
-/// Canonical text of any JSON value. Numbers: integers in decimal, others in the shortest form that reads back equal.
+/// Canonical text of any JSON value. Integers are decimal, other numbers have the shortest form that parses to the same value.
 pub fn canonical_json(value: &Value) -> String {
     let mut out = String::new();
     write_value(value, &mut out);

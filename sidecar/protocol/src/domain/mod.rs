@@ -1,5 +1,5 @@
-//! Domains: which model's KV values, in which arrangement, cut into which sections. Descriptors are JSON made by the connector;
-//! keys unknown here are kept and hashed like all others.
+//! Domains: the model that KV values belong to, their layout, and their division into sections. The connector writes the descriptors as
+//! JSON; unknown keys are kept and hashed like all others.
 
 mod canonical;
 mod numbers;

@@ -1,10 +1,10 @@
-//! What layout descriptors say of the numbers in a block.
+//! The number format of blocks, from layout descriptors.
 
 use super::{Descriptor, SectionPlan};
 use crate::object::{Axis, Dim, Element, Form};
 use serde_json::Value;
 
-/// What the layout says of every group's blocks, where it says the same of all.
+/// The form of the blocks, if the layout gives the same one for all groups.
 pub(super) fn form(layout: &Descriptor, plan: &SectionPlan) -> Form {
     let layout = layout.to_value();
     let groups = list(&layout, "groups");
@@ -30,7 +30,7 @@ pub(super) fn form(layout: &Descriptor, plan: &SectionPlan) -> Form {
     form.unwrap_or(Form::flat(first))
 }
 
-/// Dimensions of a block, e.g. `[["layer", 2], ["token", 16], ["channel", 128]]`.
+/// Parses dimensions of a block, e.g. `[["layer", 2], ["token", 16], ["channel", 128]]`.
 fn dims(list: &[Value]) -> Option<Vec<Dim>> {
     let dim = |value: &Value| {
         let [axis, size] = value.as_array()?.as_slice() else {

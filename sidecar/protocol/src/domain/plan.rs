@@ -1,25 +1,24 @@
-//! How a chunk is cut into sections, and which slot sizes they take.
+//! How a chunk is divided into sections, and the slot sizes of sections.
 
 use crate::table::ROW_BYTES;
 
-/// KV groups of a domain: GRANT names them in a 32-bit map.
+/// Maximum KV groups of a domain. GRANT names groups in a 32-bit map.
 pub const MAX_GROUPS: usize = 32;
-/// Sections of a domain: a chunk record names them in a 128-bit map.
+/// Maximum sections of a domain. A chunk record names sections in a 128-bit map.
 pub const MAX_SECTIONS: usize = 128;
-/// Longest section: a reference carries its length in 32 bits.
+/// Longest section. A reference has a 32-bit length.
 const MAX_SECTION_BYTES: u64 = u32::MAX as u64;
 
-/// What the blocks of a group hold.
+/// Which tokens' KV a group's blocks hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GroupKind {
-    /// Every token's KV counts: a chunk without this section cannot be read.
+    /// All tokens. A chunk without this section cannot be read.
     Full,
-    /// Only the last tokens count.
+    /// Only the last tokens (sliding window).
     Window,
 }
 
 impl GroupKind {
-    /// Name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Full => "full",
@@ -31,54 +30,46 @@ impl GroupKind {
 /// One KV group over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GroupPlan {
-    /// What its blocks hold.
     pub kind: GroupKind,
-    /// Tokens of a block.
     pub block_tokens: u32,
-    /// Bytes of a block over all layers, on one rank.
+    /// Bytes per block over all layers, on one rank.
     pub block_bytes: u64,
-    /// Shards over all ranks.
+    /// Number of shards over all ranks.
     pub shards: u32,
-    /// Tokens a window reaches back; 0 for `Full`.
+    /// Tokens that the window spans; 0 for `Full`.
     pub window_tokens: u32,
 }
 
-/// Why groups make no plan.
+/// Why groups do not form a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadPlan {
-    /// No group, or too many.
+    /// No groups, or too many.
     #[error("{0} KV groups; 1 to {MAX_GROUPS} are served")]
     Groups(usize),
-    /// Too many sections.
     #[error("{0} sections (groups times shards); at most {MAX_SECTIONS} are served")]
     Sections(u64),
-    /// A size is zero.
     #[error("group {0}: tokens of a block, bytes of a block and shards must not be 0")]
     Zero(usize),
-    /// A window without a reach, or a reach without a window.
+    /// A window group without a window, or a full group with one.
     #[error("group {0}: a window group needs window_tokens, a full one must not have any")]
     Window(usize),
-    /// Chunks are no whole number of blocks.
+    /// A chunk is not a whole number of blocks.
     #[error(
-        "group {group}: a chunk of {chunk_tokens} tokens is no whole number of blocks of {block_tokens}"
+        "group {group}: a chunk of {chunk_tokens} tokens is not a whole number of blocks of {block_tokens}"
     )]
     Chunk {
-        /// Group.
         group: usize,
-        /// Tokens of a chunk.
         chunk_tokens: u32,
-        /// Tokens of a block.
         block_tokens: u32,
     },
-    /// Tails are counted in scheduler blocks.
+    /// Tails are counted in scheduler blocks, so groups and chunks must divide evenly.
     #[error(
-        "a scheduler block of {0} tokens is no whole number of every group's blocks, or a chunk no whole number of it"
+        "a scheduler block of {0} tokens is not a whole number of every group's blocks, or a chunk is not a whole number of scheduler blocks"
     )]
     SchedulerBlock(u32),
-    /// A section is longer than a reference can say.
+    /// A section is longer than a reference can describe.
     #[error("group {group}: a section of {bytes} bytes is longer than {MAX_SECTION_BYTES}")]
     SectionBytes {
-        /// Group.
         group: usize,
         /// Bytes of a full section.
         bytes: u128,
@@ -91,13 +82,13 @@ pub struct SectionPlan {
     chunk_tokens: u32,
     scheduler_block_tokens: u32,
     groups: Vec<GroupPlan>,
-    /// Number of the first section of each group.
+    /// Index of each group's first section.
     first: Vec<u32>,
     sections: u32,
 }
 
 impl SectionPlan {
-    /// Checks the groups and numbers their sections.
+    /// Validates the groups and numbers their sections.
     pub fn new(
         chunk_tokens: u32,
         scheduler_block_tokens: u32,
@@ -149,12 +140,11 @@ impl SectionPlan {
         })
     }
 
-    /// Tokens of a full chunk.
     pub fn chunk_tokens(&self) -> u32 {
         self.chunk_tokens
     }
 
-    /// Tokens that a tail is a multiple of.
+    /// A tail is a multiple of this many tokens.
     pub fn scheduler_block_tokens(&self) -> u32 {
         self.scheduler_block_tokens
     }
@@ -169,7 +159,7 @@ impl SectionPlan {
         self.sections
     }
 
-    /// Number of the section of a group's shard.
+    /// Index of the section of a group's shard.
     pub fn section(&self, group: usize, shard: u32) -> Option<u32> {
         let shards = self.groups.get(group)?.shards;
         (shard < shards).then(|| self.first.get(group).map(|f| f + shard))?
@@ -187,14 +177,14 @@ impl SectionPlan {
         Some((group, section - self.first.get(group)?))
     }
 
-    /// Is this a token count that a chunk may have: a full chunk, or a tail of whole scheduler blocks?
+    /// Whether a chunk may have this many tokens: a full chunk, or a tail of whole scheduler blocks.
     pub fn valid_tokens(&self, tokens: u32) -> bool {
         tokens > 0
             && tokens <= self.chunk_tokens
             && tokens.is_multiple_of(self.scheduler_block_tokens)
     }
 
-    /// Bytes of a section of a chunk with `tokens` tokens (whole blocks; at most a full chunk). 0 for an unknown section.
+    /// Bytes of a section of a chunk with `tokens` tokens (whole blocks, at most a full chunk); 0 for an unknown section.
     pub fn section_bytes(&self, section: u32, tokens: u32) -> u64 {
         self.locate(section)
             .and_then(|(group, _)| self.groups.get(group))
@@ -203,14 +193,14 @@ impl SectionPlan {
             })
     }
 
-    /// Bytes of a full chunk's section of a group.
+    /// Bytes of a group's section in a full chunk.
     pub fn full_bytes(&self, group: usize) -> u64 {
         self.first
             .get(group)
             .map_or(0, |section| self.section_bytes(*section, self.chunk_tokens))
     }
 
-    /// Bytes of the longest full section: what a segment must hold.
+    /// Bytes of the longest full section. A segment must hold it.
     pub fn longest_section_bytes(&self) -> u64 {
         (0..self.groups.len())
             .map(|group| self.full_bytes(group))
@@ -225,12 +215,12 @@ impl SectionPlan {
             .sum()
     }
 
-    /// Map of all groups, a bit each.
+    /// Bitmap of all groups.
     pub fn all_groups(&self) -> u32 {
         u32::MAX >> (MAX_GROUPS - self.groups.len())
     }
 
-    /// Map of the groups whose sections every readable chunk has.
+    /// Bitmap of the groups whose sections every readable chunk has.
     pub fn full_groups(&self) -> u32 {
         self.groups
             .iter()
@@ -239,7 +229,7 @@ impl SectionPlan {
             .fold(0, |map, (i, _)| map | 1 << i)
     }
 
-    /// Map of the sections (128 bits, low word first) of a map of groups. Unknown groups are ignored.
+    /// Bitmap of the sections (128 bits, low word first) of a bitmap of groups. Unknown groups are ignored.
     pub fn section_map(&self, groups: u32) -> [u64; 2] {
         let map = (0..self.sections)
             .filter(|s| self.locate(*s).is_some_and(|(g, _)| groups >> g & 1 == 1))
@@ -248,8 +238,8 @@ impl SectionPlan {
     }
 }
 
-/// Slot sizes, in rows of 64 KiB, for sections whose full length is `full_bytes`: the full one first, then its halvings for tails,
-/// down to one row.
+/// Slot sizes, in rows of 64 KiB, for sections whose full length is `full_bytes`: the full size first, then repeated halves for tails, down
+/// to one row.
 pub fn slot_rows(full_bytes: u64) -> Vec<u32> {
     let rows = |bytes: u64| u32::try_from(bytes.div_ceil(ROW_BYTES)).unwrap_or(u32::MAX);
     let mut sizes = Vec::new();

@@ -1,4 +1,4 @@
-//! REGISTER messages of the ranks and of the scheduler, checked one by one and joined to a domain.
+//! Validates REGISTER messages of the ranks and of the scheduler one by one, and joins them to a domain.
 
 use super::numbers::form;
 use super::{BadDescriptor, BadPlan, Descriptor, GroupKind, GroupPlan, SectionPlan};
@@ -7,9 +7,9 @@ use crate::message::{ErrorCode, Group, Hashing, Register};
 use crate::object::{Fidelity, Form};
 use serde_json::{Value, json};
 
-/// Ranks of an instance.
+/// Maximum ranks of an instance.
 const MAX_WORLD: u32 = 1_024;
-/// Reason of a rank that still hashes its weights, which it registers with later.
+/// Reason of a rank that is still hashing its weights. It registers again when it has finished.
 const PROVISIONAL: &str = "WeightsHashing";
 /// Longest name of a reason, in characters.
 const REASON_MAX: usize = 64;
@@ -17,45 +17,39 @@ const REASON_MAX: usize = 64;
 /// Why a REGISTER, or the join of several, is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Number of ranks out of range.
-    #[error("{0} ranks; 1 to {MAX_WORLD} are served")]
+    /// The number of ranks is out of range.
+    #[error("{0} ranks; 1 to {MAX_WORLD} are supported")]
     World(u32),
     /// The ranks of the instance do not all run in this pod.
-    #[error("{local} of {world} ranks run in this pod: instances over several pods are not served")]
-    MultiNode {
-        /// Ranks in this pod.
-        local: u32,
-        /// Ranks in all.
-        world: u32,
-    },
-    /// The model descriptor is unusable.
+    #[error(
+        "{local} of {world} ranks run in this pod: instances over several pods are not supported"
+    )]
+    MultiNode { local: u32, world: u32 },
+    /// The model descriptor is invalid.
     #[error("model: {0}")]
     Model(BadDescriptor),
-    /// The layout descriptor is unusable.
+    /// The layout descriptor is invalid.
     #[error("layout: {0}")]
     Layout(BadDescriptor),
-    /// A kind of KV group that is not served.
-    #[error("group {group}: kind \"{kind}\" is not served (full, window)")]
+    /// An unsupported kind of KV group.
+    #[error("group {group}: kind \"{kind}\" is not supported (full, window)")]
     Kind {
-        /// Group.
         group: usize,
-        /// Its kind, cut to 32 characters.
+        /// The kind, truncated to 32 characters.
         kind: String,
     },
-    /// A shard outside of its group.
-    #[error("group {group}: shard {shard} of {shards}")]
+    /// A shard outside its group.
+    #[error("group {group}: shard {shard} does not exist; the group has {shards} shards")]
     Shard {
-        /// Group.
         group: usize,
         /// Shard of the rank.
         shard: u32,
-        /// Shards of the group.
         shards: u32,
     },
-    /// The groups make no plan.
+    /// The groups form no plan.
     #[error("{0}")]
     Plan(BadPlan),
-    /// A hash algorithm that is not collision resistant, or unknown.
+    /// A hash algorithm that is unknown or not collision resistant.
     #[error(
         "hash algorithm \"{0}\" is refused: start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
     )]
@@ -64,21 +58,18 @@ pub enum Refused {
     #[error("hashing: {0}")]
     Hashing(&'static str),
     /// Two parts of one instance contradict each other.
-    #[error("rank {rank}: another {what} than rank 0 or the scheduler registered")]
+    #[error("rank {rank}: its {what} differs from that of rank 0 or the scheduler")]
     Mismatch {
-        /// Rank that differs.
+        /// The rank that differs.
         rank: u32,
-        /// What differs.
         what: &'static str,
     },
     /// A shard has no writer, or several.
     #[error("group {group}: shard {shard} has {writers} writers, not one")]
     Writers {
-        /// Group.
         group: usize,
-        /// Shard.
         shard: u32,
-        /// Ranks that would write it.
+        /// Number of ranks that would write it.
         writers: usize,
     },
 }
@@ -96,27 +87,26 @@ impl Refused {
     }
 }
 
-/// What one rank registered, checked.
+/// The validated registration of one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankPart {
-    /// Ranks of the instance.
+    /// Number of ranks of the instance.
     pub world: u32,
-    /// Model descriptor without the hashing.
+    /// Model descriptor without the hashing part.
     pub model: Descriptor,
     /// Layout descriptor with the sections.
     pub layout: Descriptor,
     /// Identity of `layout`.
     pub layout_id: LayoutId,
-    /// Sections.
     pub plan: SectionPlan,
     /// Per group: the shard of this rank, and whether this rank writes it.
     pub shards: Vec<(u32, bool)>,
-    /// The device is a GPU: its writes may land after the death of its process.
+    /// The device is a GPU: its writes may complete after its process has died.
     pub gpu: bool,
 }
 
 impl RankPart {
-    /// Checks a worker's REGISTER.
+    /// Validates a worker's REGISTER.
     pub fn check(register: &Register) -> Result<Self, Refused> {
         check_world(register)?;
         let groups = register
@@ -149,14 +139,14 @@ impl RankPart {
         })
     }
 
-    /// Whether this rank registers anew as soon as it knows what its weights are.
+    /// Whether this rank registers again when it has hashed its weights.
     pub fn is_provisional(&self) -> bool {
         unshared_reasons(&self.model.to_value())
             .iter()
             .any(|why| why == PROVISIONAL)
     }
 
-    /// Numbers of the sections that this rank writes.
+    /// Indices of the sections that this rank writes.
     pub fn written_sections(&self) -> impl Iterator<Item = u32> + '_ {
         self.shards
             .iter()
@@ -166,17 +156,17 @@ impl RankPart {
     }
 }
 
-/// What the scheduler registered, checked.
+/// The validated registration of the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulerPart {
-    /// Ranks of the instance.
+    /// Number of ranks of the instance.
     pub world: u32,
     /// How blocks are hashed.
     pub hashing: Hashing,
 }
 
 impl SchedulerPart {
-    /// Checks a scheduler's REGISTER.
+    /// Validates a scheduler's REGISTER.
     pub fn check(register: &Register) -> Result<Self, Refused> {
         check_world(register)?;
         let hashing = register
@@ -202,27 +192,26 @@ impl SchedulerPart {
     }
 }
 
-/// Equal domains: interchangeable bytes.
+/// A domain. Processes with equal domains have interchangeable bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Domain {
-    /// What decides KV values.
+    /// Identity of the KV values.
     pub model_id: ModelId,
-    /// What decides their arrangement.
+    /// Identity of the layout.
     pub layout_id: LayoutId,
     /// Canonical descriptor behind `model_id`.
     pub model: Descriptor,
     /// Canonical descriptor behind `layout_id`.
     pub layout: Descriptor,
-    /// Sections.
     pub plan: SectionPlan,
-    /// What the bytes of all KV groups are.
+    /// Number format of all KV groups.
     pub form: Form,
-    /// Why no other process can share it: `NotShareable/` and a name; none = shareable.
+    /// Why no other process can share the domain: `NotShareable/` and a name. `None` if it is shareable.
     pub not_shareable: Option<String>,
 }
 
-/// Joins the parts of one instance, `ranks` in order of their rank, to its domain. Where tiers lose something of what they store, the model is
-/// another one: what comes of such a tier is never taken for what the engine computed.
+/// Joins the parts of one instance to its domain; `ranks` is in rank order. A lossy codec gives another model identity, so that values from
+/// such a tier are never taken for values that the engine computed.
 pub fn join(
     scheduler: &SchedulerPart,
     ranks: &[&RankPart],
@@ -250,7 +239,7 @@ pub fn join(
         .is_multiple_of(scheduler.hashing.block_tokens)
     {
         return Err(Refused::Hashing(
-            "a scheduler block is no whole number of hash blocks",
+            "a scheduler block is not a whole number of hash blocks",
         ));
     }
     for (group, plan) in first.plan.groups().iter().enumerate() {
@@ -296,8 +285,8 @@ pub fn join(
     })
 }
 
-/// Why a model descriptor names an instance and nobody else: `{"kind": "unshared", "reason": name}` anywhere in it, in the order of its keys.
-/// Where the instance is a name that somebody chose, others may have it as well, with other weights.
+/// Reasons why a model descriptor identifies only one instance: `{"kind": "unshared", "reason": name}` anywhere in it, in key order. An
+/// instance name chosen by a person is not unique: another instance with other weights could have it too.
 fn unshared_reasons(value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) if fields.get("kind").is_some_and(|kind| kind == "unshared") => {
@@ -311,7 +300,7 @@ fn unshared_reasons(value: &Value) -> Vec<String> {
     }
 }
 
-/// The worker's model descriptor with what the scheduler knows: its identity is the [`ModelId`].
+/// The worker's model descriptor with the scheduler's hashing added. Its identity is the [`ModelId`].
 pub fn model_identity(
     model: Descriptor,
     hashing: &Hashing,

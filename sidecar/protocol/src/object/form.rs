@@ -1,13 +1,13 @@
-//! What the raw bytes of a section are: numbers of a type, and which of them belong together.
+//! The form of a section's raw bytes: number type and dimensions.
 
-/// Most dimensions of a block.
+/// Maximum dimensions of a block.
 pub const MAX_DIMS: usize = 8;
 
-/// What the bytes of the engine's KV are.
+/// Number type of the engine's KV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[repr(u8)]
 pub enum Element {
-    /// Bytes, of which nothing is known.
+    /// Opaque bytes.
     #[default]
     Opaque = 0,
     /// bfloat16, little-endian.
@@ -19,7 +19,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Bytes per number.
     pub fn bytes(self) -> usize {
         match self {
             Self::Opaque => 1,
@@ -28,7 +28,7 @@ impl Element {
         }
     }
 
-    /// Of the name that torch has for it; [`Element::Opaque`] for all others.
+    /// The type for torch's name; [`Element::Opaque`] for unknown names.
     pub fn of_torch(name: &str) -> Self {
         match name {
             "torch.bfloat16" => Self::Bf16,
@@ -39,22 +39,19 @@ impl Element {
     }
 }
 
-/// What a dimension counts.
+/// The meaning of a dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Axis {
-    /// Layers.
     Layer = 1,
     /// Keys, then values.
     Half = 2,
-    /// Tokens.
     Token = 3,
     /// Numbers of a token in one half of one layer.
     Channel = 4,
 }
 
 impl Axis {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Layer, Self::Half, Self::Token, Self::Channel];
 
     /// Name in layout descriptors.
@@ -67,12 +64,10 @@ impl Axis {
         }
     }
 
-    /// The one of a name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|axis| axis.name() == name)
     }
 
-    /// The one of a number.
     pub fn numbered(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|axis| *axis as u8 == number)
     }
@@ -81,23 +76,22 @@ impl Axis {
 /// One dimension of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Dim {
-    /// What it counts.
     pub axis: Axis,
-    /// How many of them; at least 1.
+    /// Extent, at least 1.
     pub size: u32,
 }
 
-/// What all sections of an object are: blocks of the same form, one behind the other. An axis may have several dimensions (heads and numbers
-/// of a head are both channels): the outer one counts in steps of the inner one's size.
+/// The form of all sections of an object: contiguous blocks with the same dimensions. An axis may have several dimensions (heads and
+/// numbers of a head are both channels); the outer one counts in steps of the inner one's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Form {
     element: Element,
-    /// Those that there are, then none.
+    /// The existing dimensions, followed by `None`.
     dims: [Option<Dim>; MAX_DIMS],
 }
 
 impl Form {
-    /// Numbers, of which nobody knows which belong together.
+    /// Numbers without known dimensions.
     pub fn flat(element: Element) -> Self {
         Self {
             element,
@@ -105,8 +99,8 @@ impl Form {
         }
     }
 
-    /// Numbers, with the dimensions of a block from the outermost to the innermost. None: too many of them, an empty one, more than two
-    /// halves, or a block that is longer than a section can be.
+    /// Numbers with the dimensions of a block, from the outermost to the innermost. `None` for too many dimensions, an empty one, more than
+    /// two halves, or a block longer than a section can be.
     pub fn new(element: Element, dims: &[Dim]) -> Option<Self> {
         let mut form = Self::flat(element);
         for (at, dim) in dims.iter().enumerate() {
@@ -118,24 +112,23 @@ impl Form {
         (bytes.is_some() && form.size(Axis::Half) <= 2).then_some(form)
     }
 
-    /// Type of its numbers.
     pub fn element(&self) -> Element {
         self.element
     }
 
-    /// Dimensions of a block, from the outermost to the innermost; none: nobody knows them.
+    /// Dimensions of a block, from the outermost to the innermost; empty if unknown.
     pub fn dims(&self) -> impl DoubleEndedIterator<Item = Dim> + '_ {
         self.dims.iter().flatten().copied()
     }
 
-    /// What a block has along an axis, 1 if there is no such dimension.
+    /// Total extent of a block along an axis; 1 without such a dimension.
     pub fn size(&self, axis: Axis) -> u32 {
         let along = self.dims().filter(|dim| dim.axis == axis);
-        // The product of all is that of a block's bytes at most.
+        // The product of all extents is at most the bytes of a block.
         along.fold(1, |size, dim| size.saturating_mul(dim.size))
     }
 
-    /// Bytes of a block; none if nobody knows its dimensions.
+    /// Bytes per block. `None` if the dimensions are unknown.
     pub fn block_bytes(&self) -> Option<u32> {
         self.dims[0]?;
         Some(

@@ -1,4 +1,4 @@
-//! Objects: one per complete chunk, the same bytes in every tier below memory. A fresh process can use any object that it finds.
+//! Objects: one per complete chunk, with the same bytes in every lower tier. A new process can use every object that it finds.
 //!
 //! ```text
 //! 0      header, 512 bytes little-endian, its xxh3-128 in the last 16
@@ -7,7 +7,7 @@
 //!        token ids, u32 each (may be none)
 //! 4 KiB  sections in order of (group, shard), each from the next multiple of 4 KiB; zeros between
 //! ```
-//! There is one encoding of an object, and the decoder takes no other: no gaps, no unknown flags, no other order.
+//! An object has exactly one encoding, and the decoder accepts no other: no gaps, no unknown flags, no other order.
 
 mod form;
 mod names;
@@ -24,36 +24,36 @@ use xxhash_rust::xxh3::xxh3_128;
 pub const MAGIC: [u8; 8] = *b"KVCPOBJ1";
 /// Version of this format.
 pub const VERSION: u32 = 1;
-/// Every section starts at a multiple of this: direct I/O goes straight into slots.
+/// Every section starts at a multiple of this, so that direct I/O can read into slots.
 pub const ALIGN: u64 = 4096;
-/// Most sections of an object.
+/// Maximum sections of an object.
 pub const MAX_SECTIONS: usize = crate::domain::MAX_SECTIONS;
-/// Most tokens of a chunk, and most block hashes and token ids of an object.
+/// Maximum tokens of a chunk, and maximum block hashes and token ids of an object.
 pub const MAX_TOKENS: u32 = 65_536;
-/// Longest object: 1 TiB; sums of lengths cannot overflow.
+/// Longest object. Sums of lengths cannot overflow.
 pub const MAX_BYTES: u64 = 1 << 40;
 
 /// How section bytes are packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[repr(u8)]
 pub enum Codec {
-    /// As they are.
+    /// Not packed.
     #[default]
     None = 0,
-    /// Planes of bytes, each with an entropy coder; every bit comes back.
+    /// Lossless: byte planes with an entropy coder.
     Lossless = 1,
     /// FP8 (e4m3fn) with a scale per 128 numbers.
     Fp8 = 2,
-    /// Whole numbers of 8 bits with a scale per 128 numbers.
+    /// 8-bit integers with a scale per 128 numbers.
     Int8 = 3,
-    /// Whole numbers of 4 bits between the least and the greatest of 64.
+    /// 4-bit integers between the smallest and the largest of 64 numbers.
     Int4 = 4,
-    /// Few steps per token and layer, then an arithmetic coder per channel.
+    /// A few steps per token and layer, then an arithmetic coder per channel.
     CacheGen = 5,
 }
 
 impl Codec {
-    /// Name in metrics and for people.
+    /// Name in metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "None",
@@ -65,7 +65,7 @@ impl Codec {
         }
     }
 
-    /// What is lost by it.
+    /// The loss of this codec.
     pub fn fidelity(self) -> Fidelity {
         match self {
             Self::None | Self::Lossless => Fidelity::Exact,
@@ -77,25 +77,23 @@ impl Codec {
     }
 }
 
-/// What was lost since the engine wrote the KV.
+/// The loss since the engine wrote the KV. Ordered by increasing loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Fidelity {
-    /// Nothing.
     #[default]
     Exact = 0,
-    /// As much as [`Codec::Fp8`] loses, or less.
+    /// At most the loss of [`Codec::Fp8`].
     Fp8 = 1,
-    /// As much as [`Codec::Int8`] loses, or less.
+    /// At most the loss of [`Codec::Int8`].
     Int8 = 2,
-    /// As much as [`Codec::Int4`] loses, or less.
+    /// At most the loss of [`Codec::Int4`].
     Int4 = 3,
-    /// As much as [`Codec::CacheGen`] loses, or less.
+    /// At most the loss of [`Codec::CacheGen`].
     CacheGen = 4,
 }
 
 impl Fidelity {
-    /// All of them.
     pub const ALL: [Self; 5] = [
         Self::Exact,
         Self::Fp8,
@@ -115,12 +113,10 @@ impl Fidelity {
         }
     }
 
-    /// The one of a name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|f| f.name() == name)
     }
 
-    /// The one of a number.
     pub fn numbered(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|f| *f as u8 == number)
     }
@@ -130,7 +126,7 @@ impl Fidelity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[repr(u8)]
 pub enum Cipher {
-    /// Not at all.
+    /// Not encrypted.
     #[default]
     None = 0,
 }
@@ -138,13 +134,12 @@ pub enum Cipher {
 /// One section of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Section {
-    /// KV group.
     pub group: u32,
     /// Shard of the group.
     pub shard: u32,
-    /// Stored bytes.
+    /// Length of the stored bytes.
     pub stored_bytes: u64,
-    /// Bytes in the arena.
+    /// Length of the bytes in the arena.
     pub raw_bytes: u64,
     /// xxh3-128 of the stored bytes, little-endian.
     pub stored_digest: [u8; 16],
@@ -153,7 +148,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// A section that is stored as it is.
+    /// A section that is stored without packing.
     pub fn exact(group: u32, shard: u32, bytes: &[u8]) -> Self {
         let digest = digest(bytes);
         Self {
@@ -166,65 +161,64 @@ impl Section {
         }
     }
 
-    /// Are these the stored bytes of this section?
+    /// Whether `stored` are the stored bytes of this section.
     pub fn holds(&self, stored: &[u8]) -> bool {
         stored.len() as u64 == self.stored_bytes && digest(stored) == self.stored_digest
     }
 }
 
-/// xxh3-128, little-endian: the digest of everything here and of slots.
+/// xxh3-128, little-endian: the digest of objects and slots.
 pub fn digest(bytes: &[u8]) -> [u8; 16] {
     xxh3_128(bytes).to_le_bytes()
 }
 
-/// Everything of an object but the bytes of its sections.
+/// An object without the bytes of its sections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {
-    /// What the key means.
     pub kind: KeyKind,
     /// How sections are packed.
     pub codec: Codec,
-    /// What was lost.
+    /// Loss since the engine wrote the KV.
     pub fidelity: Fidelity,
-    /// What the raw bytes of all sections are.
+    /// Form of the raw bytes of all sections.
     pub form: Form,
     /// How sections are encrypted.
     pub cipher: Cipher,
-    /// What decides KV values.
+    /// Identity of the KV values.
     pub model: ModelId,
-    /// What decides their arrangement.
+    /// Identity of the layout.
     pub layout: LayoutId,
-    /// Who may share.
+    /// Namespace of the chunk.
     pub namespace: NamespaceId,
-    /// Engine hash of the chunk's last block; with model, namespace and kind it makes the key.
+    /// Engine hash of the chunk's last block. The key is made from it, the model, the namespace and the kind.
     pub last_hash: EngineHash,
-    /// Key of the chunk before; all zero for the first.
+    /// Key of the preceding chunk; all zero for the first.
     pub parent: ChunkKey,
-    /// This part of the chunk, from 0.
+    /// Index of this part of the chunk, from 0.
     pub part: u32,
-    /// Parts of the chunk.
+    /// Number of parts of the chunk.
     pub parts: u32,
     /// Tokens of the chunk.
     pub tokens: u32,
     /// Position of its first token.
     pub first_token: u32,
-    /// When it was written, Unix milliseconds.
+    /// Time of writing, Unix milliseconds.
     pub created_unix_ms: u64,
-    /// When it is dead, Unix seconds; 0 = never.
+    /// Expiry, Unix seconds; 0 = never.
     pub expires_unix_s: u64,
-    /// Who wrote it: random per process.
+    /// Random id of the writing process.
     pub writer: [u8; 16],
     /// Name of the engine, at most 16 bytes.
     pub engine: String,
     /// Version of the engine, at most 32 bytes.
     pub engine_version: String,
-    /// Of the cipher; zero without one.
+    /// Nonce of the cipher; zero without one.
     pub nonce: [u8; 24],
     /// In order of (group, shard), at least one.
     pub sections: Vec<Section>,
     /// Engine hashes of the chunk's blocks; may be empty.
     pub block_hashes: Vec<EngineHash>,
-    /// Token ids; empty = not kept, else as many as `tokens`.
+    /// Token ids; empty = not kept, otherwise `tokens` of them.
     pub token_ids: Vec<u32>,
 }
 
@@ -235,7 +229,6 @@ impl Object {
         sections.find(|s| (s.group, s.shard) == (group, shard))
     }
 
-    /// Key of the chunk.
     pub fn key(&self) -> ChunkKey {
         chunk_key(&self.model, &self.namespace, self.kind, &self.last_hash)
     }
@@ -273,7 +266,7 @@ impl Object {
             .collect()
     }
 
-    /// Bytes of the whole object: to the end of its last section.
+    /// Length of the whole object, up to the end of its last section.
     pub fn total_bytes(&self) -> u64 {
         match (self.offsets().last(), self.sections.last()) {
             (Some(offset), Some(section)) => offset.saturating_add(section.stored_bytes),

@@ -3,29 +3,28 @@
 use super::Fidelity;
 use crate::key::ChunkKey;
 
-/// Most bytes of a Redis segment. A server's allocator has pieces of 512 KiB and then of 640 KiB, and a value takes 12 bytes more than it is
-/// long. The server reads a long value into a buffer that is as large as the value before it was in its piece. Where the end of the value
-/// and anything behind it lie in that buffer, the value is copied to fresh memory; where the value lies there alone, the buffer becomes the
-/// value. A segment that nearly fills its piece, and has its name before it, never leaves room for anything behind it.
+/// Maximum bytes of a Redis segment. The server's allocator has size classes of 512 KiB and 640 KiB, and a value takes 12 bytes more than
+/// its length. The server reads a long value into a buffer as large as the size class of the previous value. If the buffer also holds bytes
+/// after the value, the server copies the value to new memory; if it holds the value alone, the buffer itself becomes the value. A segment
+/// that nearly fills its size class, with its name before it, leaves no room for anything after it.
 pub const REDIS_SEGMENT_BYTES: u64 = (512 << 10) - 16;
-/// What all keys in Redis begin with.
+/// Prefix of all keys in Redis.
 pub const REDIS_PREFIX: &str = "kvcp:";
 
-/// A name of an object of another kind, or of nothing of ours.
+/// The name is not that of a cache object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no name of a cache object")]
+#[error("\"{0}\" is not the name of a cache object")]
 pub struct BadName(pub String);
 
-/// Which object: enough to find it and to tell it from all others.
+/// The identity of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ObjectName {
     /// First 16 hex digits of the ModelId.
     pub model: String,
     /// First 16 hex digits of the LayoutId.
     pub layout: String,
-    /// Chunk key.
     pub key: ChunkKey,
-    /// What was lost: a lossy object never stands in an exact one's place.
+    /// Loss of the object. A lossy object never replaces an exact one.
     pub fidelity: Fidelity,
 }
 
@@ -40,7 +39,7 @@ impl ObjectName {
         format!("{prefix}{slash}{model}/{layout}/{spread}/{key}.{fidelity}.kv")
     }
 
-    /// Reads what [`ObjectName::s3`] wrote.
+    /// The inverse of [`ObjectName::s3`].
     pub fn from_s3(prefix: &str, name: &str) -> Result<Self, BadName> {
         Self::read_s3(prefix.trim_matches('/'), name)
             .ok_or_else(|| BadName(name.chars().take(200).collect()))
@@ -62,26 +61,26 @@ impl ObjectName {
             key: ChunkKey::from_hex(key).ok()?,
             fidelity: Fidelity::named(fidelity)?,
         };
-        // One spelling only: upper case or a wrong spread is another object.
+        // Names have one spelling only. Upper case, or a wrong 2-digit folder, is a foreign object.
         (read.s3(prefix) == name).then_some(read)
     }
 
-    /// `kvcp:<model>:<layout>:{<key>}.<fidelity>`: what is known of the object and its head. The braces keep all keys of an object on one
-    /// node of a cluster.
+    /// `kvcp:<model>:<layout>:{<key>}.<fidelity>`: the object's metadata and head. The braces keep all keys of an object on one node of a
+    /// cluster.
     pub fn redis(&self) -> String {
         let (model, layout, key) = (&self.model, &self.layout, self.key.hex());
         let fidelity = self.fidelity.name();
         format!("{REDIS_PREFIX}{model}:{layout}:{{{key}}}.{fidelity}")
     }
 
-    /// `...:<head>:<segment>`: at most [`REDIS_SEGMENT_BYTES`] of one section. `head` is the xxh3-128 of the object's head: objects of one name
-    /// that two wrote at once have segments of their own.
+    /// `...:<head>:<segment>`: at most [`REDIS_SEGMENT_BYTES`] of one section. `head` is the xxh3-128 of the object's head, so that
+    /// concurrent writers of one object use separate segments.
     pub fn redis_segment(&self, head: &[u8; 16], segment: u32) -> String {
         let head = u128::from_be_bytes(*head);
         format!("{}:{head:032x}:{segment}", self.redis())
     }
 
-    /// Reads what [`ObjectName::redis`] wrote, and of what [`ObjectName::redis_segment`] wrote the object: true = a segment of it.
+    /// The inverse of [`ObjectName::redis`] and [`ObjectName::redis_segment`]. True = the key is a segment of the object.
     pub fn from_redis(key: &str) -> Result<(Self, bool), BadName> {
         Self::read_redis(key).ok_or_else(|| BadName(key.chars().take(200).collect()))
     }

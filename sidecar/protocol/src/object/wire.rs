@@ -1,4 +1,4 @@
-//! Bytes of an object's head, and back. Total: any bytes give an object or a named error.
+//! Encodes and decodes the head of an object. Total: any bytes give an object or a named error.
 
 use super::*;
 use zerocopy::{
@@ -6,46 +6,40 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-/// Bytes of the fixed header.
 pub const HEADER_BYTES: usize = 512;
 
-/// Bytes are no object that can be used.
+/// The bytes are not a usable object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadObject {
-    /// Fewer bytes than the object says it has.
+    /// Fewer bytes than the object needs.
     #[error("{got} bytes, {needed} are needed")]
     Torn {
-        /// Bytes that are there.
+        /// Number of bytes given.
         got: u64,
-        /// Bytes that are needed.
+        /// Number of bytes needed.
         needed: u64,
     },
-    /// Another kind of file.
-    #[error("the bytes do not begin like a cache object")]
+    /// The bytes have another magic number.
+    #[error("the bytes are not a cache object: wrong magic number")]
     NotAnObject,
     /// Written by another version.
     #[error("object of version {0}; this build reads version {VERSION}")]
     OtherVersion(u32),
-    /// The header's digest is another.
+    /// The header's digest does not match.
     #[error("the header is corrupt: its digest does not match")]
     HeaderCorrupt,
-    /// The digest of the section table, block hashes and token ids is another.
+    /// The digest of section table, block hashes and token ids does not match.
     #[error("the section table is corrupt: its digest does not match")]
     TableCorrupt,
     /// A codec, fidelity, cipher or key kind that this build does not know.
-    #[error("{what} {value} is not known to this build")]
-    Unsupported {
-        /// Which field.
-        what: &'static str,
-        /// Its value.
-        value: u32,
-    },
+    #[error("{what} {value} is unknown to this build")]
+    Unsupported { what: &'static str, value: u32 },
     /// A field contradicts another, or is out of its range.
     #[error("{0}")]
     Invalid(&'static str),
 }
 
-/// The fixed header as it lies in an object.
+/// The fixed header of an object.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct HeaderRecord {
@@ -61,63 +55,58 @@ pub struct HeaderRecord {
     pub fidelity: u8,
     /// [`Cipher`].
     pub cipher: u8,
-    /// Zero.
+    /// Always zero.
     pub flags: U32,
-    /// Entries of the section table.
+    /// Number of entries of the section table.
     pub sections: U32,
     /// ModelId.
     pub model: [u8; 32],
     /// LayoutId.
     pub layout: [u8; 32],
-    /// Namespace id.
     pub namespace: [u8; 32],
-    /// Chunk key.
     pub key: [u8; 32],
-    /// Key of the chunk before.
+    /// Key of the preceding chunk.
     pub parent: [u8; 32],
     /// Engine hash of the last block.
     pub last_hash: [u8; 32],
-    /// Part.
+    /// Index of the part.
     pub part: U32,
-    /// Parts.
     pub parts: U32,
-    /// Tokens.
     pub tokens: U32,
     /// Position of the first token.
     pub first_token: U32,
-    /// Engine block hashes behind the section table.
+    /// Number of engine block hashes after the section table.
     pub block_hashes: U32,
-    /// Token ids behind them.
+    /// Number of token ids after the block hashes.
     pub token_ids: U32,
     /// Bytes before the first section.
     pub head_bytes: U64,
-    /// Bytes of the whole object.
+    /// Length of the whole object.
     pub total_bytes: U64,
-    /// Unix milliseconds.
+    /// Time of writing, Unix milliseconds.
     pub created_unix_ms: U64,
-    /// Unix seconds, 0 = never.
+    /// Expiry, Unix seconds; 0 = never.
     pub expires_unix_s: U64,
-    /// Writer id.
     pub writer: [u8; 16],
     /// Engine name, padded with zeros.
     pub engine: [u8; 16],
     /// Engine version, padded with zeros.
     pub engine_version: [u8; 32],
-    /// Of the cipher.
+    /// Nonce of the cipher.
     pub nonce: [u8; 24],
     /// xxh3-128 of everything between header and padding.
     pub table_digest: [u8; 16],
     /// [`Element`].
     pub element: u8,
-    /// Dimensions of a block, from the outermost to the innermost, then zeros.
+    /// Dimensions of a block, from the outermost to the innermost, followed by zeros.
     pub dims: [DimRecord; MAX_DIMS],
-    /// Zero.
+    /// Always zero.
     pub reserved: [u8; 79],
-    /// xxh3-128 of all before.
+    /// xxh3-128 of the preceding header bytes.
     pub digest: [u8; 16],
 }
 
-/// A dimension of a block as it lies in an object.
+/// A dimension of a block in an object's header.
 #[derive(
     Debug,
     Clone,
@@ -135,23 +124,20 @@ pub struct HeaderRecord {
 pub struct DimRecord {
     /// [`Axis`], 0 = no dimension.
     pub axis: u8,
-    /// How many.
     pub size: U32,
 }
 
-/// An entry of the section table as it lies in an object.
+/// An entry of the section table.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SectionRecord {
-    /// KV group.
     pub group: U32,
-    /// Shard.
     pub shard: U32,
     /// Offset in the object.
     pub offset: U64,
-    /// Stored bytes.
+    /// Length of the stored bytes.
     pub stored_bytes: U64,
-    /// Bytes in the arena.
+    /// Length of the bytes in the arena.
     pub raw_bytes: U64,
     /// Digest of the stored bytes.
     pub stored_digest: [u8; 16],
@@ -163,13 +149,13 @@ const _: () = assert!(size_of::<HeaderRecord>() == HEADER_BYTES);
 const _: () = assert!(size_of::<SectionRecord>() == 64);
 const DIGEST_AT: usize = HEADER_BYTES - 16;
 
-/// How many bytes of an object must be read before [`Object::decode`] can succeed; `header` is its first 512.
+/// Number of bytes of an object that [`Object::decode`] needs; `header` is its first 512.
 pub fn head_bytes(header: &[u8]) -> Result<u64, BadObject> {
     Ok(header_record(header)?.head_bytes.get())
 }
 
 impl Object {
-    /// The bytes before the first section: header, section table, hashes, token ids, padding.
+    /// Encodes the bytes before the first section: header, section table, hashes, token ids, padding.
     pub fn encode(&self) -> Result<Vec<u8>, BadObject> {
         self.check()?;
         let offsets = self.offsets();
@@ -231,8 +217,8 @@ impl Object {
         Ok(out)
     }
 
-    /// Reads the head of an object; `bytes` may go on behind it. The lengths of the sections are checked against each other, their
-    /// bytes by [`Section::holds`].
+    /// Decodes the head of an object; `bytes` may be longer. The lengths of the sections are validated here, their bytes by
+    /// [`Section::holds`].
     pub fn decode(bytes: &[u8]) -> Result<Self, BadObject> {
         let header = header_record(bytes)?;
         let needed = header.head_bytes.get();
@@ -253,7 +239,7 @@ impl Object {
             return Err(BadObject::TableCorrupt);
         }
         if padding.len() as u64 >= ALIGN || padding.iter().any(|b| *b != 0) {
-            return Err(BadObject::Invalid("bytes stand where padding must be zero"));
+            return Err(BadObject::Invalid("padding is not zero"));
         }
         let records: Vec<SectionRecord> = table
             .chunks_exact(64)
@@ -283,7 +269,7 @@ impl Object {
             nonce: header.nonce,
             sections: records.iter().map(section).collect(),
             block_hashes: <[EngineHash]>::ref_from_bytes(hashes)
-                .map_err(|_| BadObject::Invalid("block hashes are torn"))?
+                .map_err(|_| BadObject::Invalid("block hashes are incomplete"))?
                 .to_vec(),
             token_ids: ids
                 .chunks_exact(4)
@@ -297,22 +283,20 @@ impl Object {
             .zip(&records)
             .all(|(offset, record)| *offset == record.offset.get());
         if !offsets_agree || object.total_bytes() != header.total_bytes.get() {
-            return Err(BadObject::Invalid(
-                "sections do not follow each other as they must",
-            ));
+            return Err(BadObject::Invalid("section offsets are not contiguous"));
         }
         if object.head_bytes() != needed {
             return Err(BadObject::Invalid(
-                "the head's length is not that of its parts",
+                "the head's length differs from that of its parts",
             ));
         }
         if object.key().0 != header.key {
-            return Err(BadObject::Invalid("the key is not that of its parts"));
+            return Err(BadObject::Invalid("the key does not match its parts"));
         }
         Ok(object)
     }
 
-    /// What both directions demand.
+    /// Conditions of both encoding and decoding.
     fn check(&self) -> Result<(), BadObject> {
         let ensure = |holds, why| {
             if holds {
@@ -336,10 +320,7 @@ impl Object {
             (1..=MAX_TOKENS).contains(&self.tokens),
             "the token count is out of range",
         )?;
-        ensure(
-            self.part < self.parts,
-            "a part that the chunk does not have",
-        )?;
+        ensure(self.part < self.parts, "the part index is out of range")?;
         ensure(
             self.block_hashes.len() <= self.tokens as usize,
             "more block hashes than tokens",
@@ -348,11 +329,11 @@ impl Object {
             self.block_hashes
                 .last()
                 .is_none_or(|h| *h == self.last_hash),
-            "the last block hash is not that of the key",
+            "the last block hash does not match the key",
         )?;
         ensure(
             self.token_ids.is_empty() || self.token_ids.len() == self.tokens as usize,
-            "as many token ids as tokens, or none",
+            "the number of token ids is neither 0 nor that of the tokens",
         )?;
         ensure(
             self.cipher != Cipher::None || self.nonce == [0; 24],
@@ -361,7 +342,7 @@ impl Object {
         let lost = self.codec.fidelity();
         ensure(
             lost == Fidelity::Exact || lost == self.fidelity,
-            "a codec loses what the object does not say",
+            "the codec loses more than the stated fidelity",
         )?;
         for s in &self.sections {
             ensure(
@@ -371,7 +352,7 @@ impl Object {
             let plain = s.stored_bytes == s.raw_bytes && s.stored_digest == s.raw_digest;
             ensure(
                 self.codec != Codec::None || self.cipher != Cipher::None || plain,
-                "a section that is stored as it is has two lengths or digests",
+                "an unpacked section has different stored and raw lengths or digests",
             )?;
         }
         ensure(self.total_bytes() <= MAX_BYTES, "the object is too long")
@@ -395,13 +376,13 @@ fn header_record(bytes: &[u8]) -> Result<HeaderRecord, BadObject> {
     if header.flags.get() != 0 {
         return Err(unsupported_value("flags", header.flags.get()));
     }
-    // What a later version says there. The digest holds, so it is not damaged.
+    // A later version may use these bytes. The digest matches, so the header is not damaged.
     if let Some(said) = header.reserved.iter().find(|byte| **byte != 0) {
         return Err(unsupported("a field of the header", *said));
     }
     let head = header.head_bytes.get();
     if head < ALIGN || !head.is_multiple_of(ALIGN) {
-        return Err(BadObject::Invalid("the head is no multiple of 4 KiB"));
+        return Err(BadObject::Invalid("the head is not a multiple of 4 KiB"));
     }
     let longest = HEADER_BYTES as u64 + 64 * MAX_SECTIONS as u64 + 36 * u64::from(MAX_TOKENS);
     if head > longest.next_multiple_of(ALIGN) {
@@ -475,7 +456,7 @@ fn form(header: &HeaderRecord) -> Result<Form, BadObject> {
     let dims: Vec<_> = there.iter().map(dim).collect::<Result<_, _>>()?;
     let sound = rest.iter().all(|dim| *dim == none);
     let form = Form::new(element(header.element)?, &dims).filter(|_| sound);
-    form.ok_or(BadObject::Invalid("a form that no section can have"))
+    form.ok_or(BadObject::Invalid("the form is invalid"))
 }
 
 fn cipher(value: u8) -> Result<Cipher, BadObject> {
@@ -517,5 +498,5 @@ fn unpadded(field: &[u8]) -> Result<String, BadObject> {
     }
     std::str::from_utf8(text)
         .map(str::to_string)
-        .map_err(|_| BadObject::Invalid("engine name or version is no UTF-8"))
+        .map_err(|_| BadObject::Invalid("engine name or version is not UTF-8"))
 }

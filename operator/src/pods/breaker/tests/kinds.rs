@@ -1,8 +1,8 @@
-//! Each kind of cause: what shows it, and what the pod without a sidecar says.
+//! Each kind of cause: what shows it, and how the pod without a sidecar decides.
 
 use super::*;
 
-/// A pod whose vLLM has ended with this code after so many seconds, this often.
+/// A pod whose vLLM ended with this code after `ran` seconds, with this number of restarts.
 fn failing(name: &str, created: i64, code: i32, ran: i64, restarts: u32) -> Pod {
     let mut pod = works(name, created, created + 1);
     pod.ready = false;
@@ -43,7 +43,7 @@ fn a_vllm_that_fails_twice_is_compared_with_one_without_a_sidecar() {
     let cause = &rig.breaker.pauses["r"].cause;
     assert_eq!(&*cause.reason, "EngineFails");
     assert!(
-        cause.message.contains("container vllm ends with code 1"),
+        cause.message.contains("container vllm ended with code 1"),
         "{}",
         cause.message
     );
@@ -120,7 +120,7 @@ fn the_failed_pod_of_a_job_is_enough_and_its_next_one_compares() {
     assert_eq!(rig.replaced(8), [""; 0], "it has ended");
     rig.pods([job("a", 0), of("j", spared("b", 15))]).step(46);
     rig.expect("j", Some(PROVEN));
-    // Of pods that ended the youngest alone counts.
+    // Of finished pods only the youngest counts.
     let mut rig = Rig::new();
     rig.pods([job("a", 0), of("j", works("b", 15, 16))])
         .step(20);

@@ -260,7 +260,7 @@ fn records_and_rows_that_no_engine_wrote_are_not_believed() {
     assert_eq!(
         w.states(scheduler, "r", &[1]),
         [CHUNK_ABSENT],
-        "the key is not that of its parts"
+        "the key does not match its parts"
     );
 
     for slot_rows in [0, 65, u32::MAX] {

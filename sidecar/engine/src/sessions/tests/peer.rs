@@ -67,7 +67,7 @@ impl Host for Pod {
     }
     fn adopt(&mut self, arena: FdId, _table: FdId) -> Result<MemoryTable, HostError> {
         self.kept.remove(&arena.0).ok_or(HostError(
-            "slot table of version 9, this build uses 1".into(),
+            "slot table of version 9; this build supports version 1".into(),
         ))
     }
 }

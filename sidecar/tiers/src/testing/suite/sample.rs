@@ -176,8 +176,8 @@ pub type Change = fn(&mut HeaderRecord);
 
 /// What a later build may say in a head of this version, with a digest that holds: (what it is, the change).
 pub const LATER: [(&str, Change); 2] = [
-    ("codec 6 is not known to this build", |h| h.codec = 6),
-    ("flags 1 is not known to this build", |h| h.flags = 1.into()),
+    ("codec 6 is unknown to this build", |h| h.codec = 6),
+    ("flags 1 is unknown to this build", |h| h.flags = 1.into()),
 ];
 
 /// Changes an encoded head, and its digest with it.
