@@ -93,7 +93,7 @@ impl Shelf {
     fn copied(&self, put: &Put) -> Result<Vec<Arc<Vec<u8>>>, TierError> {
         let lengths = put.object.sections.iter().map(|s| s.stored_bytes);
         if !lengths.eq(put.spans.iter().map(|span| span.length)) {
-            let detail = "the spans are not as long as the sections";
+            let detail = "spans and sections differ in length";
             return Err(self.failed(Cause::Shape, &put.object.name(), detail));
         }
         Ok(put.spans.iter().map(|span| Arc::new(bytes(span))).collect())

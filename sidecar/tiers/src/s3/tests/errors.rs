@@ -407,7 +407,7 @@ async fn settings_that_cannot_be_right_are_named_before_anything_is_asked() {
                 ..base.clone()
             },
             Cause::Config,
-            "holds no certificate",
+            "contains no certificate",
         ),
         (
             config::S3 {
