@@ -23,7 +23,6 @@ impl fmt::Debug for Login {
 /// Source of user and password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Auth {
-    /// No credentials.
     None,
     Given(Login),
     /// Files `username` and `password` of a folder.

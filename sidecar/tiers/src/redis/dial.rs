@@ -67,7 +67,6 @@ impl Node {
     }
 }
 
-/// Authenticates.
 async fn log_in(connection: &mut Connection, login: Option<&Login>) -> Result<(), Fault> {
     let Some(login) = login else {
         return Ok(());

@@ -12,7 +12,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     Bytes,
-    /// Everything else.
     Questions,
 }
 

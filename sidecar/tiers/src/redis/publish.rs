@@ -53,7 +53,6 @@ enum Way<'a> {
 
 /// State of the object in the server.
 enum There {
-    /// No header.
     No,
     /// Another header, or a value of another type.
     Other,

@@ -206,7 +206,6 @@ impl Reader {
     }
 }
 
-/// Encodes a command.
 pub fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
     begin(out, words.len());
     for each in words {
@@ -348,7 +347,7 @@ mod tests {
         assert_eq!(reply(&endless), Err(BadReply::Line));
     }
 
-    /// Work of reading these bytes as they come, so many at a time.
+    /// Work of parsing these bytes in pieces of `piece` bytes.
     fn work(bytes: &[u8], piece: usize) -> usize {
         let mut reader = Reader::default();
         let mut start = 0;

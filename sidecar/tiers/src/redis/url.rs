@@ -33,7 +33,6 @@ pub struct How {
     pub tls: bool,
     /// Number of the database.
     pub database: u32,
-    /// Credentials.
     pub auth: Auth,
 }
 

@@ -92,7 +92,6 @@ struct Sending {
 }
 
 impl Sending {
-    /// The next piece.
     fn piece(&self) -> io::Result<Bytes> {
         let runs = self.runs.read();
         let Some(runs) = &*runs else {

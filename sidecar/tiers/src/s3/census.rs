@@ -184,7 +184,6 @@ impl Census {
         listed.is_some_and(|at| at.elapsed() < young)
     }
 
-    /// The known sum.
     pub fn sum(&self) -> Sum {
         *self.sum.lock()
     }
@@ -213,7 +212,6 @@ impl Census {
 }
 
 impl Sum {
-    /// Adds an object.
     pub fn add(&mut self, listed: &Listed) {
         self.objects += 1;
         self.bytes = self.bytes.saturating_add(listed.bytes);

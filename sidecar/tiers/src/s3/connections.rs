@@ -122,7 +122,7 @@ impl Server {
     }
 }
 
-/// Converts a request to its HTTP/1.1 form: the target without the server, which goes into a header.
+/// Converts a request to its HTTP/1.1 form: the target without the server, which is in the Host header.
 fn of_server(mut request: Request<SdkBody>, server: &Server) -> Result<Request<SdkBody>, Failed> {
     if !request.headers().contains_key(HOST) {
         let host = HeaderValue::try_from(server.host())?;
@@ -280,7 +280,6 @@ impl Answer {
         answer
     }
 
-    /// Ends the response.
     fn ended(&mut self, cx: &mut Context<'_>) {
         // A connection with unsent or surplus data is not reused.
         let held = self.held.get_mut().take();

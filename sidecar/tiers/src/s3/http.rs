@@ -65,7 +65,6 @@ pub struct Http {
     answered: Arc<AtomicBool>,
 }
 
-/// Transport of requests.
 #[derive(Clone)]
 enum Transport {
     /// Each request uses its own HTTP/1.1 connection.

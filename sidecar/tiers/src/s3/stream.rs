@@ -40,7 +40,6 @@ pub struct Stream<'a> {
     pub version: Version,
 }
 
-/// Source of bytes.
 #[derive(Debug)]
 enum Coming {
     /// In pieces through the SDK.
