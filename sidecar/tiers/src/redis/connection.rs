@@ -461,7 +461,7 @@ impl Connection {
     }
 }
 
-/// Fails with an error when `moved` transfers nothing for `patience`.
+/// Fails when `io` takes longer than `patience`.
 async fn in_time<T>(
     patience: Option<Duration>,
     io: impl Future<Output = io::Result<T>>,

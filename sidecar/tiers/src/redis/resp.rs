@@ -235,7 +235,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Reads a whole reply and how many bytes it takes. None: more bytes are needed.
+    /// Parses a whole reply; returns its length too. `None`: more bytes are needed.
     fn reply(bytes: &[u8]) -> Result<Option<(Reply, usize)>, BadReply> {
         let (reply, used) = Reader::default().read(bytes)?;
         Ok(reply.map(|reply| (reply, used)))
