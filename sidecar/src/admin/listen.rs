@@ -126,7 +126,7 @@ mod tests {
         stream
     }
 
-    /// All that comes until the server closes; an RST for what it did not read is an end too.
+    /// All bytes until the server closes; an RST after unread bytes counts as the end too.
     fn rest(mut stream: TcpStream) -> String {
         let mut said = Vec::new();
         match stream.read_to_end(&mut said) {

@@ -215,7 +215,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "session_events_total",
         &["event"],
-        "Session events by name: kinds of HELLO answers, deaths of processes, reclaimed jobs, schedulers that repeated HELLO after a new rank.",
+        "Session events by name: kinds of HELLO answers, deaths of processes, memory returned by connectors, schedulers that repeated HELLO after a new rank.",
     ),
     gauge("sessions", &["role"], "Sessions whose process is alive."),
     gauge(

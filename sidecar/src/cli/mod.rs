@@ -58,7 +58,7 @@ Examples:
   kvcachepool-sidecar config --check config.v1.yaml        # exit code 1 and every problem, or \"ok\"
   kvcachepool-sidecar config --effective config.v1.yaml    # the file with all defaults filled in")]
     Config(config::Args),
-    /// Open every tier below memory once and report what is missing.
+    /// Open every lower tier once and report problems.
     #[command(
         after_help = "Writes, reads and deletes an object of 4 KiB in each tier; with write.policy None it only looks the object up. Exit code 0: all tiers
 are ready. 1: a tier is not ready; its error, down to a missing permission, is explained in docs/reference/tier-errors.md. A disk tier
@@ -114,7 +114,7 @@ Example:
   kvcachepool-sidecar status --socket /tmp/kvcp/sidecar.sock
   kvcachepool-sidecar status --output json | jq .memory")]
     Status(status::Args),
-    /// Show the contents of a tier below memory, without a sidecar.
+    /// Show the contents of a lower tier, without a sidecar.
     #[command(
         after_help = "The folder must not be in use: stop its sidecar first. A domain identifies a model and a layout of its KV: the first 16 digits of
 ModelId and LayoutId. With --output json every line is a document: the summary, and before it with --objects the objects.

@@ -25,7 +25,6 @@ struct Message {
     fds: Vec<Arc<OwnedFd>>,
 }
 
-/// The supervisor's handover.
 #[derive(Debug)]
 pub struct Handover {
     /// Counts, and the reason of the last end.
@@ -103,7 +102,7 @@ impl Link {
     }
 
     /// Sends a heartbeat, after the messages that did not fit before. A supervisor that does not read for minutes is stopped. When it
-    /// resumes, it counts silence anew, so old heartbeats may be dropped, but no other message.
+    /// resumes, it restarts its count of silence, so old heartbeats may be dropped, but no other message.
     pub fn alive(&self) {
         let mut unsent = self.unsent.lock();
         self.flush(&mut unsent);

@@ -83,7 +83,6 @@ impl Daemon {
         self.reasons.lock().insert(code, message);
     }
 
-    /// Clears a reason.
     pub fn recovered(&self, code: &'static str) {
         if self.reasons.lock().remove(code).is_some() {
             tracing::info!(reason = code, "no longer degraded");

@@ -26,7 +26,6 @@ pub struct Live {
 }
 
 impl Live {
-    /// The current arena.
     pub fn get(&self) -> Option<Arena> {
         self.arena.lock().clone()
     }

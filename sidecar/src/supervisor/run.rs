@@ -78,7 +78,7 @@ struct Supervisor {
     admin_error: String,
     listens: Backoff,
     standby: Standby,
-    /// When SIGTERM was received, plus the deadline: an engine that still runs then is killed.
+    /// Deadline after SIGTERM: an engine that still runs then is killed.
     stopping: Option<Instant>,
 }
 

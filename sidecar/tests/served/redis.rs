@@ -342,7 +342,7 @@ fn a_url_that_cannot_be_right_is_mended_without_a_restart() {
     sidecar.wait_off("redis", "Config");
     for (url, fault) in [
         ("redis://host:port", "host and a port"),
-        ("http://u:secret@host", "none of redis"),
+        ("http://u:secret@host", "must be redis"),
     ] {
         sidecar.configure(&config_of(&format!("'{url}'")));
         wait_for(fault, || {

@@ -263,7 +263,7 @@ fn a_bucket_that_cannot_be_opened_is_named_and_disk_and_memory_serve_on() {
         (
             |_, _| Reply::error(404, "NoSuchBucket"),
             "Gone",
-            "there is no bucket kv-bucket",
+            "bucket kv-bucket does not exist",
         ),
         (
             |_, _| Reply::error(503, "SlowDown"),
@@ -292,7 +292,7 @@ fn a_certificate_that_nobody_vouches_for_and_tls_on_one_side_alone_are_named_and
         (
             by_tls(of_tls.config()),
             "Config",
-            "s3.ca names the authorities to trust",
+            "set s3.ca to the authorities to trust",
         ),
         (
             (of_tls.config().endpoint, ""),

@@ -34,7 +34,6 @@ pub trait Marks: Send + Sync + fmt::Debug {
     /// Marks these names, or extends the life of their markers.
     fn mark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()>;
 
-    /// Removes markers.
     fn unmark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()>;
 }
 

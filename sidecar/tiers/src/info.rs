@@ -26,7 +26,6 @@ impl<T> Reading<T> {
         Self(Arc::new(read))
     }
 
-    /// The current value.
     pub fn now(&self) -> T {
         (self.0)()
     }

@@ -41,7 +41,6 @@ pub type Operation<'a, T> = Pin<Box<dyn Future<Output = Result<T, TierError>> + 
 /// A section, and the place of its stored bytes in the arena.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// KV group.
     pub group: u32,
     /// Shard of the group.
     pub shard: u32,

@@ -30,7 +30,6 @@ pub trait Source: Sync {
 /// Result of a sweep.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Removed objects.
     pub objects: u64,
     /// Their bytes according to the listing.
     pub bytes: u64,

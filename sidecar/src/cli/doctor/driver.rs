@@ -29,7 +29,6 @@ pub struct Answers {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
     pub name: String,
-    /// `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
     pub memory_total_bytes: u64,
     /// From NVML.

@@ -99,7 +99,7 @@ fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
     let room = host.memory_room_bytes;
     // Before the other probes, so that a device is awake when its PCIe link is read.
     let gpu_speeds = asked.map(|asked| {
-        progress.at("how fast a GPU copies");
+        progress.at("the speed of GPU copies");
         gpu_speed::measured(asked, room)
     });
     let passed = gpu_speeds.as_ref().map(|speeds| {
@@ -114,11 +114,11 @@ fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
     let window = config.map_or(Config::default().transfer, |config| config.transfer.clone());
     let needed = needed_bytes(window.window_size.0);
     let gpu = gpu::judged(deadline.within(DRIVER_LONGEST, driver::ask), needed);
-    progress.at("what the kernel allows");
+    progress.at("kernel features");
     let disk = config.and_then(|config| config.disk.path.clone());
     let mut facilities = facilities::tried(deadline, runtime(config), disk.clone(), room);
     facilities.extend(passed.into_iter().flatten());
-    progress.at("how fast memory and disk are");
+    progress.at("the speed of memory and disk");
     let mut speeds = speed::measured(deadline, disk, room, host.cores);
     speeds.extend(gpu_speeds.into_iter().flatten());
     Facts {

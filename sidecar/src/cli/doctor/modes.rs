@@ -11,7 +11,6 @@ pub struct Mode {
     pub state: ModeState,
     /// Reasons that prevent the mode or slow it down.
     pub reasons: Vec<String>,
-    /// Explanation as text.
     pub detail: String,
 }
 

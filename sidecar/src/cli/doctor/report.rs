@@ -6,7 +6,6 @@ use super::host::Host;
 use super::modes::Mode;
 use serde::Serialize;
 
-/// The whole report.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     pub version: String,
@@ -30,7 +29,6 @@ pub struct Facts {
     /// Kernel features that were tried.
     pub facilities: Vec<Facility>,
     pub gpu: Gpu,
-    /// Measured speeds.
     pub speeds: Vec<Speed>,
 }
 
@@ -100,7 +98,6 @@ pub enum FacilityName {
     WindowByHandle,
 }
 
-/// One measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Speed {
     pub name: SpeedName,
@@ -151,9 +148,7 @@ pub enum SpeedName {
 pub struct Finding {
     pub weight: Weight,
     pub name: String,
-    /// What was found.
     pub message: String,
-    /// What to do.
     pub advice: String,
 }
 
@@ -165,7 +160,6 @@ pub enum Weight {
     Blocks,
     /// It serves with less than the config asks for, or may be stopped.
     Degrades,
-    /// It serves slowly.
     Slows,
     Note,
 }

@@ -39,7 +39,7 @@ enum Failed {
     #[error("{0}")]
     Said(String),
     /// The reader of the output closed the pipe, as `head` does.
-    #[error("nobody reads what is printed")]
+    #[error("the reader of the output has closed the pipe")]
     Unread,
 }
 
@@ -124,7 +124,6 @@ impl Sums {
         self.0.iter().map(row).collect()
     }
 
-    /// Writes the table.
     fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
         if self.0.is_empty() {
             return Ok(());

@@ -49,7 +49,7 @@ struct Bucket {
 /// For whom a command prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Plain text.
     Text,
     /// For programs: one JSON document per line.
     Json,

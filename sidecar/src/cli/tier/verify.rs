@@ -46,7 +46,6 @@ pub(super) struct Report {
     pub problems: Vec<Problem>,
 }
 
-/// One problem.
 #[derive(Debug, Serialize)]
 pub(super) struct Problem {
     pub object: String,

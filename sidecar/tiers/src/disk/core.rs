@@ -61,7 +61,6 @@ pub struct Fault {
 #[derive(Debug)]
 pub struct Core {
     pub folder: Folder,
-    /// Index and slots.
     pub state: Mutex<State>,
     /// Changes that wait to be made durable.
     pub changes: Changes,

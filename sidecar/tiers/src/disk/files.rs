@@ -75,9 +75,8 @@ pub enum Name {
     Container(ContainerFile),
     Snapshot(u64),
     Journal(u64),
-    /// A file of ours that was never finished.
+    /// An unfinished file of the tier.
     Unfinished,
-    /// None of ours.
     Foreign,
 }
 

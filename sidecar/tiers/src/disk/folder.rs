@@ -157,7 +157,6 @@ impl Folder {
         }
     }
 
-    /// Lists its content.
     pub fn list(&self) -> Result<Listing, TierError> {
         let fail = |e: Errno| self.failed("list", "", e);
         let mut listing = Listing::default();

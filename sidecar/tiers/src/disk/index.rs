@@ -9,7 +9,6 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
-    /// Its slot.
     pub at: At,
     pub bytes: u64,
     /// Logical time of the last use.

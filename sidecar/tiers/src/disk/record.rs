@@ -109,7 +109,6 @@ fn checksum(packed: &Packed) -> u64 {
 /// Result of reading a file of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Scan {
-    /// Valid records.
     pub records: u64,
     /// Invalid records between valid ones.
     pub corrupt: u64,

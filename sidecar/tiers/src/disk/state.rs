@@ -141,7 +141,6 @@ impl State {
         })
     }
 
-    /// Ends reading.
     pub fn unpin(&mut self, at: At) {
         let Some(readers) = self.reading.get_mut(&at) else {
             return;

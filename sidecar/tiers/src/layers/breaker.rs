@@ -214,7 +214,7 @@ impl Switch {
         })
     }
 
-    /// An operation of this phase succeeded or failed for a reason of its own.
+    /// The tier answered an operation of this phase: resets the failures.
     fn answered(&self, turn: u64) {
         let mut now = self.now.lock();
         if now.turn != turn {

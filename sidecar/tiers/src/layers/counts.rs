@@ -47,7 +47,6 @@ pub struct Tally {
     pub op: Op,
     /// Number of operations per result: `Ok`, the name of a [`Cause`], or `Dropped`. Results that never occurred are missing.
     pub results: Vec<(&'static str, u64)>,
-    /// Operations in flight.
     pub running: u64,
     /// Bytes of sections that moved between tier and arena in successful operations.
     pub bytes: u64,

@@ -19,9 +19,7 @@ pub struct Budget {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Budget of gets.
     pub reads: Budget,
-    /// Budget of puts.
     pub writes: Budget,
     /// Budget of all other operations.
     pub questions: Budget,

@@ -1,4 +1,4 @@
-//! A tier that answers what a test says, call by call: for layers that are looked at alone.
+//! A scripted tier, call by call, for tests of single layers.
 
 use super::around::Op;
 use super::deadline;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// What one call does.
+/// Behaviour of one call.
 #[derive(Debug)]
 enum Step {
     Fail(Cause),
@@ -29,7 +29,7 @@ enum Step {
     HangAndKeep(oneshot::Receiver<()>),
 }
 
-/// The tier. Without a script everything succeeds.
+/// The tier. Calls without a script succeed.
 #[derive(Debug)]
 pub struct Scripted {
     info: TierInfo,
@@ -39,7 +39,6 @@ pub struct Scripted {
     removals: Mutex<Vec<String>>,
 }
 
-/// Name number `number`.
 pub fn name(number: u64) -> ObjectName {
     Sample::new(1, number, &[1]).name()
 }
@@ -49,7 +48,7 @@ impl Scripted {
         Self::saying(TierInfo::new(Kind::S3))
     }
 
-    /// One that says this of itself.
+    /// A tier with this info.
     pub fn saying(info: TierInfo) -> Arc<Self> {
         Arc::new(Self {
             info,
@@ -65,7 +64,7 @@ impl Scripted {
         self.steps.lock().push_back(Step::Fail(cause));
     }
 
-    /// The next call fails, of one of several servers.
+    /// The next call fails as one of several servers.
     pub fn fail_in_part(&self, cause: Cause) {
         self.steps.lock().push_back(Step::FailInPart(cause));
     }
@@ -75,17 +74,17 @@ impl Scripted {
         (0..times).for_each(|_| self.fail(cause));
     }
 
-    /// The next call succeeds after a while.
+    /// The next call succeeds after a pause.
     pub fn after(&self, pause: Duration) {
         self.steps.lock().push_back(Step::After(pause));
     }
 
-    /// The next call fails after a while.
+    /// The next call fails after a pause.
     pub fn fail_after(&self, pause: Duration, cause: Cause) {
         self.steps.lock().push_back(Step::FailAfter(pause, cause));
     }
 
-    /// All that was said about next calls is no longer so.
+    /// Clears the script.
     pub fn forget(&self) {
         self.steps.lock().clear();
     }
@@ -95,14 +94,14 @@ impl Scripted {
         self.steps.lock().push_back(Step::Hang);
     }
 
-    /// The next call, a get, never ends, and its spans are held until the answer to this.
+    /// The next call, a get, never ends, and its spans are held until the returned sender is dropped.
     pub fn keep_spans(&self) -> oneshot::Sender<()> {
         let (release, released) = oneshot::channel();
         self.steps.lock().push_back(Step::HangAndKeep(released));
         release
     }
 
-    /// The next call, a get, fails, and its spans are held until the answer to this.
+    /// The next call, a get, fails, and its spans are held until the returned sender is dropped.
     pub fn fail_and_keep_spans(&self, cause: Cause) -> oneshot::Sender<()> {
         let (release, released) = oneshot::channel();
         let step = Step::FailAndKeep(cause, released);
@@ -110,22 +109,22 @@ impl Scripted {
         release
     }
 
-    /// What was called.
+    /// Received calls.
     pub fn calls(&self) -> Vec<Op> {
         self.calls.lock().iter().map(|(op, _)| *op).collect()
     }
 
-    /// When.
+    /// Times of the calls.
     pub fn times(&self) -> Vec<Instant> {
         self.calls.lock().iter().map(|(_, at)| *at).collect()
     }
 
-    /// What was removed, in the words of each removal.
+    /// Received removals, as text.
     pub fn removals(&self) -> Vec<String> {
         self.removals.lock().clone()
     }
 
-    /// The deadline that each call knew.
+    /// The deadline of each call.
     pub fn deadlines(&self) -> Vec<Option<Instant>> {
         self.deadlines.lock().clone()
     }

@@ -1,18 +1,16 @@
-//! Who we are to a server: from its URL, or from files that are read again for every new connection.
+//! Credentials for a server: from its URL, or from files that are read again for every new connection.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Longest user name or password.
 const BYTES_MAX: usize = 4096;
 
-/// User and password. Never printed.
+/// User and password. Debug output hides them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
-    /// The ACL user; none = the default one.
+    /// The ACL user; `None` for the default user.
     pub user: Option<String>,
-    /// The password.
     pub password: String,
 }
 
@@ -22,19 +20,17 @@ impl fmt::Debug for Login {
     }
 }
 
-/// Where user and password come from.
+/// Source of user and password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Auth {
-    /// There are none.
     None,
-    /// The URL.
     Given(Login),
     /// Files `username` and `password` of a folder.
     Folder(PathBuf),
 }
 
 impl Auth {
-    /// User and password as they are now; an error says which file is wrong.
+    /// The current user and password. An error names the invalid file.
     pub async fn login(&self) -> Result<Option<Login>, String> {
         match self {
             Self::None => Ok(None),
@@ -47,7 +43,7 @@ impl Auth {
                     Some(password) => password,
                     None => {
                         return Err(format!(
-                            "{}: there is no such file",
+                            "{}: the file does not exist",
                             folder.join("password").display()
                         ));
                     }
@@ -57,7 +53,7 @@ impl Auth {
     }
 }
 
-/// The text of a file without the line end behind it; none = there is no such file.
+/// The text of a file without its final line end; `None` if the file does not exist.
 async fn read(path: &Path) -> Result<Option<String>, String> {
     let shown = path.display();
     let text = match tokio::fs::read(path).await {
@@ -68,7 +64,7 @@ async fn read(path: &Path) -> Result<Option<String>, String> {
     if text.len() > BYTES_MAX {
         return Err(format!("{shown}: longer than {BYTES_MAX} bytes"));
     }
-    let text = String::from_utf8(text).map_err(|_| format!("{shown}: is no UTF-8"))?;
+    let text = String::from_utf8(text).map_err(|_| format!("{shown}: not valid UTF-8"))?;
     Ok(Some(text.trim_end_matches(['\r', '\n']).to_string()))
 }
 
@@ -81,7 +77,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let auth = Auth::Folder(folder.path().into());
         let error = auth.login().await.unwrap_err();
-        assert!(error.contains("password: there is no such file"), "{error}");
+        assert!(
+            error.contains("password: the file does not exist"),
+            "{error}"
+        );
         for (user, password) in [(None, "one"), (Some("me"), "two"), (Some(""), "three")] {
             std::fs::write(folder.path().join("password"), format!("{password}\n")).unwrap();
             if let Some(user) = user {

@@ -1,7 +1,7 @@
-//! Which node of a cluster has which key: 16,384 slots, learned from the nodes and corrected by what they say.
+//! The slot map of a cluster: which node has which of the 16,384 slots, learned from the nodes and corrected by redirects.
 //!
-//! The map is learned by a task of its own that asks all nodes at once: the first good answer counts, however many others say nothing,
-//! and those are known as lost afterwards. Whoever needs the map waits for that task; that one who waits gives up does not end it.
+//! A separate task learns the map and asks all nodes at once. The first valid answer counts, however many nodes are silent; silent nodes
+//! are marked as lost afterwards. Operations that need the map wait for that task; it continues when they stop waiting.
 
 mod slots;
 
@@ -21,10 +21,9 @@ use tokio::time::{Instant, timeout};
 
 pub use slots::slot;
 
-/// The map is asked for no more often than this.
+/// Minimum interval between requests for the map.
 const LEARN_EVERY: Duration = Duration::from_millis(500);
 
-/// A cluster.
 pub struct Cluster {
     seeds: Vec<Address>,
     how: How,
@@ -36,22 +35,22 @@ pub struct Cluster {
 #[derive(Default)]
 struct Map {
     nodes: BTreeMap<Address, Arc<Node>>,
-    /// Of each slot; none = nobody, as far as is known.
+    /// Owner of each slot; `None` if unknown.
     slots: Vec<Option<Address>>,
-    /// What it says is no longer believed.
+    /// The map is out of date.
     stale: bool,
     learned: Option<Instant>,
-    /// How the task ends that is learning it.
+    /// Signals the end of the task that learns the map.
     learning: Option<Learning>,
 }
 
-/// None: it has not ended.
+/// `None`: the task has not ended.
 type Learning = watch::Receiver<Option<Result<(), Fault>>>;
 
 impl Map {
-    /// Nodes that have slots.
+    /// Nodes that own slots.
     fn owners(&self) -> BTreeSet<Address> {
-        // Slots of one owner mostly lie side by side.
+        // Slots of one owner are mostly adjacent.
         let runs = self.slots.chunk_by(|a, b| a == b);
         runs.filter_map(|run| run.first().cloned().flatten())
             .collect()
@@ -59,7 +58,7 @@ impl Map {
 }
 
 impl Cluster {
-    /// A cluster of which some nodes are known.
+    /// A cluster with some known nodes.
     pub fn new(seeds: Vec<Address>, how: How, ca: Option<PathBuf>, options: Options) -> Arc<Self> {
         Arc::new(Self {
             seeds,
@@ -70,7 +69,7 @@ impl Cluster {
         })
     }
 
-    /// The node of a key's slot, as the map has it.
+    /// The node of a key's slot according to the map.
     pub fn node_of(&self, key: &str) -> Result<Arc<Node>, Fault> {
         let mut map = self.map.lock();
         let owner = map.slots.get(usize::from(slot(key))).cloned().flatten();
@@ -79,24 +78,24 @@ impl Cluster {
             None => {
                 map.stale = true;
                 Err(Fault::Refused(
-                    "CLUSTERDOWN no node has the key's slot".into(),
+                    "CLUSTERDOWN no node owns the key's slot".into(),
                 ))
             }
         }
     }
 
-    /// All nodes that have slots, in order of their addresses, as the map has it.
+    /// All nodes that own slots, in order of their addresses, according to the map.
     pub fn owners(&self) -> Vec<Arc<Node>> {
         let mut map = self.map.lock();
         let owners = map.owners().into_iter();
         owners.map(|owner| self.known(&mut map, owner)).collect()
     }
 
-    /// A node at an address that another one named; `asked` is that one.
+    /// The node at an address that the node `asked` returned.
     pub fn named(&self, place: &str, asked: &Node) -> Option<Arc<Node>> {
         let (host, port) = place.rsplit_once(':')?;
         let host = match host.trim_matches(['[', ']']) {
-            // The same host as the one that said so.
+            // Empty: the host of the node that answered.
             "" => match asked.address()? {
                 Address::Tcp(host, _) => host,
                 Address::Unix(_) => return None,
@@ -107,7 +106,7 @@ impl Cluster {
         Some(self.known(&mut self.map.lock(), address))
     }
 
-    /// A slot belongs to another node from now on; more may have changed.
+    /// Records that a slot moved to another node; other slots may have moved too.
     pub fn moved(&self, slot: u16, to: &Node) {
         let mut map = self.map.lock();
         map.stale = true;
@@ -116,7 +115,7 @@ impl Cluster {
         }
     }
 
-    /// A node did not answer: another one may have its place.
+    /// Marks the map as out of date after a node did not answer: another node may have replaced it.
     pub fn doubt(&self) {
         self.map.lock().stale = true;
     }
@@ -133,7 +132,7 @@ impl Cluster {
         node.clone()
     }
 
-    /// Waits for the map where there is none. Where what there is is no longer believed, waits for a better one a while.
+    /// Waits for the map if there is none, and for a limited time if the map is out of date.
     pub async fn learn(self: &Arc<Self>) -> Result<(), Fault> {
         let (needed, mut learning) = {
             let mut map = self.map.lock();
@@ -150,12 +149,12 @@ impl Cluster {
             let ended = ended.await.map_err(|_| stopped())?;
             return ended.clone().unwrap_or_else(|| Err(stopped()));
         }
-        // What is known may still be right.
+        // The present map may still be right.
         let _ = timeout(self.options.answer / 2, ended).await;
         Ok(())
     }
 
-    /// The task that learns the map: the one that runs, or a new one.
+    /// The task that learns the map: the running one, or a new one.
     fn learning(self: &Arc<Self>, map: &mut Map) -> Learning {
         if let Some(running) = &map.learning {
             return running.clone();
@@ -199,11 +198,11 @@ impl Cluster {
                 said.await.map_err(|fault| fault.at(&node.name))
             });
         }
-        let mut last = Fault::unreachable("no node is known");
+        let mut last = Fault::unreachable("no known node");
         while let Some(said) = asked.join_next().await {
             match said {
                 Ok(Ok(slots)) => {
-                    // The others go on until they have answered, or are known as lost.
+                    // The other requests continue until they are answered or their nodes are marked as lost.
                     asked.detach_all();
                     return Ok(slots);
                 }

@@ -1,4 +1,4 @@
-//! One connection: commands out, replies in, in the order of the commands. Segments go between socket and span.
+//! One connection: sends commands and reads replies in their order. Segments move directly between socket and span.
 
 mod transaction;
 
@@ -12,17 +12,17 @@ use crate::{Cause, Span};
 use std::io;
 use tokio::time::{Duration, Instant, timeout};
 
-/// Bytes that are asked of the socket at once where they are no segment's.
+/// Bytes per read, except for segments.
 const READ_BYTES: usize = 16 << 10;
-/// Most bytes of a reply: of the longest array.
+/// Most buffered bytes of a reply: those of the longest array.
 const INPUT_BYTES_MAX: usize = 32 << 20;
 
-/// Segments of no more bytes are copied to what goes out behind another one.
+/// Segments up to this size are copied into the output buffer behind a previous segment.
 pub const COPIED_BYTES: u64 = 16 << 10;
-/// As long as that is no longer than this: connections keep its memory.
+/// Limit of the output buffer for such copies: connections keep its memory.
 const OUTPUT_BYTES_MAX: usize = 128 << 10;
 
-/// Bytes of a span that have not gone out yet.
+/// Unsent bytes of a span.
 struct Segment {
     span: Span,
     at: u64,
@@ -31,14 +31,14 @@ struct Segment {
     before: usize,
 }
 
-/// What became of a segment.
+/// Result of reading a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fetched {
-    /// It lies in its span.
+    /// The segment is in its span.
     Read,
-    /// It is not there.
+    /// The key does not exist.
     Absent,
-    /// It has another length.
+    /// The value has another length.
     Length(u64),
 }
 
@@ -46,39 +46,39 @@ pub enum Fetched {
 pub struct Connection {
     stream: Stream,
     input: Vec<u8>,
-    /// What of `input` was read.
+    /// Offset of the first unread byte of `input`.
     start: usize,
-    /// The reply that is coming.
+    /// Parser of the next reply.
     reader: Reader,
     output: Vec<u8>,
-    /// A segment that goes out in the middle of `output`.
+    /// A segment that is sent in the middle of `output`.
     segment: Option<Segment>,
-    /// Replies that have not come yet.
+    /// Replies that are still expected.
     pending: u64,
-    /// Each command is for a key that another node is about to hand over to this one.
+    /// Each command is for a key of a slot that is being moved to this node.
     asking: bool,
-    /// Longest time without a byte in either direction; none = as long as somebody waits.
+    /// Timeout without a byte in either direction; `None`: as long as the caller waits.
     patience: Option<Duration>,
-    /// Why it is of no use any more.
+    /// Why it cannot be used any more.
     broken: Option<String>,
-    /// The next ones from the pool would be no better.
+    /// Idle connections to this server would fail the same way.
     outdated: bool,
-    /// Times that keys are watched: a transaction of the next operation would be bound to them.
+    /// Open WATCH commands: a transaction of the next operation would depend on them.
     watches: usize,
-    /// A transaction was begun and not ended: the next operation would be a part of it.
+    /// A transaction was begun and not ended: the next operation would become part of it.
     in_transaction: bool,
-    /// As far as is known, this user may let objects live on at this server.
+    /// The user may extend the life of objects on this server, as far as is known.
     renews: bool,
-    /// Objects are written by one command over it; none = none was written yet.
+    /// Whether objects are written by one command over it; `None` before the first write.
     writes_at_once: Option<bool>,
-    /// Did the server say anything yet?
+    /// Whether the server has sent anything yet.
     spoken: bool,
     since: Instant,
     heard: Instant,
 }
 
 impl Connection {
-    /// Over a stream on which nothing was said. With `patience` it breaks when the server neither takes nor gives a byte for so long.
+    /// Wraps a stream without earlier traffic. It breaks when the server neither accepts nor sends a byte for `patience`.
     pub fn new(stream: Stream, patience: Option<Duration>) -> Self {
         Self {
             stream,
@@ -102,40 +102,40 @@ impl Connection {
         }
     }
 
-    /// Whether each command is preceded by ASKING.
+    /// Sets whether each command is preceded by ASKING.
     pub fn set_asking(&mut self, asking: bool) {
         self.asking = asking;
     }
 
-    /// Is each command preceded by ASKING?
+    /// Whether each command is preceded by ASKING.
     pub fn is_asking(&self) -> bool {
         self.asking
     }
 
-    /// Can another operation use it?
+    /// Whether another operation can use it.
     pub fn is_clean(&self) -> bool {
         let in_step = self.pending == 0 && self.output.is_empty() && self.unread().is_empty();
         let bound = self.is_watching() || self.in_transaction;
         in_step && self.broken.is_none() && !self.outdated && !bound
     }
 
-    /// Is it worth asking here that an object lives on?
+    /// Whether the user may extend the life of objects here.
     pub fn renews(&self) -> bool {
         self.renews
     }
 
-    /// Is an object written here by one command, which is as large as the object? The first one is not: a server that wants a password
-    /// answers what is that large by closing the connection.
+    /// Whether an object is written by one command as large as the object. The first object is not: a server that wants a password closes
+    /// the connection on such a large command.
     pub fn writes_at_once(&self) -> bool {
         self.writes_at_once == Some(true)
     }
 
-    /// An object was written.
+    /// Records that an object was written.
     pub fn wrote(&mut self) {
         self.writes_at_once.get_or_insert(true);
     }
 
-    /// The user may not write by one command.
+    /// Records that the user may not write by one command.
     pub fn must_look(&mut self) {
         self.writes_at_once = Some(false);
     }
@@ -145,17 +145,17 @@ impl Connection {
         self.broken.as_deref()
     }
 
-    /// Will other connections of this server say the same as this one?
+    /// Whether other connections to this server would fail the same way.
     pub fn is_outdated(&self) -> bool {
         self.outdated
     }
 
-    /// For how long an answer has been missing.
+    /// How long an expected reply has been missing.
     pub fn silence(&self) -> Option<Duration> {
         (self.pending > 0).then(|| self.heard.elapsed())
     }
 
-    /// Is it closed by the other side, though nobody noticed?
+    /// Whether the server closed it while it was idle.
     pub fn is_stale(&mut self) -> bool {
         self.stream.is_stale()
     }
@@ -170,13 +170,13 @@ impl Connection {
         }
     }
 
-    /// Adds a command; it is sent with the next thing that is awaited.
+    /// Adds a command; it is sent before the next reply is awaited.
     pub fn command(&mut self, words: &[&[u8]]) {
         self.begins();
         resp::command(&mut self.output, words);
     }
 
-    /// Adds `SET key <bytes of the span>`, to live for so many milliseconds. It is sent as [`Self::pair`] says.
+    /// Adds `SET key <bytes of the span>` with an expiry in milliseconds. It is sent as described at [`Self::pair`].
     pub async fn set(
         &mut self,
         key: &str,
@@ -194,14 +194,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Adds a command that sets so many keys; each follows by [`Self::pair`] or [`Self::short_pair`].
+    /// Adds a command that sets `keys` keys; each follows by [`Self::pair`] or [`Self::short_pair`].
     pub fn begin_pairs(&mut self, command: &[u8], keys: usize) {
         self.begins();
         resp::begin(&mut self.output, 1 + 2 * keys);
         resp::word(&mut self.output, command);
     }
 
-    /// Adds a key and bytes of the span to a command. They are sent with the next thing that is awaited, or before another segment.
+    /// Adds a key and bytes of the span to a command. They are sent before the next reply is awaited, or before another segment.
     pub async fn pair(&mut self, key: &str, span: &Span, at: u64, bytes: u64) -> Result<(), Fault> {
         let short = bytes <= COPIED_BYTES && self.output.len() <= OUTPUT_BYTES_MAX;
         let copied = short && self.segment.is_some();
@@ -235,7 +235,7 @@ impl Connection {
         resp::word(&mut self.output, value);
     }
 
-    /// Sends what was added, if a segment is in it.
+    /// Sends the output if it contains a segment.
     pub async fn flush_segment(&mut self) -> Result<(), Fault> {
         match self.segment.take() {
             Some(segment) => self.send_around(&segment).await,
@@ -243,7 +243,6 @@ impl Connection {
         }
     }
 
-    /// Sends what was added.
     pub async fn flush(&mut self) -> Result<(), Fault> {
         self.flush_segment().await?;
         if self.output.is_empty() {
@@ -257,7 +256,7 @@ impl Connection {
         }
     }
 
-    /// Sends what was added, with the segment in the middle of it.
+    /// Sends the output with the segment in the middle of it.
     async fn send_around(&mut self, segment: &Segment) -> Result<(), Fault> {
         let output = std::mem::take(&mut self.output);
         let (before, behind) = output.split_at(segment.before);
@@ -280,7 +279,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next reply, whatever it says.
+    /// The next reply, which may be an error.
     pub async fn reply(&mut self) -> Result<Reply, Fault> {
         let reply = self.awaited().await?;
         if let Reply::Error(text) = &reply {
@@ -289,7 +288,7 @@ impl Connection {
         Ok(reply)
     }
 
-    /// The next reply, to a wish that an object lives on. One that may not write reads all the same, and does not ask again.
+    /// The next reply to a command that extends an object's life. A user without the right can still read, and does not try again.
     pub async fn renewed(&mut self) -> Result<(), Fault> {
         if let Reply::Error(text) = self.awaited().await?
             && (is_denied(&text) || text.starts_with("READONLY"))
@@ -299,7 +298,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next reply, to a command that the user can do without. Who may not give it goes on over this connection.
+    /// The next reply to an optional command. A user without the right keeps using this connection.
     pub async fn optional(&mut self) -> Result<Reply, Fault> {
         let reply = self.awaited().await?;
         if let Reply::Error(text) = &reply
@@ -320,7 +319,7 @@ impl Connection {
         Ok(reply)
     }
 
-    /// What an error says about more than one command.
+    /// Handles errors that affect more than one command.
     fn heeds(&mut self, text: &str) {
         self.outdated |= is_of_the_connection(text);
         if is_of_the_server(text) && self.broken.is_none() {
@@ -328,7 +327,7 @@ impl Connection {
         }
     }
 
-    /// The next reply, which must be no error.
+    /// The next reply, which must not be an error.
     pub async fn answer(&mut self) -> Result<Reply, Fault> {
         match self.reply().await? {
             Reply::Error(text) => Err(Fault::Refused(text)),
@@ -336,7 +335,7 @@ impl Connection {
         }
     }
 
-    /// The next reply, bytes that go into a span, exactly as long as `bytes`.
+    /// The next reply: bytes for a span, which must have exactly the length `bytes`.
     pub async fn segment(
         &mut self,
         span: &Span,
@@ -359,7 +358,7 @@ impl Connection {
         };
         match head {
             Head::Bulk(length) if length == bytes => {}
-            // What follows is of no use, and may be long: the connection is not used again.
+            // The following bytes are useless and may be many: the connection is not used again.
             Head::Bulk(length) => return Ok(Fetched::Length(length)),
             Head::Whole(Reply::Nil) => {
                 self.ended();
@@ -371,7 +370,7 @@ impl Connection {
                 return Err(Fault::Refused(text));
             }
             Head::Whole(_) | Head::Array(_) => {
-                return Err(self.misspoke("no bytes, but something else"));
+                return Err(self.misspoke("expected a bulk string, got another reply"));
             }
         }
         let end = at + bytes;
@@ -392,7 +391,7 @@ impl Connection {
             self.fill().await?;
         }
         if !self.unread().starts_with(b"\r\n") {
-            return Err(self.misspoke("a segment does not end where it says"));
+            return Err(self.misspoke("a segment does not end at its stated length"));
         }
         self.start += 2;
         self.ended();
@@ -428,7 +427,7 @@ impl Connection {
         self.input.drain(..self.start.min(self.input.len()));
         self.start = 0;
         if self.reader.taken() + self.input.len() > INPUT_BYTES_MAX {
-            return Err(self.misspoke("a reply without end"));
+            return Err(self.misspoke("a reply is longer than any expected one"));
         }
         self.input.reserve(READ_BYTES);
         let read = in_time(self.patience, self.stream.read(&mut self.input)).await;
@@ -450,7 +449,7 @@ impl Connection {
 
     fn breaks(&mut self, mut why: String) -> Fault {
         if !self.spoken && !self.stream.is_encrypted() {
-            why.push_str(", and it never said a word; is this a port of TLS (rediss://)?");
+            why.push_str(" before it sent anything; is this a TLS port (rediss://)?");
         }
         self.broken = Some(why.clone());
         Fault::unreachable(why)
@@ -462,7 +461,7 @@ impl Connection {
     }
 }
 
-/// The same, or an error when it moves nothing for so long.
+/// Fails when `io` takes longer than `patience`.
 async fn in_time<T>(
     patience: Option<Duration>,
     io: impl Future<Output = io::Result<T>>,
@@ -473,7 +472,7 @@ async fn in_time<T>(
             let silent = |_| {
                 Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "it does not answer",
+                    "the server does not answer",
                 ))
             };
             timeout(longest, io).await.unwrap_or_else(silent)

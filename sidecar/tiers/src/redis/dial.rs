@@ -1,4 +1,4 @@
-//! How a connection to a server comes about: where the server is, the stream, the login.
+//! Opens connections: address, stream, login.
 
 mod sentinel;
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 impl Node {
-    /// A new connection, ready for commands.
+    /// Opens a connection that is ready for commands.
     pub(super) async fn connect(&self) -> Result<Connection, Fault> {
         let longest = self.connect_longest();
         let connected = timeout(longest, async {
@@ -31,7 +31,7 @@ impl Node {
         })
     }
 
-    /// Beside others it has less time, so that they count.
+    /// Beside other servers it has less time, so that the others can be used.
     fn connect_longest(&self) -> Duration {
         match self.one_of_many() {
             true => self.options.connect.min(self.options.answer),
@@ -40,7 +40,7 @@ impl Node {
     }
 
     async fn connect_to(&self, address: &Address) -> Result<Connection, Fault> {
-        // A file that is missing is named, whether the server is there or not.
+        // A missing file is reported whether the server runs or not.
         let login = self.login().await?;
         let mut connection = self.stream_to(address).await?;
         log_in(&mut connection, login.as_ref()).await?;
@@ -54,7 +54,7 @@ impl Node {
 
     async fn stream_to(&self, address: &Address) -> Result<Connection, Fault> {
         let (tls, ca) = (self.dial.how.tls, self.dial.ca.as_deref());
-        // A handshake that hangs is to be named before all of the time is over.
+        // A handshake that hangs must be reported before the whole time is over.
         let handshake = self.connect_longest() * 3 / 4;
         let stream = Stream::connect(address, tls.then_some(handshake), ca).await?;
         let patience = self.one_of_many().then_some(self.options.answer * 2);
@@ -67,7 +67,6 @@ impl Node {
     }
 }
 
-/// Says who we are.
 async fn log_in(connection: &mut Connection, login: Option<&Login>) -> Result<(), Fault> {
     let Some(login) = login else {
         return Ok(());
@@ -81,15 +80,17 @@ async fn log_in(connection: &mut Connection, login: Option<&Login>) -> Result<()
     match connection.reply().await? {
         Reply::Simple(_) => Ok(()),
         Reply::Error(text) if text.contains("without any password configured") => {
-            refused("a password is set here, and the server wants none".into())
+            refused("a password is configured, but the server has none".into())
         }
         // Only the first word: a server may repeat what it did not understand.
         Reply::Error(text) => match text.split(' ').next().unwrap_or_default() {
             word @ ("LOADING" | "MASTERDOWN") => Err(Fault::Refused(word.into())),
             word => refused(format!(
-                "{word}: user or password are wrong, or may not log in"
+                "{word}: user or password is wrong, or the user is disabled"
             )),
         },
-        _ => Err(Fault::protocol("AUTH was answered by no status")),
+        _ => Err(Fault::protocol(
+            "unexpected reply to AUTH: expected a status",
+        )),
     }
 }

@@ -1,45 +1,44 @@
-//! What a server or the way to it says, as names of causes.
+//! Maps errors of a server, or of the connection to it, to causes.
 
 use crate::{Cause, Kind, TierError};
 use kvcachepool_protocol::object::ObjectName;
 
-/// Why something did not work, before it is known for which object.
+/// An error before it is attributed to an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// The server answered with an error; its text.
+    /// The text of the server's error reply.
     Refused(String),
-    /// Anything else.
     Of(Cause, String),
 }
 
-/// Where another node has what was asked for.
+/// A redirect to another cluster node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Redirect {
-    /// From now on.
+    /// Permanent.
     Moved(u16, String),
-    /// This time.
+    /// For this request only.
     Ask(String),
 }
 
 impl Fault {
-    /// The connection broke, or there is none.
+    /// The connection broke or could not be opened.
     pub fn unreachable(why: impl ToString) -> Self {
         Self::Of(Cause::Unreachable, why.to_string())
     }
 
-    /// An answer that makes no sense.
+    /// A reply that violates the protocol.
     pub fn protocol(why: impl ToString) -> Self {
         Self::Of(Cause::Protocol, why.to_string())
     }
 
-    /// The same, said of a place on the way.
+    /// Adds a place to the message.
     #[must_use]
     pub fn at(self, place: &str) -> Self {
         let (cause, detail) = self.told();
         Self::Of(cause, format!("{place}: {detail}"))
     }
 
-    /// Nobody answers, or whoever does is of no use for a while.
+    /// Whether the server does not answer, or is of no use for a while.
     pub fn is_a_loss(&self) -> bool {
         match self {
             Self::Refused(text) => is_of_the_server(text),
@@ -47,7 +46,7 @@ impl Fault {
         }
     }
 
-    /// The cause that it has as an error of the tier.
+    /// The cause as an error of the tier.
     pub fn cause(&self) -> Cause {
         match self {
             Self::Refused(text) => meaning(text).0,
@@ -55,7 +54,7 @@ impl Fault {
         }
     }
 
-    /// For people.
+    /// The message, with advice.
     pub fn detail(&self) -> String {
         self.clone().told().1
     }
@@ -82,7 +81,7 @@ impl Fault {
         }
     }
 
-    /// Where to ask instead, if a node of a cluster said so.
+    /// The redirect in an error of a cluster node, if any.
     pub fn redirect(&self) -> Option<Redirect> {
         match self {
             Self::Refused(text) => redirect(text),
@@ -91,7 +90,7 @@ impl Fault {
     }
 }
 
-/// Where to ask instead, if an error of a node of a cluster says so.
+/// The redirect in an error text of a cluster node, if any.
 pub fn redirect(text: &str) -> Option<Redirect> {
     let mut words = text.split(' ');
     let kind = words.next()?;
@@ -104,29 +103,29 @@ pub fn redirect(text: &str) -> Option<Redirect> {
     }
 }
 
-/// After such an error nothing that comes over this connection will be better; over a new one it may.
+/// After such an error this connection is useless; a new one may work.
 pub fn is_of_the_connection(text: &str) -> bool {
     let kind = text.split(' ').next().unwrap_or_default();
     matches!(kind, "READONLY" | "NOAUTH" | "WRONGPASS" | "NOPERM")
 }
 
-/// The user may not give this command.
+/// Whether the user may not run this command.
 pub fn is_denied(text: &str) -> bool {
     text.starts_with("NOPERM")
 }
 
-/// The server has no room for what a command writes.
+/// Whether the server has no room for a write.
 pub fn is_full(text: &str) -> bool {
     text.starts_with("OOM")
 }
 
-/// After such an error the server is of no use for a while, as if it were not there.
+/// Whether the server is of no use for a while, as if it were unreachable.
 pub fn is_of_the_server(text: &str) -> bool {
     let kind = text.split(' ').next().unwrap_or_default();
     matches!(kind, "LOADING" | "MASTERDOWN" | "CLUSTERDOWN")
 }
 
-/// The cause of an error's text, and what to do.
+/// The cause of an error text, and advice.
 fn meaning(text: &str) -> (Cause, &'static str) {
     let kind = text.split(' ').next().unwrap_or_default();
     match kind {
@@ -136,16 +135,16 @@ fn meaning(text: &str) -> (Cause, &'static str) {
         ),
         "READONLY" => (
             Cause::ReadOnly,
-            "this is a replica; name the master, or write redis-sentinel:// or redis-cluster://",
+            "this is a replica; use the master's URL, or redis-sentinel:// or redis-cluster://",
         ),
-        "MISCONF" | "NOREPLICAS" => (Cause::ReadOnly, "the server takes no writes"),
+        "MISCONF" | "NOREPLICAS" => (Cause::ReadOnly, "the server refuses writes"),
         "NOAUTH" => (
             Cause::Unauthenticated,
-            "the server wants a password: redis.auth",
+            "the server requires a password: set redis.auth",
         ),
         "WRONGPASS" => (
             Cause::Unauthenticated,
-            "user or password are wrong; what redis.auth holds is read again",
+            "user or password is wrong; fix the files of redis.auth, which are read again",
         ),
         "NOPERM" => (
             Cause::Denied,
@@ -155,9 +154,9 @@ fn meaning(text: &str) -> (Cause, &'static str) {
         "TRYAGAIN" | "BUSY" => (Cause::Throttled, ""),
         "MOVED" | "ASK" => (
             Cause::Config,
-            "this is a node of a cluster: write redis-cluster://",
+            "this is a cluster node: use redis-cluster://",
         ),
-        "WRONGTYPE" => (Cause::Foreign, "a value of another kind lies there"),
+        "WRONGTYPE" => (Cause::Foreign, "the key holds a value of another type"),
         "ERR" if text.contains("max number of clients") => {
             (Cause::Throttled, "raise maxclients of the server")
         }

@@ -1,4 +1,4 @@
-//! Questions about many names: each server is asked about its own, all servers at once.
+//! Lookups of many names: each server is asked for its own names, all servers at once.
 
 use super::fault::Fault;
 use super::pool::Lent;
@@ -11,42 +11,42 @@ use std::pin::Pin;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// Names that one server is asked for in one go.
+/// Names per request to a server.
 const NAMES_MAX: usize = 1024;
 
-/// One answer each for names that one server has, in order.
+/// One result per name, in order.
 pub type Answers = Result<Vec<Result<bool, Fault>>, Fault>;
-/// A question about such names.
+/// A lookup of such names.
 pub type Batch = Arc<
     dyn Fn(Lent, Vec<ObjectName>) -> Pin<Box<dyn Future<Output = Answers> + Send>> + Send + Sync,
 >;
 
-/// What is made of servers that do not answer where others do.
+/// Treatment of servers that do not answer while others do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lost {
-    /// What they have is not there.
+    /// Their objects count as absent.
     IsAbsent,
-    /// The whole fails.
+    /// The whole operation fails.
     IsAnError,
 }
 
-/// Numbers of names that one server is asked about.
+/// Indexes of names per server.
 type Groups = HashMap<(usize, bool), (Way, Vec<usize>)>;
 
-/// What is known of an answer to all names.
+/// Partial result for all names.
 struct Sum {
     names: Vec<ObjectName>,
     writes: bool,
     answers: Vec<bool>,
-    /// Is there one?
+    /// Whether any server answered.
     some: bool,
     failed: Option<TierError>,
-    /// What another node is to be asked about.
+    /// Names to look up at another node.
     open: Vec<(usize, Way)>,
 }
 
 impl Now {
-    /// Asks each server about those names that it has.
+    /// Asks each server for the names that it has.
     pub(super) async fn each(
         self,
         names: Vec<ObjectName>,

@@ -1,4 +1,4 @@
-//! Marks of another tier's objects: small values, each where the object itself would lie.
+//! Existence markers of another tier's objects: small values under keys derived from the object keys.
 
 use super::fault::Fault;
 use super::many::{Answers, Batch, Lost};
@@ -10,26 +10,26 @@ use kvcachepool_protocol::object::ObjectName;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Between the name of an object and the place of the tier that has it.
+/// Separates an object's name from the location of its tier.
 const SIGN: &str = ":at:";
-/// A mark goes when its object was neither written nor read for so long: a week.
+/// A marker expires after a week without a write or a read of its object.
 const LIVES_MS: &[u8] = b"604800000";
 
-/// Is this the key of a mark?
+/// Whether a key is that of a marker.
 pub fn is_mark(key: &str) -> bool {
     key.contains(SIGN)
 }
 
-/// Marks of the objects of one tier.
+/// Markers of one tier's objects.
 #[derive(Debug)]
 pub struct Marks {
     redis: Redis,
-    /// What keys end with.
+    /// Suffix of all keys.
     end: Arc<str>,
 }
 
 impl Marks {
-    /// `place` tells the tier from any other: a text that is the same for all who use it.
+    /// `place` identifies the tier: all its users pass the same text.
     pub fn new(redis: Redis, place: &str) -> Self {
         let end = format!("{SIGN}{:016x}", xxh3_64(place.as_bytes())).into();
         Self { redis, end }

@@ -1,15 +1,15 @@
-//! The Redis tier: objects in Redis or Valkey servers. Here lie what is said to them, over which connection, and which of them has an
-//! object; which objects are worth writing or reading, and whether their sections' bytes are right, is decided elsewhere.
+//! The Redis tier: objects in Redis or Valkey servers. This module contains the commands, connections and placement of objects. It does not
+//! decide which objects are worth writing or reading, and does not check their bytes.
 //!
-//! Several servers are independent shards: an object lies on the one that scores highest for it, so a lost or new server concerns its own
-//! share only. Sentinel names one server that may change, a cluster says itself which node has what.
+//! Several servers are independent shards: an object is on the server with the highest score for it, so a lost or new server affects only
+//! its own share. Sentinel names one server that may change; a cluster reports which node has what.
 //!
-//! An object is a head and segments of at most 512 KiB (`record`). One command or one transaction sets both of a short object. Of
-//! a longer one the segments are written first, then the head; all of them go by themselves until a transaction lets them stay (`publish`).
-//! The segments' names hold the head's digest, so that two who write one object at once cannot mix their bytes. A reader that misses a
-//! segment takes the object away.
+//! An object is a header and segments of at most 512 KiB (`record`). One command or transaction sets both for a short object. For a longer
+//! one the segments are written first, then the header, all with an expiry, until a transaction makes them permanent (`publish`). The
+//! segments' names contain the digest of the header, so the bytes of two concurrent writers cannot mix. A reader that misses a segment
+//! removes the object.
 //!
-//! Every operation runs in a task of its own that ends when nobody waits for its answer: nothing reads or writes a span after that.
+//! Every operation runs in its own task, which ends when the caller stops waiting: after that nothing reads or writes a span.
 
 mod auth;
 mod cluster;
@@ -55,33 +55,31 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// Times that nodes of a cluster may send an operation on.
+/// Most redirects by cluster nodes per operation.
 const REDIRECTS_MAX: usize = 5;
 
-/// Which servers, and how they are spoken to.
+/// Servers, and how to connect to them.
 #[derive(Clone)]
 pub struct Settings {
-    /// URLs of the servers.
     pub urls: Vec<String>,
-    /// Folder with `username` and `password`; it counts instead of what the URLs say.
+    /// Folder with `username` and `password`; replaces the credentials in the URLs.
     pub auth: Option<PathBuf>,
-    /// PEM file of the authorities that servers are trusted by.
+    /// PEM file with the certificate authorities to trust.
     pub ca: Option<PathBuf>,
-    /// An object goes when it was neither written nor read for so long; zero = never.
+    /// Objects expire after this long without a read or a write; zero disables expiry.
     pub ttl: Duration,
-    /// Times and bounds.
     pub options: Options,
 }
 
-/// Servers with objects. Clones are the same tier.
+/// The tier. Clones are the same tier.
 #[derive(Clone)]
 pub struct Redis {
     info: TierInfo,
-    /// Or why the settings cannot be used.
+    /// `Err`: why the settings cannot be used.
     now: Arc<RwLock<Result<Now, TierError>>>,
 }
 
-/// What an operation that begins now goes by, to its end.
+/// Settings for an operation, fixed when it begins.
 #[derive(Clone)]
 struct Now {
     servers: Arc<Servers>,
@@ -89,8 +87,8 @@ struct Now {
 }
 
 impl Redis {
-    /// Reads the URLs. Nothing is connected yet: servers that are not there say so when they are asked. URLs that cannot be right are what
-    /// every operation fails by, until [`Redis::change`] has others.
+    /// Parses the URLs. Nothing is connected yet: unreachable servers are reported by operations. With invalid URLs every operation fails
+    /// until [`Redis::change`] replaces them.
     pub fn of(settings: &Settings) -> Self {
         let now = Arc::new(RwLock::new(Now::of(settings, None)));
         let read = now.clone();
@@ -103,18 +101,18 @@ impl Redis {
         Self { info, now }
     }
 
-    /// The same, where the URLs can be right.
+    /// The same, but fails if the URLs are invalid.
     pub fn open(settings: &Settings) -> Result<Self, TierError> {
         Self::of(settings).checked()
     }
 
-    /// Itself, or why it cannot be used as long as its settings are these.
+    /// Fails if the settings cannot be used.
     pub fn checked(self) -> Result<Self, TierError> {
         self.now().map(|_| self)
     }
 
-    /// Goes by other settings from now on. Servers that are in both keep their connections; what is under way ends where it began. Where
-    /// they cannot be right, it goes on by those that could.
+    /// Applies new settings. Servers in both settings keep their connections; operations in flight end on the old ones. Invalid settings
+    /// are an error, and the previous ones stay in use.
     pub fn change(&self, settings: &Settings) -> Result<(), TierError> {
         let before = self.now().ok();
         let changed = Now::of(settings, before.as_ref().map(|now| &*now.servers));
@@ -125,7 +123,7 @@ impl Redis {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Where the servers are, for people; without anything that is secret. Empty: nobody can know.
+    /// Location of the servers for messages, without secrets. Empty if unknown.
     pub fn place(&self) -> String {
         let place = |now: Now| now.servers.place().into();
         self.now().map(place).unwrap_or_default()
@@ -135,7 +133,7 @@ impl Redis {
         self.now.read().clone()
     }
 
-    /// Does it in a task of its own.
+    /// Runs `work` in its own task.
     fn apart<T: Send + 'static, F>(&self, work: impl FnOnce(Now) -> F) -> Operation<'_, T>
     where
         F: Future<Output = Result<T, TierError>> + Send + 'static,
@@ -157,7 +155,7 @@ impl Now {
         })
     }
 
-    /// Its servers, where there are several.
+    /// Its servers, if there are several.
     fn known(&self) -> Vec<Server> {
         let known = self.servers.known();
         let several = known.iter().filter(|node| node.one_of_many());
@@ -178,7 +176,7 @@ impl Now {
         way.map_err(|fault| self.servers.error(None, fault, Some(name), writes))
     }
 
-    /// Where an operation goes on that a node did not do.
+    /// Where an operation continues that a node did not carry out.
     fn next_way(
         &self,
         way: Way,
@@ -224,14 +222,14 @@ impl Now {
                     return Ok(*object);
                 }
                 Ok(Got::Hole(record)) => {
-                    // While a slot of a cluster moves, what is not here yet is no hole.
+                    // While a slot of a cluster moves, a missing segment may still be on the other node.
                     if !way.asking
                         && let Ok(mut c) = way.take(Lane::Questions).await
                     {
                         let _ = objects::remove_rest(&mut c, &get.name, &record).await;
                     }
                     way.node.ended(false, None);
-                    let why = "a part of it is not there any more; the rest was taken away";
+                    let why = "a segment of the object no longer exists; the rest was removed";
                     let fault = Fault::Of(Cause::Missing, why.into());
                     return Err(fault.error(&way.node.name, Some(&get.name)));
                 }
@@ -272,7 +270,7 @@ impl<T> Drop for Apart<T> {
     }
 }
 
-/// Runs in a task of its own, so that one that nobody polls holds up no other, until nobody waits for it any more.
+/// Runs in its own task until the caller stops waiting, so that an operation that is not polled does not block others.
 fn apart<'a, T: Send + 'static>(
     work: impl Future<Output = Result<T, TierError>> + Send + 'static,
 ) -> Operation<'a, T> {

@@ -1,5 +1,5 @@
-//! One server: its connections, and whether it answers. Bytes and questions have connections of their own, so that no lookup waits behind
-//! megabytes. Beside other servers one that fails rests for a while: what is there is a miss at once, and the others serve on.
+//! One server: its connections and its state. Sections and other requests use separate connections, so that no lookup waits behind
+//! megabytes. One of several servers pauses after a failure: its objects are misses at once, and the others still serve.
 
 use super::fault::Fault;
 use super::pool::{Lane, Lent, Pool, Turn};
@@ -12,19 +12,18 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-/// Times and bounds.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Connections of one server that move sections.
+    /// Connections per server for sections.
     pub byte_connections: usize,
-    /// Its others.
+    /// Other connections per server.
     pub question_connections: usize,
-    /// Longest time until a new connection is ready.
+    /// Time limit for opening a connection.
     pub connect: Duration,
-    /// One of several servers that does not answer a question for so long is lost; so is one that is silent in a transfer for twice as
-    /// long. Half of it is the longest that a question waits for a connection.
+    /// One of several servers is lost if it does not answer a request for this long, or is silent in a transfer for twice as long. A
+    /// request waits for a free connection for at most half of it.
     pub answer: Duration,
-    /// A lost one of several servers is tried again after this.
+    /// Retry interval of a lost server among several.
     pub rest: Duration,
 }
 
@@ -40,29 +39,25 @@ impl Default for Options {
     }
 }
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reach {
-    /// There.
     Fixed(Address),
-    /// Where these sentinels say that the master of this name is.
+    /// The master of this name according to these sentinels.
     Sentinel(Vec<Address>, String),
 }
 
-/// How a server is reached and spoken to.
+/// How to connect to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dial {
-    /// Where it is.
     pub reach: Reach,
-    /// How it is spoken to.
     pub how: How,
-    /// PEM file of the authorities that it is trusted by.
+    /// PEM file with the certificate authorities to trust.
     pub ca: Option<PathBuf>,
 }
 
-/// A server.
 pub struct Node {
-    /// Its name, for people and for hashing.
+    /// Its name, for messages and for hashing.
     pub name: String,
     pub(super) dial: Dial,
     pub(super) options: Options,
@@ -75,16 +70,16 @@ pub struct Node {
 
 #[derive(Default)]
 struct Health {
-    /// Not tried before, and why.
+    /// Not retried before this time, and why.
     lost: Option<(Instant, String)>,
-    /// Connections of an earlier one are of no use any more.
+    /// Connections of an earlier generation are useless.
     generation: u64,
-    /// What the last read, and the last write, failed for that was the server's own fault.
+    /// The last error of reads and of writes that the server itself caused.
     failing: [Option<String>; 2],
 }
 
 impl Node {
-    /// A server to which nothing is connected yet.
+    /// A server without connections yet.
     pub fn new(name: String, dial: Dial, options: Options, one_of_many: bool) -> Arc<Self> {
         Arc::new(Self {
             name,
@@ -97,18 +92,18 @@ impl Node {
         })
     }
 
-    /// Is it reached and spoken to in this way, and has it as many beside it?
+    /// Whether it has these settings.
     pub fn is(&self, dial: &Dial, one_of_many: bool) -> bool {
         self.dial == *dial && self.one_of_many == one_of_many
     }
 
-    /// A connection, an idle one or a new one. Waits while all are in use.
+    /// An idle or a new connection. Waits while all are in use.
     pub async fn take(self: &Arc<Self>, lane: Lane) -> Result<Lent, Fault> {
         self.turn(lane).await?.connect().await
     }
 
-    /// What it says to a question, or that it does not answer. One of several servers has less time than the whole, so that the others
-    /// count; none of it passes while the question waits for its turn.
+    /// The server's answer to a request, or an error after a timeout. One of several servers has less than the operation's whole time, so
+    /// that the others can answer; the wait for a connection is not included.
     pub async fn answers<T, F>(
         self: &Arc<Self>,
         ask: impl FnOnce(Lent) -> F + Send,
@@ -123,7 +118,7 @@ impl Node {
         }
         let answer = timeout(self.options.answer, ask).await;
         answer.unwrap_or_else(|_| {
-            let fault = Fault::unreachable("it does not answer");
+            let fault = Fault::unreachable("the server does not answer");
             self.failed(&fault);
             Err(fault)
         })
@@ -135,7 +130,7 @@ impl Node {
         let permit = if self.one_of_many && lane == Lane::Questions {
             let in_time = timeout(self.options.answer / 2, permit).await;
             in_time.unwrap_or_else(|_| {
-                let why = "all of its connections have been in use for a while";
+                let why = "no free connection: all are in use";
                 Err(Fault::Of(Cause::Busy, why.into()))
             })
         } else {
@@ -144,7 +139,7 @@ impl Node {
         Ok(Turn::new(self.clone(), lane, permit?))
     }
 
-    /// Where it is, if that does not change.
+    /// Its address, if that cannot change.
     pub fn address(&self) -> Option<Address> {
         match &self.dial.reach {
             Reach::Fixed(address) => Some(address.clone()),
@@ -152,12 +147,12 @@ impl Node {
         }
     }
 
-    /// Are there others that serve when it does not?
+    /// Whether other servers serve when it does not.
     pub fn one_of_many(&self) -> bool {
         self.one_of_many
     }
 
-    /// Its connections for this.
+    /// Its connections for this purpose.
     pub(super) fn pool(&self, lane: Lane) -> &Pool {
         match lane {
             Lane::Bytes => &self.bytes,
@@ -165,12 +160,12 @@ impl Node {
         }
     }
 
-    /// Of its connections now; those of another generation are not used again.
+    /// Generation of its connections; older ones are not used again.
     pub(super) fn generation(&self) -> u64 {
         self.health.lock().generation
     }
 
-    /// What is wrong with it, as far as is known without asking: with all, or with writing only.
+    /// Its last known error, of all operations or of writes only.
     pub fn trouble(&self, writes: bool) -> Option<String> {
         let health = self.health.lock();
         let lost = health.lost.as_ref().map(|(_, why)| why.clone());
@@ -178,10 +173,10 @@ impl Node {
         lost.or(failing.flatten())
     }
 
-    /// An operation of it ended in this way.
+    /// Records the result of an operation.
     pub fn ended(&self, writes: bool, fault: Option<&Fault>) {
         let own = match fault {
-            // Not even tried.
+            // Refused before it reached the server.
             Some(fault) if matches!(fault.cause(), Cause::Busy | Cause::BreakerOpen) => return,
             Some(fault) if fault.redirect().is_some() => None,
             Some(fault) => fault.cause().of_the_tier().then(|| fault.detail()),
@@ -192,19 +187,19 @@ impl Node {
         }
     }
 
-    /// A connection could not be had, or a question was not answered.
+    /// Records that no connection could be opened, or a request was not answered.
     pub(super) fn failed(&self, fault: &Fault) {
         if fault.is_a_loss() {
             self.lost(None, &fault.detail());
         }
     }
 
-    /// Refuses while it rests. When that is over, one operation is let through (`try_it`) before all others.
+    /// Refuses operations while it pauses. Then one operation (`try_it`) is let through before all others.
     pub(super) fn rests(&self, try_it: bool) -> Result<(), Fault> {
         let mut health = self.health.lock();
         if let Some((until, why)) = &mut health.lost {
             if Instant::now() < *until {
-                let detail = format!("it is not tried for a while after: {why}");
+                let detail = format!("paused after: {why}");
                 return Err(Fault::Of(Cause::BreakerOpen, detail));
             }
             if try_it {
@@ -214,7 +209,7 @@ impl Node {
         Ok(())
     }
 
-    /// It does not answer, as a connection of this generation shows: all of them are of no use.
+    /// Marks it as lost because a connection of this generation failed: all of them are useless.
     pub(super) fn lost(&self, generation: Option<u64>, why: &str) {
         if !self.forget_connections(generation) || !self.one_of_many {
             return;
@@ -222,18 +217,18 @@ impl Node {
         let until = Instant::now() + self.options.rest;
         let before = self.health.lock().lost.replace((until, why.to_string()));
         if before.is_none() {
-            warn!(server = self.name, why, "a Redis server is lost");
+            warn!(server = self.name, why, "Redis server lost");
         }
     }
 
-    /// It answers.
+    /// Records that it answers.
     pub(super) fn answered(&self) {
         if self.health.lock().lost.take().is_some() {
-            info!(server = self.name, "a Redis server is back");
+            info!(server = self.name, "Redis server is back");
         }
     }
 
-    /// Closes the connections of this generation, those in use as soon as they are given back. False: that was done before.
+    /// Closes the connections of this generation, those in use when they are returned. False: that was already done.
     pub(super) fn forget_connections(&self, generation: Option<u64>) -> bool {
         {
             let mut health = self.health.lock();

@@ -1,4 +1,4 @@
-//! What is said over one connection to find, read and remove objects.
+//! Finds, reads and removes objects over one connection.
 
 use super::connection::{Connection, Fetched, Words};
 use super::fault::Fault;
@@ -10,33 +10,31 @@ use kvcachepool_protocol::object::{
     HEADER_BYTES, MAX_SECTIONS, MAX_TOKENS, Object, ObjectName, digest,
 };
 
-/// Longest value that can be a record and a head.
+/// Longest value that can be a record and a header.
 const VALUE_BYTES_MAX: usize =
     RECORD_BYTES + HEADER_BYTES + 64 * MAX_SECTIONS + 36 * MAX_TOKENS as usize + 4096;
 
 /// An object that was found, and its record.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// Its head.
     pub object: Object,
-    /// Its record.
     pub record: Record,
 }
 
-/// How a get ended that is neither right nor an error.
+/// Result of a get without an error.
 #[derive(Debug)]
 pub enum Got {
-    /// Everything is where it shall be.
+    /// All sections are in their places.
     All(Box<Object>),
-    /// The head is there and a segment is not: the server evicted or lost it.
+    /// The header exists and a segment does not: the server evicted or lost it.
     Hole(Record),
 }
 
 fn missing() -> Fault {
-    Fault::Of(Cause::Missing, "it is not there".into())
+    Fault::Of(Cause::Missing, "the object does not exist".into())
 }
 
-/// Which of these keys are there: one answer each, in order.
+/// Whether each of these keys exists, in order.
 pub async fn exist(c: &mut Connection, keys: &[String]) -> Result<Vec<Result<bool, Fault>>, Fault> {
     for key in keys {
         c.command(&[b"EXISTS", key.as_bytes()]);
@@ -46,13 +44,17 @@ pub async fn exist(c: &mut Connection, keys: &[String]) -> Result<Vec<Result<boo
         there.push(match c.reply().await? {
             Reply::Integer(n) => Ok(n > 0),
             Reply::Error(text) => Err(Fault::Refused(text)),
-            _ => return Err(Fault::protocol("EXISTS was answered by no number")),
+            _ => {
+                return Err(Fault::protocol(
+                    "unexpected reply to EXISTS: expected an integer",
+                ));
+            }
         });
     }
     Ok(there)
 }
 
-/// The head of an object.
+/// The header of an object.
 pub async fn head(c: &mut Connection, name: &ObjectName) -> Result<Found, Fault> {
     let last = (VALUE_BYTES_MAX - 1).to_string();
     let key = name.redis();
@@ -61,30 +63,39 @@ pub async fn head(c: &mut Connection, name: &ObjectName) -> Result<Found, Fault>
         Reply::Bulk(value) if value.is_empty() => return Err(missing()),
         Reply::Bulk(value) => value,
         Reply::Nil => return Err(missing()),
-        _ => return Err(Fault::protocol("GETRANGE was answered by no bytes")),
+        _ => {
+            return Err(Fault::protocol(
+                "unexpected reply to GETRANGE: expected a bulk string",
+            ));
+        }
     };
     if Record::is_of_another_version(&value) {
-        let why = "another version of this program wrote it";
+        let why = "the object was written by another version of this program";
         return Err(Fault::Of(Cause::Foreign, why.into()));
     }
     let corrupt = |why: String| Fault::Of(Cause::Corrupt, why);
-    let record = Record::read(&value).ok_or_else(|| corrupt("its record is none".into()))?;
+    let record = Record::read(&value)
+        .ok_or_else(|| corrupt("the record of the object is invalid".into()))?;
     let bytes = value.get(RECORD_BYTES..).unwrap_or_default();
     if digest(bytes) != record.head {
-        return Err(corrupt("its head is not what its record says".into()));
+        return Err(corrupt(
+            "the header of the object does not match its record".into(),
+        ));
     }
     let object = Object::decode(bytes).map_err(|e| Fault::Of(Cause::of_head(&e), e.to_string()))?;
     if object.name() != *name {
-        let detail = format!("{} lies under its name", object.name().s3(""));
+        let detail = format!("its key holds the object {}", object.name().s3(""));
         return Err(Fault::Of(Cause::Foreign, detail));
     }
     if Record::new(&object, bytes, record.written_unix_s.get()) != record {
-        return Err(corrupt("its record is not that of its head".into()));
+        return Err(corrupt(
+            "the record of the object does not match its header".into(),
+        ));
     }
     Ok(Found { object, record })
 }
 
-/// Reads sections into their places. With a `ttl_ms` the object lives so long from now on.
+/// Reads sections into their places. With `ttl_ms` the expiry of the object is extended by it.
 pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Fault> {
     let Found { object, record } = head(c, &get.name).await?;
     let mut wanted: Vec<(String, &Span, Piece)> = Vec::new();
@@ -94,10 +105,10 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
         let section = at.and_then(|at| object.sections.get(at).map(|s| (at, s.stored_bytes)));
         let Some((index, _)) = section.filter(|(_, bytes)| *bytes == place.span.length) else {
             let (group, shard, bytes) = (place.group, place.shard, place.span.length);
-            let why = format!("section {group}.{shard} of {bytes} bytes is none of it");
+            let why = format!("the object has no section {group}.{shard} of {bytes} bytes");
             return Err(Fault::Of(Cause::Shape, why));
         };
-        // What an earlier try saw does not count.
+        // Forgets the digest of an earlier attempt.
         place.span.saw(None);
         for piece in pieces(&object, index) {
             let key = get.name.redis_segment(&record.head, piece.segment);
@@ -140,7 +151,7 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
     Ok(Got::All(Box::new(object)))
 }
 
-/// Adds the commands that let an object live `ttl_ms` from now on, its head no longer than its segments; returns how many of them have no
+/// Adds the commands that extend an object's expiry, the header no longer than its segments. Returns the number of commands without a
 /// reply yet.
 async fn renew(
     c: &mut Connection,
@@ -163,7 +174,7 @@ async fn renew(
     Ok(open)
 }
 
-/// The record that lies there now; none = none of ours.
+/// The current record of an object; `None` if there is none, or a foreign value.
 pub(super) async fn own_record(
     c: &mut Connection,
     name: &ObjectName,
@@ -176,13 +187,13 @@ pub(super) async fn own_record(
     }
 }
 
-/// Asks for the record that lies there now.
+/// Requests the current record of an object.
 pub(super) fn ask_record(c: &mut Connection, name: &ObjectName) {
     let last = (RECORD_BYTES - 1).to_string();
     c.command(&[b"GETRANGE", name.redis().as_bytes(), b"0", last.as_bytes()]);
 }
 
-/// All keys of an object, the head's first.
+/// All keys of an object, the header's first.
 pub(super) fn keys(name: &ObjectName, record: &Record) -> Vec<String> {
     [name.redis()]
         .into_iter()
@@ -190,13 +201,13 @@ pub(super) fn keys(name: &ObjectName, record: &Record) -> Vec<String> {
         .collect()
 }
 
-/// `DEL` of these keys: one command, so that no part of an object is left without the others.
+/// `DEL` of these keys in one command, so that no part of an object remains without the others.
 pub(super) fn del(keys: &[String]) -> Words<'_> {
     let keys = keys.iter().map(String::as_bytes);
     [&b"DEL"[..]].into_iter().chain(keys).collect()
 }
 
-/// Removes these keys of an object if it is still the one of this record. False: it is not.
+/// Removes these keys of an object if its record is unchanged. False: it changed.
 pub async fn remove_if(
     c: &mut Connection,
     name: &ObjectName,
@@ -214,7 +225,7 @@ pub async fn remove_if(
     Ok(c.transaction(&[del(keys)]).await?.is_some())
 }
 
-/// Removes an object of which a part is not there, if it is still the one of this record.
+/// Removes an incomplete object if its record is unchanged.
 pub async fn remove_rest(
     c: &mut Connection,
     name: &ObjectName,
@@ -223,14 +234,14 @@ pub async fn remove_rest(
     if !record.is_long() {
         return remove_if(c, name, record, &keys(name, record)).await;
     }
-    // The head goes last: without it nobody would find the others.
+    // The header goes last: without it the segments could not be found.
     if remove_segments(c, name, record).await?.is_some() {
         return Ok(false);
     }
     remove_if(c, name, record, &[name.redis()]).await
 }
 
-/// Removes segments, and no head; the first reply that is an error.
+/// Removes segments without the header. Returns the first error reply.
 pub(super) async fn remove_segments(
     c: &mut Connection,
     name: &ObjectName,
@@ -246,10 +257,10 @@ pub(super) async fn remove_segments(
     Ok(refused)
 }
 
-/// What was found under a name.
+/// Content found under a name.
 type Seen = Result<Option<Option<Record>>, Fault>;
 
-/// Removes objects, each with its segments in one command; of a long one the head last. One answer each, in order: was it there?
+/// Removes objects, each with its segments in one command, the header of a long object last. Returns whether each existed, in order.
 pub async fn remove(
     c: &mut Connection,
     names: &[ObjectName],
@@ -278,7 +289,7 @@ pub async fn remove(
     Ok(removed)
 }
 
-/// Keys that are named to remove what was found.
+/// Number of keys to delete for an object that was found.
 fn keys_of(found: &Seen) -> usize {
     match found {
         Ok(Some(Some(record))) if !record.is_long() => 1 + record.segments.get() as usize,
@@ -287,7 +298,7 @@ fn keys_of(found: &Seen) -> usize {
     }
 }
 
-/// How many of these, from the first one on, are removed in one go: no more keys are named than of one object.
+/// How many objects, from the first on, are removed by one command: no more keys than of one object.
 fn together(found: &[Seen]) -> usize {
     let mut keys = 0;
     let fit = found.iter().take_while(|found| {
@@ -297,7 +308,7 @@ fn together(found: &[Seen]) -> usize {
     fit.count().max(1)
 }
 
-/// Removes what was found under these names; the segments of long ones are gone.
+/// Removes the objects found under these names; the segments of long objects are already removed.
 async fn remove_seen(
     c: &mut Connection,
     names: &[ObjectName],
@@ -305,7 +316,7 @@ async fn remove_seen(
 ) -> Result<Vec<Result<bool, Fault>>, Fault> {
     for (name, found) in names.iter().zip(found) {
         if let Ok(Some(record)) = found {
-            // What lies there at this moment goes; if it is another one than was seen, its segments have other names.
+            // The current value is removed. If it is another object than was found, its segments have other names.
             ask_record(c, name);
             let record = record.iter().filter(|record| !record.is_long());
             let segments = record.flat_map(|record| record.keys(name));
@@ -336,7 +347,11 @@ async fn remove_seen(
         removed.push(match c.reply().await? {
             Reply::Integer(_) => last.map(|last| last.is_some()),
             Reply::Error(text) => Err(Fault::Refused(text)),
-            _ => return Err(Fault::protocol("DEL was answered by no number")),
+            _ => {
+                return Err(Fault::protocol(
+                    "unexpected reply to DEL: expected an integer",
+                ));
+            }
         });
     }
     for (name, record) in left {
@@ -345,12 +360,12 @@ async fn remove_seen(
     Ok(removed)
 }
 
-/// What the question for a record says: is there a value, and does it begin with a record?
+/// Parses the reply with a record: whether a value exists, and whether it begins with a record.
 pub(super) fn there(reply: Reply) -> Seen {
     match reply {
         Reply::Bulk(value) if value.is_empty() => Ok(None),
         Reply::Bulk(value) => Ok(Some(Record::read(&value))),
-        // A value of another kind is none of ours.
+        // A value of another type is foreign.
         Reply::Error(text) if text.starts_with("WRONGTYPE") => Ok(None),
         Reply::Error(text) => Err(Fault::Refused(text)),
         _ => Ok(None),
@@ -377,7 +392,7 @@ mod tests {
             (vec![of(half), of(half), none.clone()], 3),
             (vec![of(half), of(half), other.clone()], 2),
             (vec![of(NAMES_MAX), of(0)], 1),
-            // Of a long one only the head is left.
+            // Of a long object only the header is left.
             (vec![of(NAMES_MAX + 1), of(half), of(half), of(0)], 2),
             (vec![none], 1),
             (vec![other; NAMES_MAX + 1], NAMES_MAX),

@@ -1,4 +1,4 @@
-//! Connections of one server that wait for their next operation, and one that is lent to an operation.
+//! Idle connections of one server, and connections lent to an operation.
 
 use super::connection::Connection;
 use super::fault::Fault;
@@ -8,24 +8,21 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// For what a connection is taken.
+/// Purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// Sections.
     Bytes,
-    /// Everything else.
     Questions,
 }
 
-/// At most so many connections, and those of them that nobody uses.
+/// A limit on connections, and the idle ones.
 pub struct Pool {
     permits: Arc<Semaphore>,
-    /// Each with its generation.
+    /// Connections with their generation.
     idle: Mutex<Vec<(u64, Connection)>>,
 }
 
 impl Pool {
-    /// Of at most so many connections.
     pub fn new(connections: usize) -> Self {
         Self {
             permits: Arc::new(Semaphore::new(connections.max(1))),
@@ -39,13 +36,13 @@ impl Pool {
         permit.map_err(Fault::unreachable)
     }
 
-    /// Closes those that nobody uses.
+    /// Closes idle connections.
     pub fn clear(&self) {
         let idle = std::mem::take(&mut *self.idle.lock());
         drop(idle);
     }
 
-    /// One of this generation.
+    /// An idle connection of this generation.
     fn idle(&self, generation: u64) -> Option<Connection> {
         let mut idle = self.idle.lock();
         while let Some((of, mut connection)) = idle.pop() {
@@ -65,12 +62,12 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Of a permit of this pool.
+    /// `permit` must be one of this pool.
     pub fn new(node: Arc<Node>, lane: Lane, permit: OwnedSemaphorePermit) -> Self {
         Self { node, lane, permit }
     }
 
-    /// The connection, an idle one or a new one.
+    /// An idle or a new connection.
     pub async fn connect(self) -> Result<Lent, Fault> {
         let node = self.node;
         node.rests(true)?;
@@ -92,7 +89,7 @@ impl Turn {
     }
 }
 
-/// A connection for one operation; dropped, it goes back if it can be used again.
+/// A connection for one operation. Its drop returns it to the pool if it can be used again.
 pub struct Lent {
     node: Arc<Node>,
     lane: Lane,
@@ -139,7 +136,7 @@ impl Drop for Lent {
                 idle.push((generation, connection));
             }
         } else if connection.silence() >= Some(node.options.answer) {
-            node.lost(Some(generation), "it does not answer");
+            node.lost(Some(generation), "the server does not answer");
         }
     }
 }

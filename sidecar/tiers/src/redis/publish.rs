@@ -1,7 +1,7 @@
-//! What is said over one connection to write an object. A short one is written by one command, if nothing of it is there; by one
-//! transaction otherwise, where objects live for a time, and over a connection that has not written yet. Of a longer one everything has an
-//! expiry until all of it is there; then a transaction takes that from head and segments at once. So whoever dies in the middle leaves
-//! nothing that stays, and no head outlives its segments.
+//! Writes an object over one connection. A short object is written by one command if no part of it exists; otherwise, and with a TTL, and
+//! on a connection's first write, by one transaction. The parts of a longer object have an expiry until all of them exist; then a
+//! transaction removes the expiry of header and segments at once. So a writer that dies leaves nothing permanent, and no header outlives
+//! its segments.
 
 use super::connection::{COPIED_BYTES, Connection, Open, Words};
 use super::fault::{Fault, is_denied, is_full};
@@ -14,17 +14,17 @@ use kvcachepool_protocol::object::ObjectName;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use zerocopy::IntoBytes;
 
-/// An object of no more bytes is written at once.
+/// Objects up to this size are written at once.
 const AT_ONCE_BYTES: u64 = 4 << 20;
-/// Segments live so long if nothing follows.
+/// Expiry of segments before the object is published.
 const STAGED: Duration = Duration::from_secs(120);
-/// A head lives so much shorter than the first of its segments, until all of them stay: who finds it can still read them.
+/// A header expires this much earlier than its first segment until the object is published, so that its finder can still read them.
 const MARGIN: Duration = Duration::from_secs(10);
-/// A head lives so long if nothing follows: what was sent and not heard any more is done some time.
+/// Expiry of a header before the object is published: commands that were sent without a reply are executed eventually.
 const HEAD_STAGED: Duration = Duration::from_secs(15);
-/// Times that segments may be gone before they stay; but for the last, they are written again.
+/// Attempts after evicted segments; each but the last writes the segments again.
 const EVICTED_MAX: usize = 6;
-/// Times that others may change what is about to stay: readers do, where objects live on by being read.
+/// Attempts after concurrent changes of an object that is to be published: readers change it when they extend its expiry.
 const CHANGES_MAX: usize = 16;
 
 /// An object that is being written.
@@ -32,43 +32,41 @@ struct Draft<'a> {
     put: &'a Put,
     name: ObjectName,
     record: Record,
-    /// What lies under its name: record and head.
+    /// The value of its main key: record and header.
     value: Vec<u8>,
-    /// Of head and segments.
+    /// Keys of header and segments.
     keys: Vec<String>,
-    /// Milliseconds that it lives for; none = for ever.
+    /// TTL in milliseconds; `None` without expiry.
     ttl: Option<String>,
 }
 
 /// How segments are sent.
 #[derive(Clone, Copy)]
 enum Way<'a> {
-    /// By one command, which has one reply, for ever, with the head that follows, if none of them is there.
+    /// By one command with one reply, without expiry, with the header behind them, if no key exists.
     IfNone,
-    /// By one command, for ever. A reply to each would cost the server a call and wake us while we send.
+    /// By one command, without expiry. A reply per segment would cost the server a call, and wake this task while it sends.
     Together,
-    /// By a command each, to live for so many milliseconds.
+    /// By one command per segment, with this expiry in milliseconds.
     Staged(&'a str),
 }
 
-/// What of it is in the server.
+/// State of the object in the server.
 enum There {
-    /// No head.
     No,
-    /// Another head, or a value of another kind.
+    /// Another header, or a value of another type.
     Other,
-    /// Its head, and not all segments.
+    /// Its header, and not all segments.
     InPart,
-    /// All.
     Whole,
 }
 
-/// Writes an object. Who knows that others may have written it asks before: one that is there may be sent in vain.
+/// Writes an object. A caller that expects other writers should look it up first: the bytes of an existing object may be sent needlessly.
 pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, Fault> {
     let (object, name) = (&put.object, put.object.name());
     let lengths = object.sections.iter().map(|s| s.stored_bytes);
     if !lengths.eq(put.spans.iter().map(|span| span.length)) {
-        let why = "the spans are not as long as the sections; nothing was written";
+        let why = "spans and sections differ in length; nothing was written";
         return Err(Fault::Of(Cause::Shape, why.into()));
     }
     let head = object.encode();
@@ -83,13 +81,13 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
         name,
         ttl: (ttl_ms > 0).then(|| ttl_ms.to_string()),
     };
-    // A node that another one hands the slot to does nothing at once with keys that are not there yet.
+    // A node that a slot is being moved to executes no multi-key command on keys that are not there yet.
     if draft.is_short() && !c.is_asking() {
         return draft.write_at_once(c).await;
     }
     let stored = draft.write(c).await;
     if stored.is_err() && c.broken().is_none() {
-        // What is of no use any more makes room, and lies in nobody's way where its slot moves.
+        // Frees the room of the useless parts, which would also be in the way when the slot moves.
         let _ = draft.discard(c).await;
     }
     stored
@@ -101,14 +99,14 @@ impl Draft<'_> {
         bytes <= AT_ONCE_BYTES
     }
 
-    /// Segments and head at once, unless the object is there.
+    /// Writes segments and header at once, unless the object exists.
     async fn write_at_once(&self, c: &mut Connection) -> Result<Stored, Fault> {
         let mut full = None;
         if self.ttl.is_none() && c.writes_at_once() {
             match self.write_if_none(c).await {
                 Ok(true) => return Ok(Stored::New),
                 Ok(false) => {}
-                // The object of another writer, which is there, would be left alone.
+                // The existing object of another writer stays.
                 Err(Fault::Refused(text)) if is_full(&text) => full = Some(text),
                 Err(Fault::Refused(text)) if is_denied(&text) => c.must_look(),
                 Err(fault) => return Err(fault),
@@ -122,10 +120,10 @@ impl Draft<'_> {
                     return Err(Fault::Refused(full.unwrap_or_default()));
                 }
                 There::No => None,
-                // What lies there may be staged: it would go by itself if its writer died.
+                // The existing object may be staged: it would expire if its writer died.
                 There::InPart => Some(self.name.redis()),
                 There::Whole => {
-                    // Who changes it at this moment lets it live on as well, or takes it away, as may happen a moment later.
+                    // A concurrent change extends its life too, or removes it, which could also happen a moment later.
                     self.stay(c, open).await?;
                     return Ok(Stored::Already);
                 }
@@ -137,7 +135,7 @@ impl Draft<'_> {
             let ttl = self.ttl.as_deref();
             let (mut commands, right) = self.send(c, Way::Together).await?;
             if !right {
-                // The connection is not used again, and what it began ends with it.
+                // The connection is not used again, and its transaction ends with it.
                 return Err(wrong_bytes());
             }
             if ttl.is_some() {
@@ -160,28 +158,30 @@ impl Draft<'_> {
         Err(changes_all_the_time())
     }
 
-    /// Segments and head by one command, for ever. False: something of them is there, and nothing was written. A look before it would cost
+    /// Writes segments and header by one command without expiry. False: some key exists, and nothing was written. A check before would cost
     /// a round trip, and the server five commands.
     async fn write_if_none(&self, c: &mut Connection) -> Result<bool, Fault> {
         let (_, right) = self.send(c, Way::IfNone).await?;
         if !right {
-            // The connection is not used again, and the command never ends.
+            // The connection is not used again, and the command never completes.
             return Err(wrong_bytes());
         }
         c.short_pair(&self.name.redis(), &self.value);
         match c.optional().await? {
             Reply::Integer(set) => Ok(set == 1),
             Reply::Error(text) => Err(Fault::Refused(text)),
-            _ => Err(Fault::protocol("MSETNX was answered by no number")),
+            _ => Err(Fault::protocol(
+                "unexpected reply to MSETNX: expected an integer",
+            )),
         }
     }
 
-    /// Segments, then the head, and then their expiry taken away.
+    /// Writes the segments, then the header, and then removes their expiry.
     async fn write(&self, c: &mut Connection) -> Result<Stored, Fault> {
         let began = Instant::now();
         ask_record(c, &self.name);
         let stored = match there(c.reply().await?)? {
-            // Of the same put: its answer was lost.
+            // Written by an earlier attempt of this put whose reply was lost.
             Some(Some(record)) if record.head == self.record.head => Stored::Already,
             Some(_) => return Ok(Stored::Already),
             None => {
@@ -206,17 +206,17 @@ impl Draft<'_> {
                     c.end(open, 0).await?;
                     evicted += 1;
                     if evicted == EVICTED_MAX {
-                        let why = "the server evicts what is being written: give it more memory (maxmemory)";
+                        let why = "the server evicts the object while it is written: give it more memory (maxmemory)";
                         return Err(Fault::Of(Cause::Full, why.into()));
                     }
                     self.stage(c).await?;
                 }
                 There::No => {
                     c.end(open, 0).await?;
-                    let why = "it was taken away while it was written";
+                    let why = "the object was removed while it was written";
                     return Err(Fault::Of(Cause::Throttled, why.into()));
                 }
-                // Its segments have names of their own, and these are of no use.
+                // Its segments have their own names, and these are useless.
                 There::Other => {
                     c.end(open, 0).await?;
                     remove_segments(c, &self.name, &self.record).await?;
@@ -227,7 +227,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the segments, to live until they stay.
+    /// Writes the segments with an expiry.
     async fn stage(&self, c: &mut Connection) -> Result<(), Fault> {
         let staged = STAGED.as_millis().to_string();
         let (open, right) = self.send(c, Way::Staged(&staged)).await?;
@@ -238,17 +238,19 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the head if there is none, to live for so long or shorter.
+    /// Writes the header if there is none, to expire after `left` or earlier.
     async fn stage_head(&self, c: &mut Connection, left: Duration) -> Result<Stored, Fault> {
         self.set_head(c, Some(&left.min(HEAD_STAGED).as_millis().to_string()));
         match c.answer().await? {
             Reply::Simple(_) => Ok(Stored::New),
             Reply::Nil => Ok(Stored::Already),
-            _ => Err(Fault::protocol("SET was answered by no status")),
+            _ => Err(Fault::protocol(
+                "unexpected reply to SET: expected a status",
+            )),
         }
     }
 
-    /// Adds the command that sets the head if there is none, to live for so many milliseconds or for ever.
+    /// Adds the command that sets the header if there is none, with an expiry in milliseconds or without.
     fn set_head(&self, c: &mut Connection, ms: Option<&str>) {
         let key = self.name.redis();
         let mut words: Words<'_> = vec![b"SET", key.as_bytes(), &self.value, b"NX"];
@@ -256,8 +258,8 @@ impl Draft<'_> {
         c.command(&words);
     }
 
-    /// Sends the segments, and makes their digests on the way, while the processor has the bytes at hand. Returns how many replies have
-    /// not come yet, and whether the bytes are what the head says.
+    /// Sends the segments, and computes their digests while the bytes are in the CPU cache. Returns the number of missing replies, and
+    /// whether the bytes match the header.
     async fn send(&self, c: &mut Connection, way: Way<'_>) -> Result<(usize, bool), Fault> {
         let segments = self.keys.len() - 1;
         let open = match way {
@@ -277,7 +279,7 @@ impl Draft<'_> {
         for (section, span) in spans.iter().enumerate() {
             for piece in pieces(&self.put.object, section) {
                 if piece.bytes > COPIED_BYTES {
-                    // The one before goes out while the processor has its bytes at hand.
+                    // The previous segment is sent while its bytes are in the CPU cache.
                     c.flush_segment().await?;
                 }
                 digest.came(span, piece.at, piece.bytes);
@@ -308,7 +310,7 @@ impl Draft<'_> {
         Ok((open, found.eq(wanted.map(Some))))
     }
 
-    /// Asks for head and segments, and from then on for any change of them.
+    /// Requests header and segments, and watches them for changes.
     fn look(&self, c: &mut Connection) {
         let keys: Words<'_> = self.keys.iter().map(String::as_bytes).collect();
         c.watch(&keys);
@@ -318,7 +320,7 @@ impl Draft<'_> {
         c.command(&words);
     }
 
-    /// Looks, and begins a transaction; all in one go, for a reply to MULTI alone would cost the server a call while we send.
+    /// Requests the state and begins a transaction in one batch: a separate reply to MULTI would cost the server a call.
     async fn look_and_begin(&self, c: &mut Connection) -> Result<(There, Open), Fault> {
         self.look(c);
         let mut open = c.begin();
@@ -330,7 +332,7 @@ impl Draft<'_> {
         match (seen, begun) {
             (Ok(there), Ok(())) => Ok((there, open)),
             (Err(fault), Ok(())) => {
-                // Where that fails, too, the connection is not used again.
+                // If that fails too, the connection is not used again.
                 let _ = c.end(open, 0).await;
                 Err(fault)
             }
@@ -348,7 +350,11 @@ impl Draft<'_> {
         let segments = match segments {
             Reply::Integer(count) => count + 1 == self.keys.len() as i64,
             Reply::Error(text) => return Err(Fault::Refused(text)),
-            _ => return Err(Fault::protocol("EXISTS was answered by no number")),
+            _ => {
+                return Err(Fault::protocol(
+                    "unexpected reply to EXISTS: expected an integer",
+                ));
+            }
         };
         Ok(match head {
             None if taken => There::Other,
@@ -359,7 +365,7 @@ impl Draft<'_> {
         })
     }
 
-    /// Ends the transaction by letting all of it live for its time, the segments no shorter than the head. False: something has changed.
+    /// Ends the transaction by setting the final expiry, of the segments no shorter than of the header. False: something changed.
     async fn stay(&self, c: &mut Connection, open: Open) -> Result<bool, Fault> {
         for key in &self.keys {
             c.command(&stay(key, self.ttl.as_deref()));
@@ -367,10 +373,10 @@ impl Draft<'_> {
         Ok(c.end(open, self.keys.len()).await?.is_some())
     }
 
-    /// Takes away what was written of it, key by key: while its slot moves, a part may be elsewhere.
+    /// Removes the written parts key by key: while its slot moves, some may be on another node.
     async fn discard(&self, c: &mut Connection) -> Result<(), Fault> {
         if c.is_watching() {
-            // Else it would be bound to all that was looked at.
+            // Otherwise the removal would depend on the watched keys.
             c.unwatch().await?;
         }
         let (head, segments) = self.keys.split_at(1);
@@ -395,7 +401,7 @@ impl Draft<'_> {
     }
 }
 
-/// Replies to segments; the first that is an error.
+/// Reads the replies to segments; returns the first error.
 async fn heard(c: &mut Connection, open: usize) -> Result<Option<String>, Fault> {
     let mut failed = None;
     for _ in 0..open {
@@ -407,26 +413,26 @@ async fn heard(c: &mut Connection, open: usize) -> Result<Option<String>, Fault>
 }
 
 fn wrong_bytes() -> Fault {
-    let why = "the bytes in memory are not what the head says; nothing was written";
+    let why = "the bytes in memory do not match the header's digests; nothing was written";
     Fault::Of(Cause::Corrupt, why.into())
 }
 
 fn changes_all_the_time() -> Fault {
-    let why = "others change the object all the time while it is written";
+    let why = "other processes keep changing the object while it is written";
     Fault::Of(Cause::Throttled, why.into())
 }
 
-/// How long a head may live whose first segment was written then.
+/// How long a header may live whose first segment was written at `began`.
 fn left(began: Instant) -> Result<Duration, Fault> {
     let left = STAGED.saturating_sub(began.elapsed() + MARGIN);
     if left < MARGIN {
-        let why = "writing took so long that its first segments are about to go";
+        let why = "writing took so long that the first segments are about to expire";
         return Err(Fault::Of(Cause::Timeout, why.into()));
     }
     Ok(left)
 }
 
-/// The command that lets a key live for so many milliseconds, or for ever.
+/// The command that sets the expiry of a key in milliseconds, or removes it.
 fn stay<'a>(key: &'a str, ttl: Option<&'a str>) -> Words<'a> {
     match ttl {
         None => vec![b"PERSIST", key.as_bytes()],

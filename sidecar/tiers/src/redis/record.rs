@@ -1,4 +1,4 @@
-//! What stands before an object's head in its value: enough to list the object and to remove it without reading the head.
+//! The record before an object's header in its value: enough to list and remove the object without reading the header.
 //!
 //! ```text
 //! kvcp:<model>:<layout>:{<key>}.<fidelity>                  record, 48 bytes; head as `protocol::object` has it
@@ -10,48 +10,44 @@ use kvcachepool_protocol::object::{MAX_SECTIONS, Object, ObjectName, REDIS_SEGME
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a record.
 pub const RECORD_BYTES: usize = size_of::<Record>();
 const MAGIC: [u8; 8] = *b"KVCPRDS1";
-/// Of every version: what differs is the last byte.
+/// Common to all versions, which differ in the last byte.
 const KIND: &[u8] = b"KVCPRDS";
-/// Most segments that a record is believed to have. No longer object is ever whole here: the transaction that lets it stay is answered by
-/// a part for each of them, and one for the head.
+/// Most segments that a record may claim. No longer object can be complete: the reply to the publishing transaction has a part per
+/// segment, and one for the header.
 pub const SEGMENTS_MAX: u64 = PARTS_MAX - 1;
-/// Names that are made at once of what a record claims: some MiB of them.
+/// Most segment names that are created at once from a record: some MiB.
 pub const NAMES_MAX: usize = 1 << 14;
 
-/// The record as it lies there.
+/// The stored form of the record.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Record {
     magic: [u8; 8],
-    /// When it was written, Unix seconds.
+    /// Write time, Unix seconds.
     pub written_unix_s: U64,
-    /// Bytes of the value that it begins and of all segments.
+    /// Bytes of the value that contains the record, and of all segments.
     pub bytes: U64,
-    /// Segments of the object.
     pub segments: U32,
     zero: U32,
-    /// xxh3-128 of the head: part of the segments' names.
+    /// xxh3-128 of the header: part of the segments' names.
     pub head: [u8; 16],
 }
 
 /// A part of a section, and the number of its segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Number of the segment.
     pub segment: u32,
-    /// Where it begins in the section.
+    /// Offset in the section.
     pub at: u64,
-    /// Bytes.
     pub bytes: u64,
 }
 
 impl Record {
-    /// Of an object whose encoded head this is.
+    /// The record of an object with this encoded header.
     pub fn new(object: &Object, head: &[u8], written_unix_s: u64) -> Self {
         let stored: u64 = object.sections.iter().map(|s| s.stored_bytes).sum();
         let segments = (0..object.sections.len()).map(|n| pieces(object, n).count() as u32);
@@ -65,7 +61,7 @@ impl Record {
         }
     }
 
-    /// The record that a value begins with; none = it begins with none.
+    /// The record at the start of a value; `None` if there is none.
     pub fn read(value: &[u8]) -> Option<Self> {
         let (record, _) = Self::read_from_prefix(value).ok()?;
         let known = record.magic == MAGIC && record.zero.get() == 0;
@@ -75,7 +71,7 @@ impl Record {
         (known && u64::from(record.segments.get()) <= segments_max).then_some(record)
     }
 
-    /// Does a value begin with a record of another version of this program?
+    /// Whether a value begins with a record of another version of this program.
     pub fn is_of_another_version(value: &[u8]) -> bool {
         value.starts_with(KIND) && !value.starts_with(&MAGIC)
     }
@@ -85,7 +81,7 @@ impl Record {
         (0..self.segments.get()).map(|n| name.redis_segment(&self.head, n))
     }
 
-    /// The same, no more than [`NAMES_MAX`] at a time.
+    /// The same, at most [`NAMES_MAX`] at a time.
     pub fn batches<'a>(&'a self, name: &'a ObjectName) -> impl Iterator<Item = Vec<String>> + 'a {
         let mut keys = self.keys(name);
         std::iter::from_fn(move || {
@@ -94,7 +90,7 @@ impl Record {
         })
     }
 
-    /// Are they more than that?
+    /// Whether it has more segments than that.
     pub fn is_long(&self) -> bool {
         self.segments.get() as usize > NAMES_MAX
     }

@@ -1,69 +1,62 @@
-//! Redis' wire format (RESP2): commands to bytes, bytes to replies. Total and bounded: any bytes give a reply, a wish for more, or a named
-//! error, and a length that the other side claims takes no memory before its bytes are there.
+//! Redis' wire format (RESP2): encodes commands, parses replies. Total and bounded: any bytes give a reply, a request for more bytes, or an
+//! error, and a length claimed by the other side takes no memory before its bytes arrive.
 
-/// Longest line of a reply: a status, an error, a number.
+/// Longest line of a reply: a status, an error or a number.
 pub const LINE_MAX: usize = 16 << 10;
-/// Longest bulk string that is kept as a whole; longer ones go into spans piece by piece.
+/// Longest bulk string that is kept as a whole; longer ones are written into spans piece by piece.
 pub const BULK_MAX: u64 = 8 << 20;
-/// Most parts of an array.
 pub const PARTS_MAX: u64 = 1 << 18;
-/// Arrays within arrays.
+/// Deepest nesting of arrays.
 const DEPTH_MAX: usize = 6;
 
-/// One reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// A status such as `OK`.
     Simple(String),
-    /// The server refused; its first word is the kind.
+    /// An error; its first word is the kind.
     Error(String),
-    /// A number.
     Integer(i64),
-    /// Bytes.
     Bulk(Vec<u8>),
-    /// Nothing there.
+    /// No value.
     Nil,
-    /// Parts.
     Array(Vec<Reply>),
 }
 
 /// The first line of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Head {
-    /// The whole reply: nothing but this line.
+    /// The whole reply is this line.
     Whole(Reply),
-    /// As many bytes and a line end follow.
+    /// This many bytes and a line end follow.
     Bulk(u64),
-    /// As many replies follow.
+    /// This many replies follow.
     Array(u64),
 }
 
-/// Bytes that are no reply.
+/// Bytes that are not a valid reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadReply {
-    /// The first byte is none of the protocol's.
+    /// The first byte is not a RESP type.
     #[error("a reply begins with byte {0:#04x}")]
     Kind(u8),
-    /// A line without an end.
     #[error("a line of a reply is longer than {LINE_MAX} bytes")]
     Line,
-    /// A number that is none.
-    #[error("a number in a reply is none")]
+    #[error("invalid number in a reply")]
     Number,
     /// Too long, too many or too deep.
-    #[error("a reply is larger than any that was asked for")]
+    #[error("a reply is larger than any expected one")]
     Large,
-    /// Bytes that are not followed by a line end.
-    #[error("a reply does not end where it says")]
+    /// No line end after the stated number of bytes.
+    #[error("a reply does not end at its stated length")]
     End,
 }
 
-/// Reads the first line of a reply: what it is, and how many bytes it takes. None: more bytes are needed.
+/// Parses the first line of a reply, and returns its length. `None`: more bytes are needed.
 pub fn head(bytes: &[u8]) -> Result<Option<(Head, usize)>, BadReply> {
     head_behind(bytes, 0)
 }
 
-/// The same, where the first `looked` bytes are known to have no line end between them.
+/// The same, if the first `looked` bytes are known to contain no line end.
 fn head_behind(bytes: &[u8], looked: usize) -> Result<Option<(Head, usize)>, BadReply> {
     let Some((kind, rest)) = bytes.split_first() else {
         return Ok(None);
@@ -72,7 +65,7 @@ fn head_behind(bytes: &[u8], looked: usize) -> Result<Option<(Head, usize)>, Bad
         return Err(BadReply::Kind(*kind));
     }
     let within = rest.get(..LINE_MAX).unwrap_or(rest);
-    // one of the two bytes of the end may be among them
+    // One of the two bytes of the line end may be among them.
     let from = looked.saturating_sub(2);
     let unseen = within.get(from..).unwrap_or_default();
     let Some(end) = unseen.windows(2).position(|pair| pair == b"\r\n") else {
@@ -98,37 +91,37 @@ fn head_behind(bytes: &[u8], looked: usize) -> Result<Option<(Head, usize)>, Bad
     Ok(Some((head, end + 3)))
 }
 
-/// An array whose parts have not all come.
+/// An incomplete array.
 #[derive(Debug)]
 struct Open {
     parts: Vec<Reply>,
     missing: u64,
 }
 
-/// A reply that comes piece by piece. It keeps the parts that have come: no byte is parsed twice.
+/// Incremental parser of one reply. It keeps complete parts: no byte is parsed twice.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// Arrays within each other, the outermost first.
+    /// Nested arrays, the outermost first.
     open: Vec<Open>,
-    /// Length of the bulk string whose line has come.
+    /// Length of the bulk string whose line was read.
     bulk: Option<usize>,
-    /// Bytes of an unfinished line that were looked at.
+    /// Bytes of an incomplete line that were already searched.
     looked: usize,
-    /// Bytes of this reply that were taken.
+    /// Consumed bytes of this reply.
     taken: usize,
-    /// Bytes that were looked at for the end of a line, or copied.
+    /// Work done: bytes searched for the end of a line, or copied.
     #[cfg(test)]
     work: usize,
 }
 
 impl Reader {
-    /// Bytes of an unfinished reply that were taken.
+    /// Consumed bytes of an incomplete reply.
     pub fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Reads on. `bytes` begin where the call before stopped taking them. Returns the reply, once it is whole, and the bytes that were
-    /// taken; the rest has to be there again, with more behind it, at the next call.
+    /// Parses more bytes. `bytes` begin where the previous call stopped consuming them. Returns the reply once it is complete, and the
+    /// number of consumed bytes; the rest must be passed again, with more behind it, in the next call.
     pub fn read(&mut self, bytes: &[u8]) -> Result<(Option<Reply>, usize), BadReply> {
         let mut used = 0;
         loop {
@@ -146,7 +139,7 @@ impl Reader {
         }
     }
 
-    /// The next line or bulk string: what is whole with it, and its bytes. None: more bytes are needed.
+    /// The next line or bulk string: the completed reply, if any, and its length. `None`: more bytes are needed.
     fn part(&mut self, bytes: &[u8]) -> Result<Option<(Option<Reply>, usize)>, BadReply> {
         if let Some(length) = self.bulk {
             let Some((text, end)) = bytes.split_at_checked(length) else {
@@ -191,7 +184,7 @@ impl Reader {
         Ok(Some((whole, used)))
     }
 
-    /// Puts a whole part where it belongs. Returns the reply, if it is whole with it.
+    /// Inserts a complete part. Returns the reply if it is complete now.
     fn put(&mut self, mut part: Reply) -> Option<Reply> {
         while let Some(mut array) = self.open.pop() {
             array.parts.push(part);
@@ -213,7 +206,6 @@ impl Reader {
     }
 }
 
-/// Writes a command.
 pub fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
     begin(out, words.len());
     for each in words {
@@ -221,19 +213,19 @@ pub fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
     }
 }
 
-/// Writes the beginning of a command of so many words.
+/// Encodes the beginning of a command of this many words.
 pub fn begin(out: &mut Vec<u8>, words: usize) {
     out.extend_from_slice(format!("*{words}\r\n").as_bytes());
 }
 
-/// Writes a word of a command.
+/// Encodes a word of a command.
 pub fn word(out: &mut Vec<u8>, bytes: &[u8]) {
     length(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
     out.extend_from_slice(b"\r\n");
 }
 
-/// Writes what stands before a word of so many bytes; behind it stands a line end.
+/// Encodes the prefix of a word of this many bytes; the word ends with a line end.
 pub fn length(out: &mut Vec<u8>, bytes: u64) {
     out.extend_from_slice(format!("${bytes}\r\n").as_bytes());
 }
@@ -243,7 +235,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Reads a whole reply and how many bytes it takes. None: more bytes are needed.
+    /// Parses a whole reply; returns its length too. `None`: more bytes are needed.
     fn reply(bytes: &[u8]) -> Result<Option<(Reply, usize)>, BadReply> {
         let (reply, used) = Reader::default().read(bytes)?;
         Ok(reply.map(|reply| (reply, used)))
@@ -355,7 +347,7 @@ mod tests {
         assert_eq!(reply(&endless), Err(BadReply::Line));
     }
 
-    /// Work of reading these bytes as they come, so many at a time.
+    /// Work of parsing these bytes in pieces of `piece` bytes.
     fn work(bytes: &[u8], piece: usize) -> usize {
         let mut reader = Reader::default();
         let mut start = 0;

@@ -1,4 +1,4 @@
-//! What is said over one connection to list what lies in a server, and to learn how full it is.
+//! Lists the objects in a server over one connection, and reads its memory use.
 
 use super::connection::Connection;
 use super::fault::{Fault, redirect};
@@ -10,17 +10,17 @@ use kvcachepool_protocol::object::{ObjectName, REDIS_PREFIX};
 use std::fmt;
 use std::str::FromStr;
 
-/// Keys that the server looks at for one answer, at least and at most.
+/// Range of keys that the server checks per SCAN.
 const COUNTS: std::ops::RangeInclusive<usize> = 100..=1_000;
 
-/// Where a listing goes on.
+/// Position of a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Place {
-    /// Which server.
+    /// Index of the server.
     pub server: usize,
-    /// Keys of it that were found and not told yet.
+    /// Keys that were found and are not returned yet.
     pub found: Vec<String>,
-    /// SCAN's own place in it; none = all of its keys were found.
+    /// Cursor of SCAN; `None` after the last key.
     pub cursor: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ impl Place {
         }
     }
 
-    /// Is there nothing more in this server?
+    /// Whether this server is finished.
     pub fn is_done(&self) -> bool {
         self.found.is_empty() && self.cursor.is_none()
     }
@@ -51,7 +51,7 @@ impl FromStr for Place {
     type Err = TierError;
 
     fn from_str(text: &str) -> Result<Self, TierError> {
-        let bad = || TierError::new(Kind::Redis, Cause::Shape, "no page ended there");
+        let bad = || TierError::new(Kind::Redis, Cause::Shape, "invalid page token");
         let mut parts = text.splitn(3, '/');
         let mut next = || parts.next().ok_or_else(bad);
         let (server, cursor, found) = (next()?, next()?, next()?);
@@ -71,7 +71,7 @@ impl FromStr for Place {
     }
 }
 
-/// Finds keys of objects at the place and goes on from there. Returns how many keys with our prefix there are none of ours.
+/// Finds keys of objects and advances the position. Returns the number of foreign keys with our prefix.
 pub async fn find(c: &mut Connection, place: &mut Place, wanted: usize) -> Result<u64, Fault> {
     let Some(cursor) = place.cursor else {
         return Ok(0);
@@ -86,7 +86,7 @@ pub async fn find(c: &mut Connection, place: &mut Place, wanted: usize) -> Resul
         b"COUNT",
         count.as_bytes(),
     ]);
-    let strange = || Fault::protocol("SCAN was answered by no keys");
+    let strange = || Fault::protocol("unexpected reply to SCAN: expected keys");
     let Reply::Array(parts) = c.answer().await? else {
         return Err(strange());
     };
@@ -114,7 +114,7 @@ pub async fn find(c: &mut Connection, place: &mut Place, wanted: usize) -> Resul
     Ok(foreign)
 }
 
-/// What lies under these keys. Returns how many of them are none of ours.
+/// Describes the objects of these keys. Returns the number of foreign keys.
 pub async fn describe(
     c: &mut Connection,
     keys: &[String],
@@ -125,14 +125,14 @@ pub async fn describe(
     if elsewhere.is_empty() {
         return Ok(foreign);
     }
-    // A node that is about to get a slot has some of its keys, and tells what they are to who says that he knows.
+    // A node that a slot is being moved to has some of its keys, and returns them only after ASKING.
     c.set_asking(true);
     let asked = records(c, &elsewhere, into, &mut Vec::new()).await;
     c.set_asking(false);
     Ok(foreign + asked?)
 }
 
-/// As `describe`, without those for which the server sends `elsewhere`.
+/// Like `describe`, without the keys that the server redirects to `elsewhere`.
 async fn records(
     c: &mut Connection,
     keys: &[String],
@@ -151,10 +151,10 @@ async fn records(
             continue;
         };
         match reply {
-            // It went meanwhile.
+            // Removed in the meantime.
             Reply::Bulk(value) if value.is_empty() => {}
             Reply::Bulk(value) => {
-                // One whose record is none is listed too: so it can be found and removed.
+                // An object with an invalid record is listed too, so that it can be found and removed.
                 let record = Record::read(&value);
                 into.push(Listed {
                     name,
@@ -165,17 +165,21 @@ async fn records(
             Reply::Error(text) if text.starts_with("WRONGTYPE") => foreign += 1,
             Reply::Error(text) if redirect(&text).is_some() => elsewhere.push(key.clone()),
             Reply::Error(text) => return Err(Fault::Refused(text)),
-            _ => return Err(Fault::protocol("GETRANGE was answered by no bytes")),
+            _ => {
+                return Err(Fault::protocol(
+                    "unexpected reply to GETRANGE: expected a bulk string",
+                ));
+            }
         }
     }
     Ok(foreign)
 }
 
-/// Memory of a server: what it uses, and what it may.
+/// Used memory and memory limit of a server.
 pub async fn memory(c: &mut Connection) -> Result<Usage, Fault> {
     c.command(&[b"INFO", b"memory"]);
     let Reply::Bulk(text) = c.answer().await? else {
-        return Err(Fault::protocol("INFO was answered by no text"));
+        return Err(Fault::protocol("unexpected reply to INFO: expected text"));
     };
     let text = String::from_utf8_lossy(&text);
     let field = |name: &str| {
@@ -183,8 +187,8 @@ pub async fn memory(c: &mut Connection) -> Result<Usage, Fault> {
         let value = lines.find(|(key, _)| *key == name)?.1;
         value.trim().parse::<u64>().ok()
     };
-    let bytes =
-        field("used_memory").ok_or_else(|| Fault::protocol("INFO does not tell used_memory"))?;
+    let bytes = field("used_memory")
+        .ok_or_else(|| Fault::protocol("the reply to INFO lacks used_memory"))?;
     Ok(Usage {
         objects: 0,
         bytes,

@@ -1,4 +1,4 @@
-//! Which server an operation goes to.
+//! Chooses the server of an operation.
 
 use super::auth::Auth;
 use super::cluster::Cluster;
@@ -12,7 +12,6 @@ use kvcachepool_protocol::object::ObjectName;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// All servers of a tier.
 pub struct Servers {
     place: String,
     which: Which,
@@ -23,25 +22,24 @@ enum Which {
     Cluster(Arc<Cluster>),
 }
 
-/// The way of one operation.
+/// The route of one operation.
 #[derive(Clone)]
 pub struct Way {
-    /// Who is asked.
     pub node: Arc<Node>,
-    /// The node is about to get the key, and does not answer for it of itself.
+    /// The node is receiving the key's slot, and serves the key only after ASKING.
     pub asking: bool,
     redirects: usize,
 }
 
 impl Way {
-    /// A connection for it.
+    /// Takes a connection to the node.
     pub async fn take(&self, lane: Lane) -> Result<Lent, Fault> {
         let mut lent = self.node.take(lane).await?;
         lent.set_asking(self.asking);
         Ok(lent)
     }
 
-    /// What the node says to a question: see [`Node::answers`].
+    /// The node's answer to a request: see [`Node::answers`].
     pub async fn answers<T, F>(&self, ask: impl FnOnce(Lent) -> F + Send) -> Result<T, Fault>
     where
         F: Future<Output = Result<T, Fault>> + Send,
@@ -54,14 +52,14 @@ impl Way {
         answer.await
     }
 
-    /// Equal for operations that can be asked for together.
+    /// Equal for operations that can share a request.
     pub fn key(&self) -> (usize, bool) {
         (Arc::as_ptr(&self.node).addr(), self.asking)
     }
 }
 
 impl Servers {
-    /// Those that URLs name. A shard that was there before is the same node, with its connections and what is known of it.
+    /// The servers of the URLs. A shard that existed before is the same node, with its connections and state.
     pub fn new(named: url::Servers, settings: &Settings, before: Option<&Self>) -> Self {
         let (ca, options) = (&settings.ca, &settings.options);
         let how = |how: How| match &settings.auth {
@@ -119,12 +117,12 @@ impl Servers {
         }
     }
 
-    /// Where they are, for people.
+    /// Location for messages.
     pub fn place(&self) -> &str {
         &self.place
     }
 
-    /// Finds out who has what, where that is not known. Comes before ways and servers.
+    /// Learns the slot map, if it is not known. Call it before `way` and `known`.
     pub async fn learn(&self) -> Result<(), Fault> {
         match &self.which {
             Which::Shards(_) => Ok(()),
@@ -132,7 +130,7 @@ impl Servers {
         }
     }
 
-    /// The way to an object.
+    /// The route to an object.
     pub fn way(&self, name: &ObjectName) -> Result<Way, Fault> {
         let key = name.redis();
         let node = match &self.which {
@@ -140,7 +138,7 @@ impl Servers {
             Which::Shards(nodes) => {
                 let best = nodes.iter().max_by_key(|node| score(&node.name, &key));
                 best.cloned()
-                    .ok_or_else(|| Fault::unreachable("there is no server"))?
+                    .ok_or_else(|| Fault::unreachable("no server is known"))?
             }
         };
         Ok(Way {
@@ -150,7 +148,7 @@ impl Servers {
         })
     }
 
-    /// The way on from a node that sent the operation to another one, or did not answer.
+    /// The next route after a redirect, or after a node that did not answer.
     pub fn redirect(&self, way: &Way, fault: &Fault) -> Option<Way> {
         let Which::Cluster(cluster) = &self.which else {
             return None;
@@ -175,7 +173,7 @@ impl Servers {
         })
     }
 
-    /// Something did not work: the map of a cluster may be old.
+    /// Records a failure: the slot map of a cluster may be out of date.
     pub fn failed(&self, fault: &Fault) {
         let Which::Cluster(cluster) = &self.which else {
             return;
@@ -189,8 +187,8 @@ impl Servers {
         }
     }
 
-    /// As an error of the tier; without a node it is about none in particular. While others serve, what one of several servers does is its
-    /// own matter; what all do is the tier's.
+    /// As an error of the tier; without a node it concerns none in particular. While other servers serve, an error of one concerns only
+    /// that server; an error of all concerns the tier.
     pub fn error(
         &self,
         node: Option<&Node>,
@@ -204,10 +202,10 @@ impl Servers {
         });
         let fault = match (fault, &self.which) {
             (Fault::Of(Cause::BreakerOpen, why), _) if !others => Fault::unreachable(why),
-            // From one to the next, and not for ever.
+            // Redirects from node to node are limited.
             (Fault::Refused(text), Which::Cluster(_)) if redirect(&text).is_some() => {
                 let why =
-                    format!("nodes send the object to each other while its slot moves ({text})");
+                    format!("nodes redirect to each other while the object's slot moves ({text})");
                 Fault::Of(Cause::Throttled, why)
             }
             (fault, _) => fault,
@@ -229,7 +227,7 @@ impl Servers {
     }
 }
 
-/// Rendezvous hashing: an object lies on the server with the highest score. Another server more or less moves nothing between the others.
+/// Rendezvous hashing: an object is on the server with the highest score. A new or lost server moves nothing between the others.
 fn score(server: &str, key: &str) -> u64 {
     let both = [server.as_bytes(), b"\0", key.as_bytes()].concat();
     xxh3_64(&both)

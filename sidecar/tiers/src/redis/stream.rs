@@ -20,33 +20,29 @@ use tokio::io::{
 };
 use tokio::net::{TcpStream, UnixStream};
 
-/// Bytes that are encrypted at a time: four records as long as records may be. Each costs the server two calls, however short it is.
+/// Bytes that are encrypted at a time: four records of maximum length. Each record costs the server two calls, however short it is.
 const PIECE_BYTES: usize = 64 << 10;
-/// A connection on which nothing happens is probed after this, so that a peer that is gone without a word is noticed.
+/// Idle time before a connection is probed, to detect a peer that vanished.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Times that is read what came unasked over an encrypted connection: servers send a few tickets of their sessions, some hundred bytes.
+/// Most reads of unsolicited data on an encrypted connection: servers send a few session tickets of some hundred bytes.
 const UNASKED_READS_MAX: usize = 4;
 
-/// A stream.
 pub enum Stream {
-    /// TCP.
     Tcp(TcpStream),
-    /// A Unix socket.
     Unix(UnixStream),
-    /// TLS over TCP.
     Tls(Box<Sealing>),
 }
 
-/// A stream of TLS, and what is encrypted next.
+/// A TLS stream, and the bytes to encrypt next.
 pub struct Sealing {
     stream: Encrypted,
     piece: Vec<u8>,
 }
 
 impl Sealing {
-    /// Writes the first of these bytes; returns how many.
+    /// Writes as many of the first bytes as possible; returns their number.
     async fn write_around(&mut self, all: &Around<'_>) -> io::Result<usize> {
-        // So that commands and bytes share records.
+        // Commands and section bytes share records.
         self.piece.resize(PIECE_BYTES, 0);
         let before = all.before.len().min(PIECE_BYTES);
         let bytes = all.bytes.min((PIECE_BYTES - before) as u64) as usize;
@@ -66,7 +62,7 @@ impl Sealing {
         Ok(taken)
     }
 
-    /// Reads at most `bytes` bytes into a span, from `at` on; 0 = it was closed.
+    /// Reads at most `bytes` bytes into a span, from `at` on; 0 after the end of the stream.
     async fn read_span(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
         let came = self.stream.fill_buf().await?;
         let read = bytes.min(came.len() as u64) as usize;
@@ -82,8 +78,8 @@ trait Both: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Both for T {}
 
 impl Stream {
-    /// Connects. With `tls` the server's certificate must be of its host's name and of `ca`, or of the system's authorities, and the
-    /// handshake must have ended within that time.
+    /// Connects. With `tls` the server's certificate must match its host name and be signed by `ca`, or by the system's authorities, and
+    /// the handshake must finish within that time.
     pub async fn connect(
         address: &Address,
         tls: Option<Duration>,
@@ -96,7 +92,7 @@ impl Stream {
             }
             Address::Tcp(host, port) => (host, *port),
         };
-        // A name that cannot be right is told whether the server is there or not.
+        // An invalid name is reported whether the server runs or not.
         let tls = match tls {
             Some(longest) => Some((tls::name(host)?, longest)),
             None => None,
@@ -112,7 +108,7 @@ impl Stream {
         }
     }
 
-    /// Is it TLS?
+    /// Whether the stream uses TLS.
     pub fn is_encrypted(&self) -> bool {
         matches!(self, Self::Tls(_))
     }
@@ -125,7 +121,7 @@ impl Stream {
         }
     }
 
-    /// Did the other side close it, or say something that nobody asked for?
+    /// Whether the server closed it or sent unsolicited data.
     pub fn is_stale(&mut self) -> bool {
         let fd = match self {
             Self::Tcp(stream) => AsFd::as_fd(&*stream),
@@ -140,19 +136,18 @@ impl Stream {
         !matches!(waiting, Err(Errno::AGAIN))
     }
 
-    /// Reads some bytes to the end of `into`; 0 = it was closed.
+    /// Appends received bytes to `into`; 0 after the end of the stream.
     pub async fn read(&mut self, into: &mut Vec<u8>) -> io::Result<usize> {
         self.both().read_buf(into).await
     }
 
-    /// Writes all of it.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let both = self.both();
         both.write_all(bytes).await?;
         both.flush().await
     }
 
-    /// Reads at most `bytes` bytes into a span, from `at` on; 0 = it was closed.
+    /// Reads at most `bytes` bytes into a span, from `at` on; 0 after the end of the stream.
     pub async fn read_span(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => {
@@ -167,7 +162,7 @@ impl Stream {
         }
     }
 
-    /// Writes the first of these bytes; returns how many.
+    /// Writes as many of the first bytes as possible; returns their number.
     pub async fn write_around(&mut self, all: &Around<'_>) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => {
@@ -183,7 +178,7 @@ impl Stream {
     }
 }
 
-/// What has come by now. The kernel is asked as well: the runtime may not have looked since it came.
+/// Data that has already arrived. Asks the kernel too: the runtime may not have polled since then.
 struct Now<'a>(&'a mut BufReader<TcpStream>);
 
 impl io::Read for Now<'_> {
@@ -200,7 +195,7 @@ impl io::Read for Now<'_> {
     }
 }
 
-/// Takes in tickets of an encrypted connection. True: it ended, or what came is none.
+/// Processes session tickets of an encrypted connection. True: it ended, or other data arrived.
 fn says_more_than_tickets(session: &mut ClientConnection, now: &mut Now<'_>) -> bool {
     for _ in 0..UNASKED_READS_MAX {
         match session.process_new_packets() {

@@ -7,14 +7,13 @@ use super::{Now, stopped};
 use crate::{Page, TierError, Usage};
 use tokio::task::JoinSet;
 
-/// Most objects of a page.
 const PAGE_MAX: usize = 4096;
-/// Answers of SCAN for one page: a page ends in bounded time, however few of the keys are ours.
+/// SCAN replies per page: a page ends in bounded time, however few of the keys are ours.
 const SCANS_MAX: usize = 64;
 
 impl Now {
-    /// Objects from a place on, one server after the other. What is there all the time is told; an object that comes or goes meanwhile
-    /// may be told or not, and where a server grows in between, one may be told twice.
+    /// Objects from a position on, one server after the other. Objects that exist all the time are returned. An object that is written or
+    /// removed meanwhile may be missing, and when a server's table grows, one may be returned twice.
     pub(super) async fn page(self, from: Option<String>, limit: usize) -> Result<Page, TierError> {
         let mut place: Place = match from {
             Some(text) => text.parse()?,
@@ -53,7 +52,7 @@ impl Now {
         Ok(page)
     }
 
-    /// What all servers that answer use and may use.
+    /// Sum of used memory and limits over all servers that answer.
     pub(super) async fn sum(self) -> Result<Usage, TierError> {
         let learned = self.servers.learn().await;
         learned.map_err(|fault| self.servers.error(None, fault, None, false))?;
@@ -88,7 +87,7 @@ impl Now {
         }
         match sum {
             Some(sum) if bounded => Ok(sum),
-            // One that decides itself is enough.
+            // One server without a limit makes the sum unlimited.
             Some(sum) => Ok(Usage {
                 capacity_bytes: 0,
                 ..sum

@@ -1,5 +1,5 @@
-//! TLS towards a server. A file of authorities is read anew for every connection, so that one that was exchanged counts; those of the
-//! system are read once.
+//! TLS to a server. A file of authorities is read for every connection, so that a new one takes effect; the system's authorities are read
+//! once.
 
 use super::fault::Fault;
 use crate::Cause;
@@ -13,16 +13,16 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 
-/// The system's authorities.
+/// The system's certificate authorities.
 static SYSTEM: OnceCell<Arc<RootCertStore>> = OnceCell::const_new();
 
 /// The name that a server's certificate must have.
 pub fn name(host: &str) -> Result<ServerName<'static>, Fault> {
     let name = ServerName::try_from(host.to_string());
-    name.map_err(|_| wrong(format!("\"{host}\" is no name that a certificate can have")))
+    name.map_err(|_| wrong(format!("\"{host}\" is not a valid name for a certificate")))
 }
 
-/// Encrypts a stream to the server of this name, within so much time.
+/// Encrypts a stream to the server with this name, within a time limit.
 pub async fn connect(
     name: ServerName<'static>,
     stream: TcpStream,
@@ -43,10 +43,10 @@ pub async fn connect(
     shaken.map_err(fault)
 }
 
-/// What may be wrong where a handshake gets no sensible answer.
+/// Hint after a handshake without a TLS answer.
 const PLAIN: &str = "is this a port without TLS?";
 
-/// What a handshake failed for.
+/// The error of a handshake.
 fn fault(e: io::Error) -> Fault {
     let inner = e.get_ref().and_then(|e| e.downcast_ref::<Error>());
     let untrusted = |why: String| Fault::Of(Cause::Unauthenticated, format!("TLS: {why}"));
@@ -57,12 +57,14 @@ fn fault(e: io::Error) -> Fault {
             "{e}; the URL names another host than the certificate"
         )),
         Some(Error::InvalidCertificate(_)) => untrusted(format!("{e}; see redis.ca")),
-        Some(Error::AlertReceived(_)) => untrusted(format!("{e}: the server refuses us")),
+        Some(Error::AlertReceived(_)) => {
+            untrusted(format!("{e}: the server refused the handshake"))
+        }
         Some(Error::InvalidMessage(_)) => Fault::Of(Cause::Config, format!("TLS: {e}; {PLAIN}")),
         Some(_) => Fault::Of(Cause::Protocol, format!("TLS: {e}")),
-        None if e.kind() == io::ErrorKind::UnexpectedEof => {
-            Fault::unreachable(format!("closed in the TLS handshake; {PLAIN}"))
-        }
+        None if e.kind() == io::ErrorKind::UnexpectedEof => Fault::unreachable(format!(
+            "the server closed the connection in the TLS handshake; {PLAIN}"
+        )),
         None if e.kind() == io::ErrorKind::TimedOut => {
             Fault::unreachable(format!("TLS: {e}; {PLAIN}"))
         }
@@ -80,7 +82,7 @@ async fn of_the_system() -> Arc<RootCertStore> {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         roots
     };
-    // Without any, no server is trusted, and the handshake says so.
+    // Without authorities no server is trusted, and the handshake reports that.
     let loaded = tokio::task::spawn_blocking(load).await;
     Arc::new(loaded.unwrap_or_else(|_| RootCertStore::empty()))
 }

@@ -1,20 +1,19 @@
-//! Servers as people write them: URLs to addresses. What is wrong is said without the URL's user and password.
+//! Parses server URLs. Error messages never contain the URL's user and password.
 
 use super::auth::{Auth, Login};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Port of Redis.
+/// Default port of Redis.
 const PORT: u16 = 6379;
-/// Port of Sentinel.
+/// Default port of Sentinel.
 const SENTINEL_PORT: u16 = 26379;
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
-    /// Name or number of a host, without brackets, and port.
+    /// Host name or IP address without brackets, and port.
     Tcp(String, u16),
-    /// A Unix socket.
     Unix(PathBuf),
 }
 
@@ -28,29 +27,27 @@ impl fmt::Display for Address {
     }
 }
 
-/// How the servers of a URL are spoken to.
+/// Connection settings of a URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct How {
-    /// Encrypted.
     pub tls: bool,
     /// Number of the database.
     pub database: u32,
-    /// Who we are.
     pub auth: Auth,
 }
 
-/// What a list of URLs names.
+/// Servers of a list of URLs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Servers {
     /// Independent servers.
     Shards(Vec<(Address, How)>),
-    /// The master of this name, wherever these say it is.
+    /// The master of this name, according to these sentinels.
     Sentinel(Vec<Address>, String, How),
-    /// Any nodes of a cluster.
+    /// Some nodes of a cluster.
     Cluster(Vec<Address>, How),
 }
 
-/// Reads the URLs of one tier.
+/// Parses the URLs of one tier.
 pub fn servers(urls: &[String]) -> Result<Servers, String> {
     if let [url] = urls {
         return one(url);
@@ -61,7 +58,7 @@ pub fn servers(urls: &[String]) -> Result<Servers, String> {
             Servers::Shards(more) => shards.extend(more),
             _ => {
                 return Err(
-                    "a redis-sentinel:// or redis-cluster:// URL stands alone: it names all of its servers"
+                    "a redis-sentinel:// or redis-cluster:// URL must be the only one: it names all of its servers"
                         .into(),
                 );
             }
@@ -71,7 +68,7 @@ pub fn servers(urls: &[String]) -> Result<Servers, String> {
     names.sort_unstable();
     if let Some([twice, _]) = names.array_windows().find(|[a, b]| a == b) {
         return Err(format!(
-            "{twice} is there twice; every shard is a server of its own"
+            "{twice} is listed twice; every shard must be a different server"
         ));
     }
     if shards.is_empty() {
@@ -84,7 +81,7 @@ fn one(url: &str) -> Result<Servers, String> {
     let (scheme, rest) = url
         .split_once("://")
         .ok_or("no URL; write one such as redis://host:6379")?;
-    // Whatever stands in a password: it ends at the last @.
+    // The password may contain any character: it ends at the last @.
     let (credentials, rest) = match rest.rsplit_once('@') {
         Some((credentials, rest)) => (Some(credentials), rest),
         None => (None, rest),
@@ -100,7 +97,7 @@ fn one(url: &str) -> Result<Servers, String> {
         match pair.split_once('=') {
             Some(("db", number)) if scheme == "redis+unix" => how.database = database(number)?,
             Some(("tls", "true")) if scheme.starts_with("redis-") => sure_of_tls = true,
-            // What it is may be a part of a password.
+            // The option's text may be part of a password, so it is not repeated.
             _ => {
                 return Err(
                     "behind a ? there is db=<number> for redis+unix, and tls=true for redis-sentinel and redis-cluster, and no other option; a ? in a password is written %3F"
@@ -140,9 +137,9 @@ fn one(url: &str) -> Result<Servers, String> {
             let hosts = place.strip_suffix('/').unwrap_or(place);
             Ok(Servers::Cluster(list(hosts, PORT)?, how))
         }
-        // Not repeated: it may be something else that went astray.
+        // Not repeated: it may be a misplaced secret.
         _ => Err(
-            "the scheme is none of redis, rediss, redis+unix, redis-sentinel, redis-cluster".into(),
+            "the scheme must be redis, rediss, redis+unix, redis-sentinel or redis-cluster".into(),
         ),
     }
 }
@@ -201,7 +198,7 @@ fn login(text: Option<&str>) -> Result<Auth, String> {
     }))
 }
 
-/// `%40` and the like as the bytes that they stand for.
+/// Decodes `%40` and the like.
 fn decoded(text: &str) -> Result<String, String> {
     let wrong = || "a % in a URL is followed by two hex digits, and UTF-8 comes out".to_string();
     let mut out = Vec::with_capacity(text.len());
@@ -326,7 +323,7 @@ mod tests {
         for (urls, expected) in [
             (&[][..], "no URL"),
             (&["secret"], "no URL"),
-            (&["http://u:secret@a"], "none of redis"),
+            (&["http://u:secret@a"], "must be redis"),
             (&["redis://u:secret@"], "host and a port"),
             (&["redis://u:secret@a:x"], "host and a port"),
             (&["redis://u:secret@a:0"], "host and a port"),
@@ -341,14 +338,17 @@ mod tests {
             (&["redis://u:1?secret=1"], "no other option"),
             (&["redis://a?secret"], "no other option"),
             (&["redis://u?secret=1@a"], "user:password@"),
-            (&["u:secret@redis://a"], "none of redis"),
-            (&["secret://a"], "none of redis"),
+            (&["u:secret@redis://a"], "must be redis"),
+            (&["secret://a"], "must be redis"),
             (&["redis+unix://secret"], "whole path"),
             (&["redis-sentinel://u:secret@a"], "master's name"),
-            (&["redis-cluster://u:secret@a", "redis://b"], "stands alone"),
+            (
+                &["redis-cluster://u:secret@a", "redis://b"],
+                "must be the only one",
+            ),
             (
                 &["redis://u:secret@a", "redis://a:6379"],
-                "a:6379 is there twice",
+                "a:6379 is listed twice",
             ),
         ] {
             let error = read(urls).unwrap_err();

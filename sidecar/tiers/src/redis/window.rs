@@ -1,15 +1,15 @@
-//! How much of one object is under way over a connection.
+//! Limits the segments of one object that are in flight on a connection.
 
 use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::collections::VecDeque;
 
-/// Two full segments, and the rest of a section of 1 MiB, or of any number of them: the server has one to do while we take in the other. It
-/// answers at once and keeps what does not fit into the socket: with eight on each connection that was more than a processor's cache holds.
+/// Two full segments, and the rest of any number of sections of 1 MiB: the server works on one while this side receives the other. It
+/// replies at once and keeps what does not fit into the socket: with eight per connection that exceeded a CPU cache.
 const BYTES_MAX: u64 = 2 * REDIS_SEGMENT_BYTES + 4096;
-/// Short ones cost a round trip if they wait for each other.
+/// Short segments would cost a round trip each if they waited for each other.
 const SEGMENTS_MAX: usize = 64;
 
-/// Segments whose replies have not come yet.
+/// Segments whose replies have not arrived yet.
 #[derive(Debug, Default)]
 pub struct Window {
     under_way: VecDeque<u64>,
@@ -17,25 +17,25 @@ pub struct Window {
 }
 
 impl Window {
-    /// May one of so many bytes go as well? One alone always may.
+    /// Whether a segment of this size may be sent too. A single one always may.
     pub fn has_room(&self, bytes: u64) -> bool {
         let fits =
             self.bytes.saturating_add(bytes) <= BYTES_MAX && self.under_way.len() < SEGMENTS_MAX;
         fits || self.under_way.is_empty()
     }
 
-    /// One of so many bytes goes.
+    /// Records that a segment of this size is sent.
     pub fn goes(&mut self, bytes: u64) {
         self.under_way.push_back(bytes);
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// The reply to the first of them came.
+    /// Records the reply to the oldest segment.
     pub fn came(&mut self) {
         self.bytes -= self.under_way.pop_front().unwrap_or(0);
     }
 
-    /// How many are under way.
+    /// Number of segments in flight.
     pub fn segments(&self) -> usize {
         self.under_way.len()
     }

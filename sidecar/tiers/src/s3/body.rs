@@ -1,5 +1,5 @@
-//! An object's bytes on their way out: read from the arena a small piece at a time, when the connection takes it. What is not sent yet is
-//! nowhere but in the arena. A body reads nothing more once it is dropped, or the operation that it belongs to ended: whichever is first.
+//! An object's bytes as a request body: read from the arena in small pieces when the connection accepts them. Unsent bytes exist only in
+//! the arena. A body reads nothing more once it is dropped or its operation has ended.
 
 use crate::{Put, Span};
 use aws_sdk_s3::primitives::{ByteStream, SdkBody};
@@ -12,18 +12,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Bytes of a piece.
 const PIECE_BYTES: u64 = 128 << 10;
 
-/// A whole object: its head, and where its sections lie. Connections keep bodies for as long as they like; those read nothing more, and
-/// hold no span, from the moment on that this is dropped.
+/// A whole object: its header, and the places of its sections. Connections may keep bodies for any time; after the drop of this value
+/// those read nothing more and hold no span.
 #[derive(Debug)]
 pub struct Source {
     runs: Arc<RwLock<Option<Vec<Run>>>>,
     length: u64,
 }
 
-/// Bytes that lie together, and where in the object they begin. What lies between two runs is zero.
+/// Contiguous bytes, and their offset in the object. Bytes between two runs are zero.
 #[derive(Debug)]
 struct Run {
     start: u64,
@@ -39,7 +38,7 @@ impl Run {
 }
 
 impl Source {
-    /// Of a put, whose spans are as long as its sections.
+    /// For a put whose spans are as long as its sections.
     pub fn new(put: &Put) -> Result<Self, BadObject> {
         let object: &Object = &put.object;
         let head = Bytes::from(object.encode()?);
@@ -63,12 +62,11 @@ impl Source {
         })
     }
 
-    /// Bytes of the object.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// A part of it as a body of a request.
+    /// A part of it as a request body.
     pub fn body(&self, start: u64, length: u64) -> ByteStream {
         ByteStream::new(SdkBody::from_body_1_x(Sending {
             runs: self.runs.clone(),
@@ -80,7 +78,7 @@ impl Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        // Waits for a piece that is being copied at this moment.
+        // Waits for a piece that is being copied.
         let runs = self.runs.write().take();
         drop(runs);
     }
@@ -94,11 +92,10 @@ struct Sending {
 }
 
 impl Sending {
-    /// The next piece.
     fn piece(&self) -> io::Result<Bytes> {
         let runs = self.runs.read();
         let Some(runs) = &*runs else {
-            return Err(io::Error::other("nobody waits for it any more"));
+            return Err(io::Error::other("the operation has ended"));
         };
         let most = self.end - self.at;
         let Some(run) = runs.get(runs.partition_point(|run| run.end() <= self.at)) else {
@@ -115,7 +112,7 @@ impl Sending {
         let mut piece = vec![0; bytes];
         match span.read(from, &mut piece) {
             true => Ok(piece.into()),
-            false => Err(io::Error::other("the memory that it was read from is gone")),
+            false => Err(io::Error::other("the arena of the object no longer exists")),
         }
     }
 }

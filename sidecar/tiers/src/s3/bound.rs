@@ -1,10 +1,10 @@
-//! How many requests run at once, whatever they ask for. Nobody waits for a second one here while he keeps the first from ending: each
-//! holds its place until its answer was read or given up.
+//! Limits concurrent requests of all kinds. No task waits for a second permit while it holds one: each keeps its permit until its response
+//! was read or dropped.
 
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The bound. Bytes leave room for questions, and writes for reads, so that no storm of stores stands before a lookup.
+/// The limit. Transfers leave room for other requests, and writes for reads, so that many stores cannot delay a lookup.
 #[derive(Debug, Clone)]
 pub struct Bound {
     all: Arc<Semaphore>,
@@ -12,14 +12,14 @@ pub struct Bound {
     writes: Arc<Semaphore>,
 }
 
-/// A place among the requests that run.
+/// The right to run a request.
 #[derive(Debug)]
 pub struct Permit {
     _held: [Option<OwnedSemaphorePermit>; 3],
 }
 
 impl Bound {
-    /// So many requests at once; of them three quarters at most move objects' bytes, and half of them write.
+    /// At most `requests` at once; at most three quarters of them transfer objects, and half of them write.
     pub fn new(requests: usize) -> Self {
         let of = |places: usize| Arc::new(Semaphore::new(places.clamp(1, Semaphore::MAX_PERMITS)));
         Self {
@@ -36,7 +36,7 @@ impl Bound {
         }
     }
 
-    /// For one that brings bytes.
+    /// For a request that receives bytes of objects.
     pub async fn read(&self) -> Permit {
         let transfer = place(&self.transfers).await;
         Permit {
@@ -44,9 +44,9 @@ impl Bound {
         }
     }
 
-    /// For one that sends bytes.
+    /// For a request that sends bytes of objects.
     pub async fn write(&self) -> Permit {
-        // All take them in this order, so that none waits for another in a circle.
+        // All acquire the semaphores in this order, so there is no deadlock.
         let write = place(&self.writes).await;
         let transfer = place(&self.transfers).await;
         Permit {
@@ -55,7 +55,7 @@ impl Bound {
     }
 }
 
-/// None is not to be had: the semaphores are never closed.
+/// Never `None`: the semaphores are never closed.
 async fn place(places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
     places.clone().acquire_owned().await.ok()
 }

@@ -1,6 +1,6 @@
-//! What the bucket holds, and what has to go. Puts and removals of this process are counted as they happen; those of others are found by
-//! listing now and then, beside all operations, by one of all sidecars. Over its capacity the oldest objects go, and none that a get reads
-//! here.
+//! The content of the bucket, and its eviction. Puts and removals of this process are counted as they happen. Those of others are found by
+//! occasional listings in the background, by one sidecar for all. Above the capacity the oldest objects are removed, except those that a
+//! get of this process reads.
 
 use super::Live;
 use super::turns::Turn;
@@ -16,19 +16,19 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
-/// Ages that are told apart; where there are more, they are told apart less finely.
+/// Ages that are distinguished; with more objects, neighbouring ages are merged.
 const AGES_MAX: usize = 16_384;
 
-/// How often what is done.
+/// Intervals of the background work.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// The bucket is listed this often where something in it may have to go.
+    /// Interval of the listing if objects may have to be removed.
     pub bounded_every: Duration,
-    /// And this often where it is only counted.
+    /// Interval of the listing if objects are only counted.
     pub every: Duration,
-    /// Who may not write, and so cannot tell the others, lists only where nobody did for so long.
+    /// A sidecar that may not write, and so cannot share its count, lists only if no other did for this long.
     pub alone_every: Duration,
-    /// Never sooner after the last time than this.
+    /// Minimum pause between two listings.
     pub pause: Duration,
     /// Uploads that began longer ago are aborted.
     pub sweep_age: Duration,
@@ -49,9 +49,7 @@ impl Default for Options {
 /// Objects and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sum {
-    /// How many.
     pub objects: u64,
-    /// Of all.
     pub bytes: u64,
 }
 
@@ -62,18 +60,18 @@ pub struct Census {
     evict_at_bytes: u64,
     evict_to_bytes: u64,
     expire_after: Option<Duration>,
-    /// The listing that the sum began with had all.
+    /// The sum is based on a complete listing.
     whole: bool,
     sum: Mutex<Sum>,
-    /// When this process listed it last.
+    /// Time of this process's last listing.
     listed: Mutex<Option<Instant>>,
     held: Arc<Mutex<HashMap<ObjectName, usize>>>,
     over: Notify,
-    /// Objects that had to go and could not be removed, each time anew.
+    /// Objects that had to be removed and could not be; each attempt counts.
     refused: AtomicU64,
 }
 
-/// A get reads the object.
+/// Counts gets that read an object.
 #[derive(Debug)]
 pub struct Held {
     name: ObjectName,
@@ -93,7 +91,7 @@ impl Drop for Held {
 }
 
 impl Census {
-    /// Of a bucket whose listing begins with this page.
+    /// For a bucket whose listing begins with this page.
     pub fn new(config: &config::S3, first: &Page) -> Self {
         let capacity_bytes = config.capacity.0;
         let percent = |n: u32| (u128::from(capacity_bytes) * u128::from(n) / 100) as u64;
@@ -115,7 +113,7 @@ impl Census {
         }
     }
 
-    /// What the bucket holds, as far as it is known.
+    /// Content of the bucket, as far as it is known.
     pub fn usage(&self) -> Usage {
         let sum = *self.sum.lock();
         Usage {
@@ -125,17 +123,17 @@ impl Census {
         }
     }
 
-    /// So many objects had to go and could not be removed.
+    /// Counts objects that had to be removed and could not be.
     pub fn could_not_remove(&self, objects: usize) {
         self.refused.fetch_add(objects as u64, Relaxed);
     }
 
-    /// How many these were so far.
+    /// Number of such objects so far.
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
-    /// An object was put here.
+    /// Counts an object that was put here.
     pub fn came(&self, bytes: u64) {
         let bytes = {
             let mut sum = self.sum.lock();
@@ -148,14 +146,14 @@ impl Census {
         }
     }
 
-    /// An object was removed here.
+    /// Counts an object that was removed here.
     pub fn went(&self, bytes: u64) {
         let mut sum = self.sum.lock();
         sum.objects = sum.objects.saturating_sub(1);
         sum.bytes = sum.bytes.saturating_sub(bytes);
     }
 
-    /// Spares an object as long as what is returned lives.
+    /// Protects an object from eviction while the returned value lives.
     pub fn hold(&self, name: &ObjectName) -> Held {
         *self.held.lock().entry(name.clone()).or_default() += 1;
         Held {
@@ -164,34 +162,33 @@ impl Census {
         }
     }
 
-    /// Does a get read it here?
+    /// Whether a get of this process reads the object.
     pub fn is_held(&self, name: &ObjectName) -> bool {
         self.held.lock().contains_key(name)
     }
 
-    /// Somebody listed the bucket: that much is in it.
+    /// Sets the sum from a listing of any sidecar.
     pub fn is_now(&self, sum: Sum) {
         *self.sum.lock() = sum;
     }
 
-    /// The same, and it was this process.
+    /// Sets the sum from a listing of this process.
     pub fn was_listed(&self, sum: Sum) {
         self.is_now(sum);
         *self.listed.lock() = Some(Instant::now());
     }
 
-    /// Did this process list it no longer ago than this?
+    /// Whether this process listed the bucket within `young`.
     fn listed_lately(&self, young: Duration) -> bool {
         let listed = *self.listed.lock();
         listed.is_some_and(|at| at.elapsed() < young)
     }
 
-    /// What is known to be there.
     pub fn sum(&self) -> Sum {
         *self.sum.lock()
     }
 
-    /// How much has to go where so much is there.
+    /// Bytes to remove when the bucket contains `bytes`.
     pub fn excess(&self, bytes: u64) -> u64 {
         match self.is_over(bytes) {
             true => bytes.saturating_sub(self.evict_to_bytes),
@@ -199,7 +196,7 @@ impl Census {
         }
     }
 
-    /// What was written before is too old, Unix seconds by the server's clock.
+    /// Objects written before this time are too old, Unix seconds by the server's clock.
     pub fn expired_s(&self, now_s: u64) -> u64 {
         let after = self.expire_after;
         after.map_or(0, |after| now_s.saturating_sub(after.as_secs().max(1)))
@@ -215,26 +212,25 @@ impl Census {
 }
 
 impl Sum {
-    /// One more.
     pub fn add(&mut self, listed: &Listed) {
         self.objects += 1;
         self.bytes = self.bytes.saturating_add(listed.bytes);
     }
 }
 
-/// Bytes by when they were written.
+/// Bytes by write time.
 #[derive(Debug)]
 pub struct Ages {
     width_s: u64,
     bytes: BTreeMap<u64, u64>,
 }
 
-/// What goes.
+/// Selection of the objects to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cut {
-    /// All that was written before, Unix seconds.
+    /// All objects written before this time, Unix seconds.
     before_s: u64,
-    /// And of what was written then until `until_s` so many bytes.
+    /// In addition this many bytes of the objects written from then to `until_s`.
     until_s: u64,
     bytes: u64,
 }
@@ -249,7 +245,7 @@ impl Default for Ages {
 }
 
 impl Ages {
-    /// One more object that may go.
+    /// Adds an object that may be removed.
     pub fn add(&mut self, listed: &Listed) {
         let bytes = self
             .bytes
@@ -264,13 +260,13 @@ impl Ages {
         }
     }
 
-    /// When the youngest was written, Unix seconds; none: there is none.
+    /// Write time of the newest object, Unix seconds; `None` without objects.
     pub fn youngest_s(&self) -> Option<u64> {
         let youngest = self.bytes.keys().next_back();
         youngest.map(|age| age * self.width_s)
     }
 
-    /// The oldest bytes that are `excess` together, and all that was written before `expired_s`.
+    /// Selects the oldest objects with together `excess` bytes, and all that were written before `expired_s`.
     pub fn cut(&self, excess: u64, expired_s: u64) -> Option<Cut> {
         let mut left = excess;
         let mut cut = Cut {
@@ -295,7 +291,7 @@ impl Ages {
 }
 
 impl Cut {
-    /// Does this one go?
+    /// Whether this object is selected.
     pub fn takes(&mut self, listed: &Listed) -> bool {
         if listed.written_unix_s < self.before_s {
             return true;
@@ -308,9 +304,9 @@ impl Cut {
     }
 }
 
-/// Lists now and then where nobody else does, until it is aborted.
+/// Lists the bucket periodically when no other sidecar does, until the task is aborted.
 pub async fn run(live: Arc<Live>, options: Options) {
-    // Who may not write clears nothing away.
+    // A sidecar that may not write removes nothing.
     let every = || match live.census.is_bounded() && live.writes.get() {
         true => options.bounded_every,
         false => options.every,
@@ -320,9 +316,9 @@ pub async fn run(live: Arc<Live>, options: Options) {
         false => Instant::now(),
     };
     loop {
-        // Nobody waits for a listing that is not due, unless what was put here makes one.
+        // Nothing waits for a listing before it is due, unless puts of this process exceed the capacity.
         let over = timeout_at(next, live.census.over.notified()).await.is_ok();
-        // A count that is younger than this is as good as one of our own.
+        // A count younger than this is as good as a new one.
         let young = match live.writes.get() {
             _ if over => options.pause,
             true => every() / 2,
@@ -332,10 +328,10 @@ pub async fn run(live: Arc<Live>, options: Options) {
         let now = Instant::now();
         next = match looked {
             Ok(true) => now + spread(every()),
-            // Somebody counts for the first time: he will say soon what it was.
+            // Another sidecar counts for the first time and will publish the result soon.
             Ok(false) => now + options.pause,
             Err(e) => {
-                warn!(tier = "s3", reason = e.cause.name(), error = %e, "the bucket could not be listed");
+                warn!(tier = "s3", reason = e.cause.name(), error = %e, "cannot list the bucket");
                 now + spread(every())
             }
         };
@@ -344,7 +340,7 @@ pub async fn run(live: Arc<Live>, options: Options) {
 }
 
 impl Live {
-    /// Lists, and clears away what has to go, where nobody did so a moment ago. False: somebody does, and has not said yet what is there.
+    /// Lists the bucket and removes what must go, unless another sidecar did recently. False: another one is counting for the first time.
     pub(super) async fn look(
         &self,
         young: Duration,
@@ -365,17 +361,14 @@ impl Live {
         self.requests.counted(&claim, self.census.sum()).await?;
         match self.requests.sweep(sweep_age).await {
             Ok(0) => {}
-            Ok(swept) => info!(
-                tier = "s3",
-                swept, "uploads that were left behind are aborted"
-            ),
-            // Not all servers know them, and not all credentials may see them.
-            Err(e) => debug!(tier = "s3", error = %e, "no uploads were looked for"),
+            Ok(swept) => info!(tier = "s3", swept, "aborted abandoned uploads"),
+            // Not all servers support this, and not all credentials allow it.
+            Err(e) => debug!(tier = "s3", error = %e, "cannot list uploads"),
         }
         Ok(true)
     }
 
-    /// The same for who may not write: takes over what was counted, or counts for itself, and nothing has to go.
+    /// The same for a sidecar that may not write: adopts the last count or counts for itself, and removes nothing.
     async fn look_on(&self, young: Duration) -> Result<bool, TierError> {
         match self.requests.counted_lately(young).await? {
             Some(Turn::Counted(sum)) => self.census.is_now(sum),

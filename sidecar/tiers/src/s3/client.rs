@@ -1,5 +1,5 @@
-//! The SDK's client as this tier uses it: every option that decides about time, retries, checksums or addresses is said, none is left
-//! to a default that may change.
+//! The SDK's client with the settings of this tier: every option about time, retries, checksums or addresses is explicit, because defaults
+//! may change.
 
 use super::clock::Clock;
 use super::credentials::Folder;
@@ -18,12 +18,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A request that has not been answered by then is given up. The layers give up sooner; this bounds what runs without them.
+/// Timeout of a request. The layers time out sooner; this bounds requests that run without them.
 const ATTEMPT: Duration = Duration::from_secs(60);
-/// Region of compatible servers that have none.
+/// Region for compatible servers without one.
 const REGION: &str = "us-east-1";
 
-/// A client for the bucket of a config, and the clock of its server. Makes no request to the bucket.
+/// A client for the bucket of a config, and the clock of its server. Sends no request to the bucket.
 pub async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
     let idle = config.max_concurrency as usize;
     let clock = Arc::<Clock>::default();
@@ -34,7 +34,7 @@ pub async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
     };
     let http = Http::new(roots, config.http_version, idle, clock.clone())?;
     let mut builder = options(config)?.http_client(http);
-    // For credentials that lie in no files, and for a region that the config does not say.
+    // For credentials that are not in files, and for a region that is not in the config.
     let chain = match (&config.auth, region(config)) {
         (Some(_), Some(_)) => None,
         _ => Some(chain(config).await?),
@@ -43,7 +43,7 @@ pub async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
         builder = builder.region(chain.region().cloned());
     }
     match &config.auth {
-        // The cache of the SDK would keep them for good.
+        // The SDK's cache would keep them for ever.
         Some(path) => {
             let folder = Folder::open(path).await?;
             builder = builder
@@ -60,13 +60,17 @@ pub async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
     Ok((Client::from_conf(builder.build()), clock))
 }
 
-/// All that follows from the config alone.
+/// Options that follow from the config alone.
 pub fn options(config: &S3) -> Result<Builder, TierError> {
     if config.accelerate && !config.endpoint.is_empty() {
-        return Err(failed("s3.accelerate is for AWS; it takes no s3.endpoint"));
+        return Err(failed(
+            "s3.accelerate works only with AWS: remove it, or remove s3.endpoint",
+        ));
     }
     if config.evict_to_percent > config.evict_at_percent {
-        return Err(failed("s3.evictToPercent is more than s3.evictAtPercent"));
+        return Err(failed(
+            "s3.evictToPercent must not exceed s3.evictAtPercent",
+        ));
     }
     let (send, check) = match config.checksums {
         Checksums::WhenRequired => (
@@ -99,9 +103,9 @@ pub fn options(config: &S3) -> Result<Builder, TierError> {
     Ok(builder.region(region(config).map(Region::new)))
 }
 
-/// Environment, profile, web identity, instance: for the credentials, and for the region where there is none.
+/// Environment, profile, web identity, instance: for the credentials, and for the region if it is not set.
 async fn chain(config: &S3) -> Result<SdkConfig, TierError> {
-    // Who gives credentials has another clock, which is of no use here.
+    // The clock of a credential server is not needed.
     let http = |roots| Http::new(roots, HttpVersion::Http1, 1, Arc::default());
     let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).app_name(app_name()?);
     // A private cloud's token service has a certificate of the same authority as its bucket.
@@ -118,7 +122,7 @@ async fn chain(config: &S3) -> Result<SdkConfig, TierError> {
     match chain.region() {
         Some(_) => Ok(chain),
         None => Err(failed(
-            "s3.region is not set, and neither environment nor instance says it",
+            "s3.region is not set, and neither the environment nor the instance metadata provides it",
         )),
     }
 }
@@ -131,7 +135,7 @@ fn region(config: &S3) -> Option<String> {
     }
 }
 
-/// Does the bucket's name stand in the path?
+/// Whether the bucket's name is in the path of requests.
 fn path_style(config: &S3) -> bool {
     match config.addressing_style {
         AddressingStyle::Path => true,
@@ -142,7 +146,7 @@ fn path_style(config: &S3) -> bool {
             !config.endpoint.is_empty()
                 && (host.parse::<IpAddr>().is_ok()
                     || !host.contains('.')
-                    // Names of a cluster or a private network have no names below them.
+                    // Names of a cluster or a private network have no subdomains.
                     || [".svc", ".local", ".internal", ".localhost"].into_iter().any(inside)
                     || config.bucket.contains('.'))
         }

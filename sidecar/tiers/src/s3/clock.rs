@@ -1,15 +1,15 @@
-//! What time it is for the server. Its own dates say how old an object is; the clock of this node may be wrong by years.
+//! The server's time. Its own dates say how old an object is; the clock of this node may be wrong.
 
 use aws_sdk_s3::primitives::{DateTime, DateTimeFormat};
 use parking_lot::Mutex;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// The hour that the last answer told, and when it came.
+/// The last `Date` of a response, and when it arrived.
 #[derive(Debug, Default)]
 pub struct Clock(Mutex<Option<(u64, Instant)>>);
 
 impl Clock {
-    /// An answer came with this `Date`; one that is none is let be.
+    /// Records the `Date` of a response; ignores an invalid one.
     pub fn heard(&self, date: &str) {
         let date = DateTime::from_str(date, DateTimeFormat::HttpDate).ok();
         if let Some(unix_s) = date.and_then(|at| u64::try_from(at.secs()).ok()) {
@@ -17,13 +17,13 @@ impl Clock {
         }
     }
 
-    /// Unix seconds of the server; none: it never told.
+    /// Unix seconds of the server; `None` before the first response.
     pub fn unix_s(&self) -> Option<u64> {
         let heard = *self.0.lock();
         heard.map(|(unix_s, at)| unix_s.saturating_add(at.elapsed().as_secs()))
     }
 
-    /// The same, or what this node takes it to be.
+    /// The same, or this node's time.
     pub fn unix_s_or_own(&self) -> u64 {
         let own = || SystemTime::now().duration_since(UNIX_EPOCH);
         self.unix_s()

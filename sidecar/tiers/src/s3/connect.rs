@@ -1,4 +1,4 @@
-//! Makes connections: to the server of a URI, by TLS where its scheme says so, and then through the proxy of the environment.
+//! Opens connections to the server of a URI: with TLS if its scheme asks for it, and then through the proxy of the environment.
 
 use crate::tls::{Encrypted, handshake};
 use hyper::Uri;
@@ -23,18 +23,15 @@ use tower_service::Service;
 /// Why there is no connection.
 pub type Failed = Box<dyn Error + Send + Sync>;
 
-/// A connection.
 pub enum Stream {
-    /// Without TLS.
     Plain(TokioIo<TcpStream>),
-    /// With it.
     Tls(Box<TokioIo<Encrypted>>),
 }
 
-/// What may be wrong where a handshake gets no sensible answer.
+/// Hint after a handshake without a TLS answer.
 pub const PLAIN: &str = "is this a port without TLS (http://)?";
 
-/// A handshake that got no answer of TLS at all: the server closed the connection, or waits for more.
+/// A handshake without any TLS answer: the server closed the connection, or waits for more.
 #[derive(Debug, thiserror::Error)]
 #[error("TLS: {0}; {hint}", hint = PLAIN)]
 pub struct Unshaken(String);
@@ -48,8 +45,8 @@ pub struct NoTunnel {
     source: Failed,
 }
 
-/// The proxy for servers that speak TLS: `HTTPS_PROXY`, but for the hosts of `NO_PROXY`.
-pub fn proxies() -> Matcher {
+/// The proxy for servers with TLS: `HTTPS_PROXY`, except for the hosts in `NO_PROXY`.
+fn proxies() -> Matcher {
     let variable = |upper: &str| {
         let read = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
         read(upper)
@@ -60,7 +57,7 @@ pub fn proxies() -> Matcher {
     proxies.no(variable("NO_PROXY")).build()
 }
 
-/// How connections are made. Clones are the same.
+/// Opens connections. Clones share their settings.
 #[derive(Clone)]
 pub struct Connector {
     tcp: Tcp,
@@ -70,7 +67,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// By these settings; a handshake that takes longer than `handshake` is given up.
+    /// `handshake` is the time limit of a TLS handshake.
     pub fn new(tcp: Tcp, tls: ClientConfig, handshake: Duration) -> Self {
         Self {
             tcp,
@@ -80,7 +77,7 @@ impl Connector {
         }
     }
 
-    /// Asks a proxy for a tunnel to the server, for at most as long as a handshake may take.
+    /// Opens a tunnel through a proxy to the server, within the time limit of a handshake.
     async fn tunnel(self, via: Intercept, server: Uri) -> Result<TokioIo<TcpStream>, Failed> {
         let opened = async {
             if via.uri().scheme() != Some(&Scheme::HTTP) {
@@ -103,7 +100,7 @@ impl Connector {
 
     /// Encrypts a stream to this host.
     async fn shake(self, host: &str, stream: TokioIo<TcpStream>) -> Result<Stream, Failed> {
-        // Certificates know addresses of IPv6 without the brackets of a URI.
+        // Certificates contain IPv6 addresses without the brackets of a URI.
         let name = ServerName::try_from(host.trim_matches(['[', ']']).to_string())?;
         match handshake(self.tls, name, stream.into_inner(), self.handshake).await {
             Ok(stream) => Ok(Stream::Tls(Box::new(TokioIo::new(stream)))),

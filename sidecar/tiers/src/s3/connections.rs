@@ -1,5 +1,5 @@
-//! Connections of HTTP/1.1. Whoever waits for an answer moves his connection's bytes himself, in his own task: nobody else is woken for
-//! them, and what came is still in the cache of the processor that goes on with it. An idle one is looked after by nobody.
+//! HTTP/1.1 connections. A task that waits for a response drives its connection itself: no other task is woken, and received data is still
+//! in the cache of the CPU that processes it. Nothing drives an idle connection.
 
 use super::connect::{Connector, Failed, Stream};
 use aws_sdk_s3::primitives::SdkBody;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-/// Makes connections and keeps those that may be used again.
+/// Opens connections, and keeps idle ones for reuse.
 #[derive(Clone)]
 pub struct Connections {
     connector: Connector,
@@ -31,8 +31,8 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Without one. Each takes `read_bytes` of memory at most to read ahead, and with TLS a buffer below it; `most` of a server are kept,
-    /// none that was idle for `idle`.
+    /// Without connections yet. Each buffers at most `read_bytes`, and with TLS another buffer. Per server `most` idle connections are
+    /// kept, each for at most `idle`.
     pub fn new(connector: Connector, read_bytes: usize, most: usize, idle: Duration) -> Self {
         Self {
             connector,
@@ -45,10 +45,10 @@ impl Connections {
         }
     }
 
-    /// Sends a request of an absolute URI. The answer's body moves the bytes of its connection when it is asked for more.
+    /// Sends a request with an absolute URI. Reading the response's body drives its connection.
     pub async fn request(&self, request: Request<SdkBody>) -> Result<Response<Answer>, Failed> {
         let uri = request.uri().clone();
-        let server = Server::of(&uri).ok_or("a request without a server")?;
+        let server = Server::of(&uri).ok_or("the request URI has no host")?;
         let mut request = of_server(request, &server)?;
         loop {
             let idle = self.idle.take(&server).await;
@@ -81,7 +81,7 @@ impl Connections {
         Ok(self.over(stream).await?)
     }
 
-    /// A connection over a stream that stands between two answers.
+    /// A connection over a stream between two responses.
     async fn over(&self, stream: Stream) -> Result<Connection, hyper::Error> {
         let mut builder = http1::Builder::new();
         let handshake = builder.max_buf_size(self.read_bytes).handshake(stream);
@@ -93,7 +93,7 @@ impl Connections {
     }
 }
 
-/// Where connections go to.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Server {
     scheme: Scheme,
@@ -108,7 +108,7 @@ impl Server {
         })
     }
 
-    /// As a request names it: a port that goes without saying is not said, and was not signed.
+    /// The Host header as it was signed: without a default port.
     fn host(&self) -> String {
         let name = self.authority.host();
         let usual = match self.scheme == Scheme::HTTPS {
@@ -122,7 +122,7 @@ impl Server {
     }
 }
 
-/// The request as its server takes it: the target without the server, which stands in a header.
+/// Converts a request to its HTTP/1.1 form: the target without the server, which is in the Host header.
 fn of_server(mut request: Request<SdkBody>, server: &Server) -> Result<Request<SdkBody>, Failed> {
     if !request.headers().contains_key(HOST) {
         let host = HeaderValue::try_from(server.host())?;
@@ -136,12 +136,12 @@ fn of_server(mut request: Request<SdkBody>, server: &Server) -> Result<Request<S
 
 struct Connection {
     sender: SendRequest<SdkBody>,
-    /// None: it is over. Only when it is dropped does a request come back that it did not send.
+    /// `None`: it ended. An unsent request is returned only by its drop.
     stream: Option<http1::Connection<Stream, SdkBody>>,
 }
 
 impl Connection {
-    /// Moves what can be moved now; is it over?
+    /// Drives the connection; returns whether it ended.
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
         let moved = self.stream.as_mut().map(|stream| Pin::new(stream).poll(cx));
         if moved.is_some_and(|moved| moved.is_ready()) {
@@ -150,7 +150,7 @@ impl Connection {
         self.stream.is_none()
     }
 
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the head of its response.
     async fn ask(
         &mut self,
         request: Request<SdkBody>,
@@ -164,7 +164,7 @@ impl Connection {
     }
 }
 
-/// Those that nobody uses, by server, the youngest last.
+/// Idle connections by server, the most recent last.
 struct Idle {
     most: usize,
     longest: Duration,
@@ -172,7 +172,7 @@ struct Idle {
 }
 
 impl Idle {
-    /// One that the server has not closed, as far as is known.
+    /// A connection that the server has not closed, as far as is known.
     async fn take(&self, server: &Server) -> Option<Connection> {
         loop {
             let mut connection = self.youngest(server)?;
@@ -201,7 +201,7 @@ impl Idle {
         }
     }
 
-    /// Closes those that were idle for too long; are there others?
+    /// Closes connections that were idle for too long; returns whether others remain.
     fn sweep(&self) -> bool {
         let (mut old, mut all) = (Vec::new(), self.kept.lock());
         for kept in all.values_mut() {
@@ -224,17 +224,17 @@ async fn close_old(idle: Weak<Idle>, longest: Duration) {
     }
 }
 
-/// Where a connection goes back to.
+/// Where a connection is returned to.
 pub struct Home {
     connections: Connections,
     server: Server,
 }
 
 impl Home {
-    /// Takes a socket that stands between two answers.
+    /// Takes back a socket between two responses.
     pub async fn back(self, socket: TcpStream) {
         let stream = Stream::Plain(TokioIo::new(socket));
-        // It fails for nothing that this one asks for, and another one is made where it does.
+        // Cannot fail for a reason of this request; otherwise a new connection is opened later.
         if let Ok(connection) = self.connections.over(stream).await {
             self.keep(connection);
         }
@@ -245,21 +245,21 @@ impl Home {
     }
 }
 
-/// The body of an answer, with its connection. It goes back to the idle ones with the last byte, and is closed when the body is dropped
-/// before that.
+/// The body of a response, with its connection. The last byte returns the connection to the idle ones; a drop before it closes the
+/// connection.
 pub struct Answer {
     body: Incoming,
-    // Never locked: it makes a body that may be shared of what may not.
+    // Never locked: it only makes a body `Sync`.
     held: Mutex<Option<Box<(Connection, Home)>>>,
 }
 
-/// A socket below an answer, with what was read of the body already.
+/// The socket of a response, with the part of the body that was already read.
 pub struct Below {
     /// First bytes of the body.
     pub ahead: VecDeque<Bytes>,
-    /// Where the others come from.
+    /// Source of the other bytes.
     pub socket: TcpStream,
-    /// Where it goes back to.
+    /// Where the socket is returned to.
     pub home: Home,
 }
 
@@ -280,9 +280,8 @@ impl Answer {
         answer
     }
 
-    /// Nothing more comes of this answer.
     fn ended(&mut self, cx: &mut Context<'_>) {
-        // What is still being sent to it, or came behind the answer, is no beginning for another one.
+        // A connection with unsent or surplus data is not reused.
         let held = self.held.get_mut().take();
         if let Some((mut connection, home)) = held.map(|held| *held)
             && !connection.over(cx)
@@ -292,7 +291,7 @@ impl Answer {
         }
     }
 
-    /// Takes the socket of an answer of which nothing was asked for yet, where it has one without TLS.
+    /// Takes the socket of a response that is not read yet, if it has one without TLS.
     pub fn below(mut self) -> Result<Below, Self> {
         let held = self.held.get_mut();
         let plain = held.take_if(|held| {
@@ -305,7 +304,7 @@ impl Answer {
         let Some(stream) = connection.stream else {
             return Err(self);
         };
-        // On their way to a reader. Nobody moves the connection any more, so that no others follow.
+        // The bytes are on their way to a reader. Nothing drives the connection any more, so no others follow.
         let mut ahead = VecDeque::new();
         let mut cx = Context::from_waker(Waker::noop());
         while let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut self.body).poll_frame(&mut cx) {

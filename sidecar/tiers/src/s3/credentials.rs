@@ -12,9 +12,9 @@ use tokio::sync::Mutex;
 const ID: &str = "AWS_ACCESS_KEY_ID";
 const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
 const TOKEN: &str = "AWS_SESSION_TOKEN";
-/// Files that were read are taken as they were for this long.
+/// Credentials are cached for this long.
 const FRESH: Duration = Duration::from_secs(1);
-/// Reads until two in a row agree: files of a Secret are exchanged together, but not read together.
+/// Most reads until two in a row are equal: the files of a Secret change together, but are not read together.
 const READS: usize = 4;
 
 /// A folder with credentials.
@@ -25,7 +25,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// The files of this folder, which must be there now.
+    /// Opens the files of this folder, which must exist.
     pub async fn open(path: &Path) -> Result<Self, TierError> {
         let folder = Self {
             path: path.to_owned(),
@@ -38,7 +38,7 @@ impl Folder {
     }
 
     async fn credentials(&self) -> Result<Credentials, String> {
-        // One request reads, the others that come meanwhile wait for it: each read takes a thread.
+        // One request reads while concurrent ones wait for it: each read takes a thread.
         let mut fresh = self.read.lock().await;
         if let Some((at, read)) = &*fresh
             && at.elapsed() < FRESH
@@ -58,7 +58,7 @@ impl Folder {
             last = files;
         }
         Err(format!(
-            "s3.auth: the files in {} change all the time",
+            "s3.auth: the files in {} keep changing",
             self.path.display()
         ))
     }

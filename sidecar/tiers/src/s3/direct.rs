@@ -1,5 +1,5 @@
-//! An answer's bytes straight from the socket into the arena. The HTTP library reads the head; where the body is nothing but bytes of a
-//! known number on a connection without TLS, the socket is taken out from under it, and put under it again when all of them came.
+//! Receives a response's bytes from the socket directly into the arena. The HTTP library reads the head. If the body has a known length on
+//! a connection without TLS, the socket is taken from the library, and returned after the last byte.
 
 use super::connections::{Answer, Below, Home};
 use crate::{Span, raw};
@@ -15,20 +15,20 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::TcpStream;
 
-/// Bytes of a piece that does not go into the arena.
+/// Size of a piece that does not go into the arena.
 const PIECE_BYTES: u64 = 16 << 10;
 
-/// Goes with a request whose answer may be taken directly, through all that is between, and brings it back.
+/// Travels with a request whose response may be received directly, and returns the body.
 #[derive(Debug, Clone, Default)]
 pub struct Way(Arc<Mutex<Option<Direct>>>);
 
 impl Way {
-    /// What came this way.
+    /// The body that was taken.
     pub fn taken(&self) -> Option<Direct> {
         self.0.lock().take()
     }
 
-    /// Takes the body out of an answer, or leaves it as it is.
+    /// Takes the body out of a response, or leaves it.
     pub fn lead(&self, answer: Response<Answer>) -> Response<Option<Answer>> {
         let Some(length) = plain_length(&answer) else {
             return answer.map(Some);
@@ -46,7 +46,7 @@ impl Way {
     }
 }
 
-/// Does the server take another request on the connection? Without a word it does.
+/// Whether the server accepts another request on the connection, which is the default.
 fn keeps(answer: &Response<Answer>) -> bool {
     let said = answer.headers().get_all(CONNECTION).into_iter();
     said.map(|said| said.to_str().unwrap_or_default())
@@ -54,7 +54,7 @@ fn keeps(answer: &Response<Answer>) -> bool {
         .all(|word| word.trim().eq_ignore_ascii_case("keep-alive"))
 }
 
-/// Bytes of a body that are on the connection as they are.
+/// Length of a body that is on the connection without encoding.
 fn plain_length(answer: &Response<Answer>) -> Option<u64> {
     let headers = answer.headers();
     let changed = headers.contains_key(TRANSFER_ENCODING) || headers.contains_key(CONTENT_ENCODING);
@@ -64,14 +64,14 @@ fn plain_length(answer: &Response<Answer>) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// A body, and the socket that it comes from. The socket is closed when this is dropped before the last byte.
+/// A body and its socket. A drop before the last byte closes the socket.
 pub struct Direct {
-    /// What the library had read already.
+    /// Bytes that the library has already read.
     ahead: VecDeque<Bytes>,
-    /// Bytes that are still to come from the socket.
+    /// Bytes still to be received from the socket.
     left: u64,
     socket: Option<(TcpStream, Home)>,
-    /// The server takes another request on it.
+    /// The server accepts another request on it.
     keeps: bool,
 }
 
@@ -83,12 +83,12 @@ impl Direct {
             ahead: below.ahead,
             left: length.saturating_sub(ahead),
             socket: Some(socket),
-            // Bytes behind the answer's last are nobody's: such a socket is good for nothing more.
+            // A socket with bytes behind the response is not reused.
             keeps: keeps && ahead <= length,
         }
     }
 
-    /// The next bytes, in memory of their own; none at the end.
+    /// The next bytes in their own memory; `None` at the end.
     pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
         if let Some(bytes) = self.ahead.pop_front() {
             self.came(0).await;
@@ -104,7 +104,7 @@ impl Direct {
         Ok(Some(piece.into()).filter(|_| bytes > 0))
     }
 
-    /// Receives at most `bytes` bytes into a span, from `at` on; none where the next ones are in memory already, or none follow.
+    /// Receives at most `bytes` bytes into a span, from `at` on; `None` if the next ones are already in memory, or none follow.
     pub async fn receive(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<Option<u64>> {
         let bytes = bytes.min(self.left);
         if bytes == 0 || !self.ahead.is_empty() {

@@ -1,4 +1,4 @@
-//! What a request's failure means: status, code and the chain of sources become a [`Cause`], with the permission that is missing.
+//! Maps the failure of a request to a [`Cause`], from status, code and error chain, and names the missing permission.
 
 use super::connect::{NoTunnel, PLAIN, Unshaken};
 use super::http::{Malformed, Unanswered};
@@ -9,37 +9,35 @@ use aws_sdk_s3::error::{ConnectorError, ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::operation::create_session::CreateSessionError;
 use std::error::Error;
 
-/// Longest text of a server that is shown.
+/// Limit of a server's text in messages.
 const SHOWN: usize = 200;
 
-/// A request, as its failure is told: the permission that it needs, the bucket, and the object where it is about one.
+/// A request as its errors describe it: the required permission, the bucket, and the object, if any.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
-    /// Such as `s3:GetObject`.
+    /// For example `s3:GetObject`.
     pub permission: &'static str,
-    /// The bucket.
     pub bucket: &'a str,
-    /// Its whole name.
+    /// Its full key.
     pub object: Option<&'a str>,
 }
 
-/// What a server answered, where it did.
+/// The server's response, if any.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Answer {
-    /// HTTP status; 0 = none came.
+    /// HTTP status; 0 without a response.
     pub status: u16,
-    /// Code of S3; empty where the answer had no body.
+    /// Error code of S3; empty without a body.
     pub code: String,
-    /// For people.
     pub message: String,
-    /// Where the bucket is, if it says so.
+    /// The bucket's region, if the server reports it.
     pub region: Option<String>,
-    /// It takes requests by TLS only, and says so without.
+    /// The server reports that it accepts only TLS.
     pub wants_tls: bool,
 }
 
 impl Answer {
-    /// Of a failed request.
+    /// Reads the response of a failed request.
     pub fn of<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> Self {
         let raw = error.raw_response();
         let meta = match error {
@@ -50,7 +48,7 @@ impl Answer {
         let region = raw.and_then(|raw| raw.headers().get("x-amz-bucket-region"));
         let status = raw.map_or(0, |raw| raw.status().as_u16());
         let code: String = text(meta.and_then(|meta| meta.code()));
-        // In words for people only, and each server in its own.
+        // Only human-readable, and different for each server.
         let said = raw.and_then(|raw| raw.body().bytes()).unwrap_or_default();
         let of_tls = || String::from_utf8_lossy(said).contains("HTTPS");
         Self {
@@ -62,18 +60,18 @@ impl Answer {
         }
     }
 
-    /// The server takes no such request, whatever is in it.
+    /// Whether the server does not support such a request.
     pub fn not_supported(&self) -> bool {
         matches!(self.status, 405 | 501)
             || matches!(self.code.as_str(), "NotImplemented" | "MethodNotAllowed")
     }
 
-    /// What the request was to find or not to find there is otherwise. An error may come under the status of success.
+    /// Whether a condition of the request does not hold. An error may come with the status of success.
     pub fn unmet(&self) -> bool {
         self.status == 412 || self.code == "PreconditionFailed"
     }
 
-    /// Another request about the same name, or the same upload, was in the way.
+    /// Whether another request about the same name or upload was in the way.
     pub fn conflicts(&self) -> bool {
         self.status == 409
             || matches!(
@@ -82,7 +80,7 @@ impl Answer {
             )
     }
 
-    /// The code says more than the status, where there is one.
+    /// The code is more specific than the status.
     fn cause(&self) -> Cause {
         match self.code.as_str() {
             "NoSuchBucket" => return Cause::Gone,
@@ -109,7 +107,7 @@ impl Answer {
             "ConditionalRequestConflict" | "OperationAborted" | "NoSuchUpload" => {
                 return Cause::Busy;
             }
-            // What was sent did not arrive as it was sent, or the server fell over it.
+            // The bytes were corrupted on their way, or the server failed on them.
             "InternalError" | "BadDigest" | "IncompleteBody" | "XAmzContentChecksumMismatch" => {
                 return Cause::Unreachable;
             }
@@ -136,7 +134,7 @@ impl Answer {
         }
     }
 
-    /// The error that it is.
+    /// Converts the response to an error.
     pub fn failed(&self, asked: Asked<'_>) -> TierError {
         let (permission, bucket) = (asked.permission, asked.bucket);
         let (cause, shown) = (self.cause(), self.shown());
@@ -146,10 +144,10 @@ impl Answer {
                 format!("bucket {bucket} is in region {region}; set s3.region to it ({shown})")
             }
             (Cause::Config, None) if self.wants_tls => {
-                format!("this is a port of TLS: write https:// in s3.endpoint ({shown})")
+                format!("the port uses TLS: use https:// in s3.endpoint ({shown})")
             }
-            (Cause::Gone, _) => format!("there is no bucket {bucket} ({shown})"),
-            (Cause::Missing, _) => "it is not there".to_string(),
+            (Cause::Gone, _) => format!("bucket {bucket} does not exist ({shown})"),
+            (Cause::Missing, _) => "the object does not exist".to_string(),
             _ => format!("{permission} on bucket {bucket}: {shown}"),
         };
         about(asked, TierError::new(Kind::S3, cause, detail))
@@ -175,7 +173,7 @@ where
         SdkError::ServiceError(_) => return Answer::of(error).failed(asked),
         SdkError::ResponseError(_) => {
             let answer = Answer::of(error);
-            // An answer that cannot be read, unless its status says enough.
+            // A response that cannot be parsed, unless its status is sufficient.
             if answer.status >= 300 {
                 return answer.failed(asked);
             }
@@ -186,7 +184,7 @@ where
             )
         }
         SdkError::TimeoutError(_) => {
-            let why = "no answer in time";
+            let why = "no response in time";
             (
                 Cause::Timeout,
                 format!("{permission} on bucket {bucket}: {why}"),
@@ -210,7 +208,7 @@ where
     about(asked, TierError::new(Kind::S3, cause, detail))
 }
 
-/// Why a directory bucket gave no session to ask by.
+/// Why a directory bucket gave no session.
 fn session<'a>(
     error: &'a (dyn Error + 'static),
 ) -> Option<&'a SdkError<CreateSessionError, HttpResponse>> {
@@ -218,17 +216,17 @@ fn session<'a>(
     causes.find_map(|e| e.downcast_ref())
 }
 
-/// An answer that broke off while its body was read.
+/// The error of a response that broke off while its body was read.
 pub fn broken(asked: Asked<'_>, error: &(dyn Error + 'static)) -> TierError {
     let (permission, bucket) = (asked.permission, asked.bucket);
     let detail = format!(
-        "{permission} on bucket {bucket}: the answer broke off: {}",
+        "{permission} on bucket {bucket}: the response broke off: {}",
         texts(error)
     );
     about(asked, TierError::new(Kind::S3, Cause::Unreachable, detail))
 }
 
-/// An error that was found in an answer.
+/// An error in the content of a response.
 pub fn found(asked: Asked<'_>, cause: Cause, detail: impl Into<String>) -> TierError {
     about(asked, TierError::new(Kind::S3, cause, detail))
 }
@@ -240,7 +238,7 @@ fn about(asked: Asked<'_>, error: TierError) -> TierError {
     }
 }
 
-/// Why no answer came.
+/// Why there was no response.
 fn of_chain(error: &(dyn Error + 'static)) -> (Cause, String) {
     let chain = || std::iter::successors(Some(error), |e| inner(*e));
     let credentials = chain().find_map(|e| Some((e, e.downcast_ref::<CredentialsError>()?)));
@@ -262,7 +260,7 @@ fn of_chain(error: &(dyn Error + 'static)) -> (Cause, String) {
     let broke = chain().any(|e| e.is::<hyper::Error>());
     let cause = match broke || chain().any(|e| e.is::<std::io::Error>()) {
         true => Cause::Unreachable,
-        // An error of the SDK that can only be told by its words: who gives credentials did not answer.
+        // An error of the SDK without a type: the credential server did not answer.
         false if chain().any(|e| e.to_string().contains("timed out")) => Cause::Timeout,
         false => Cause::Config,
     };
@@ -274,7 +272,7 @@ fn of_chain(error: &(dyn Error + 'static)) -> (Cause, String) {
     (cause, texts(error) + hint)
 }
 
-/// Why there are no credentials: those that there may be in a moment are worth another try.
+/// Why there are no credentials. Temporary reasons are worth a retry.
 fn of_credentials(error: &CredentialsError) -> Cause {
     let chain = || std::iter::successors(Some(error as &(dyn Error + 'static)), |e| inner(*e));
     let unanswered = |e: &(dyn Error + 'static)| e.is::<ConnectorError>() || e.is::<hyper::Error>();
@@ -285,8 +283,8 @@ fn of_credentials(error: &CredentialsError) -> Cause {
     }
 }
 
-/// A certificate that is not trusted stays so, and so do versions that have nothing in common and a port that speaks something else; any
-/// other handshake that broke may be one of a server that restarts.
+/// An untrusted certificate, incompatible versions and a wrong protocol are permanent; another broken handshake may be that of a server
+/// that restarts.
 fn of_tls(error: &rustls::Error) -> (Cause, String) {
     use rustls::{CertificateError, Error as Tls, InvalidMessage};
     match error {
@@ -298,7 +296,7 @@ fn of_tls(error: &rustls::Error) -> (Cause, String) {
         ),
         Tls::InvalidCertificate(_) | Tls::NoCertificatesPresented | Tls::UnsupportedNameType => (
             Cause::Config,
-            format!("TLS: {error}; s3.ca names the authorities to trust"),
+            format!("TLS: {error}; set s3.ca to the authorities to trust"),
         ),
         Tls::PeerIncompatible(_) => (Cause::Config, format!("TLS: {error}")),
         Tls::InvalidMessage(InvalidMessage::InvalidContentType) => {
@@ -308,7 +306,7 @@ fn of_tls(error: &rustls::Error) -> (Cause, String) {
     }
 }
 
-/// The next error of a chain. What an `io::Error` carries is not its source, but that one's source is.
+/// The next error of a chain. An `io::Error` does not report its inner error as source, but that one's source.
 fn inner<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     match error
         .downcast_ref::<std::io::Error>()
@@ -319,7 +317,7 @@ fn inner<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'stati
     }
 }
 
-/// A chain from the outside in, without what is said twice.
+/// The texts of a chain from the outside in, without repetitions.
 fn texts(error: &(dyn Error + 'static)) -> String {
     let mut told: Vec<String> = Vec::new();
     for e in std::iter::successors(Some(error), |e| inner(*e)) {

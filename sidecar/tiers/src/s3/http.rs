@@ -1,5 +1,5 @@
-//! The HTTP client below the SDK: ALPN, roots, buffers, idle and dead connections are said here. It follows no redirect, tries nothing
-//! again but what was never sent, and knows nothing of S3.
+//! The HTTP client below the SDK: sets ALPN, roots, buffers, and timeouts of idle and dead connections. It follows no redirects, retries
+//! only requests that were never sent, and knows nothing of S3.
 
 use super::clock::Clock;
 use super::connect::{Connector, Failed};
@@ -33,29 +33,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A connection that is not made by then is given up, and so is a handshake over it.
+/// Time limit for opening a connection, and for its handshake.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Idle connections are closed after this: before load balancers forget them without a word.
+/// Idle connections are closed after this, before load balancers drop them silently.
 const IDLE: Duration = Duration::from_secs(20);
-/// Bytes that the other side does not take, or a question whether it is there that it does not answer, end a connection after this.
+/// A connection ends after this long with unacknowledged bytes or probes.
 const DEAD: Duration = Duration::from_secs(10);
-/// A connection of HTTP/2 that carries a request is asked this often whether it lives; it has as long to answer.
+/// Interval, and response time, of pings on an HTTP/2 connection with a request.
 const PING: Duration = Duration::from_secs(5);
-/// What a stream of HTTP/2 may send ahead of its reader, and what of a body is kept for it: as much as a connection of HTTP/1 takes.
+/// Window of an HTTP/2 stream, and buffer of its body: as much as an HTTP/1 connection uses.
 const STREAM_BYTES: u32 = 256 << 10;
-/// Bytes of a read: what a connection takes of memory, and how far it may get ahead of a reader.
+/// Bytes of a read: the memory of a connection, and its read-ahead.
 const READ_BYTES: usize = 256 << 10;
-/// Bytes of an answer that is no object: it is read as a whole. The longest page of a listing, 1,000 names of 1 KiB, is a quarter of it.
+/// Limit of a response that is not an object, and is read as a whole. The longest page of a listing, 1,000 names of 1 KiB, is a quarter.
 const WORDS_BYTES: usize = 16 << 20;
 
-/// Which authorities are trusted.
+/// Trusted certificate authorities.
 #[derive(Debug, Clone, Copy)]
 pub enum Roots<'a> {
-    /// None: no TLS is spoken.
+    /// No TLS.
     None,
-    /// Those of the system.
     System,
-    /// Those of a PEM file.
     File(&'a Path),
     /// Those of a PEM file, and those of the system where it has any.
     SystemAnd(&'a Path),
@@ -66,36 +64,35 @@ pub enum Roots<'a> {
 pub struct Http {
     transport: Transport,
     clock: Arc<Clock>,
-    /// Did a server ever answer?
+    /// Whether a server ever answered.
     answered: Arc<AtomicBool>,
 }
 
-/// How requests get to a server.
 #[derive(Clone)]
 enum Transport {
-    /// Each on a connection of HTTP/1.1 of its own.
+    /// Each request uses its own HTTP/1.1 connection.
     Own(Connections),
-    /// On connections of HTTP/2 that they share, where the server speaks it.
+    /// Requests share HTTP/2 connections, if the server supports it.
     Shared(Box<Client<Connector, SdkBody>>),
 }
 
-/// An answer that HTTP does not allow.
+/// A response that violates HTTP.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(&'static str);
 
-/// Which server gave no answer; names are looked up and connections made below, where no error says whose.
+/// The server that did not answer; errors of name lookups and connections below do not name it.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer from {server}")]
 pub struct Unanswered {
     server: String,
-    /// It was spoken to without TLS, and no server ever answered.
+    /// It was contacted without TLS, and no server ever answered.
     pub never: bool,
     source: Failed,
 }
 
 impl Http {
-    /// Without connections. Fails where there are no authorities to trust. Hours of answers are told to a clock.
+    /// Without connections yet. Fails without authorities to trust. `clock` receives the dates of responses.
     pub fn new(
         roots: Roots<'_>,
         version: HttpVersion,
@@ -124,7 +121,7 @@ impl Http {
             }
             Roots::System => tls.with_native_roots().map_err(|e| {
                 config(format!(
-                    "{e}: this system trusts no authority; name them by s3.ca"
+                    "{e}: the system has no certificate authorities; set s3.ca"
                 ))
             })?,
         };
@@ -155,7 +152,7 @@ fn shared(connector: Connector, idle: usize) -> Client<Connector, SdkBody> {
         .pool_idle_timeout(IDLE)
         .pool_max_idle_per_host(idle)
         .http1_max_buf_size(READ_BYTES)
-        // One slow reader of a shared connection must not take the window of all.
+        // A slow reader must not use up the window of a shared connection.
         .http2_initial_stream_window_size(Some(STREAM_BYTES))
         .http2_initial_connection_window_size(Some(1 << 30))
         .http2_max_send_buf_size(STREAM_BYTES as usize)
@@ -180,7 +177,7 @@ impl fmt::Debug for Http {
     }
 }
 
-/// Sends a request on a connection of its own. An answer that is taken directly has an empty body.
+/// Sends a request on its own connection. A response that is received directly has an empty body.
 async fn own(
     connections: &Connections,
     request: Request<SdkBody>,
@@ -202,12 +199,12 @@ async fn own(
     Ok(Response::from_parts(head, body))
 }
 
-/// Is an object to come, piece by piece, by one who counts its bytes?
+/// Whether the response is an object, whose reader counts its bytes.
 fn asks_for_an_object<T>(request: &Request<T>) -> bool {
     request.method() == Method::GET && request.headers().contains_key(RANGE)
 }
 
-/// A body that comes through the SDK: an object in pieces, anything else at once, and no more of it than anything right has.
+/// A body for the SDK: an object in pieces, anything else as a whole, up to the limit of valid responses.
 fn read_by_the_sdk<B>(body: B, object: bool) -> SdkBody
 where
     B: Body<Data = Bytes, Error: Into<Failed>> + Send + Sync + 'static,
@@ -216,7 +213,9 @@ where
         return SdkBody::from_body_1_x(body);
     }
     let limited = Limited::new(body, WORDS_BYTES).map_err(|e| match e.is::<LengthLimitError>() {
-        true => Failed::from(Malformed("an answer of more than 16 MiB that is no object")),
+        true => Failed::from(Malformed(
+            "a response of more than 16 MiB that is not an object",
+        )),
         false => e,
     });
     SdkBody::from_body_1_x(limited)
@@ -260,7 +259,7 @@ impl HttpConnector for Http {
                 clock.heard(date);
             }
             if answer.status() == 206 && header("content-range").is_none() {
-                let malformed = Malformed("a part of something without a word which part it is");
+                let malformed = Malformed("a partial response without Content-Range");
                 return Err(ConnectorError::other(malformed.into(), None));
             }
             HttpResponse::try_from(answer).map_err(|e| ConnectorError::other(e.into(), None))

@@ -1,11 +1,11 @@
-//! Names that were there a moment ago: a bounded number of them, each for a bounded time. What is not here may be there all the same.
+//! Names that existed recently: a bounded number, each for a bounded time. Other names may exist too.
 
 use kvcachepool_protocol::object::ObjectName;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// The names, in two halves: the older one goes when the younger one is full.
+/// The names in two halves: the older half is dropped when the newer one is full.
 #[derive(Debug)]
 pub struct Known {
     most: usize,
@@ -23,7 +23,7 @@ impl Known {
         }
     }
 
-    /// It is there now.
+    /// Records that the object exists.
     pub fn add(&self, name: &ObjectName) {
         let mut halves = self.halves.lock();
         let [young, old] = &mut *halves;
@@ -34,14 +34,14 @@ impl Known {
         young.insert(name.clone(), Instant::now());
     }
 
-    /// It is not there, or may not be.
+    /// Removes a name that does not or may not exist.
     pub fn forget(&self, name: &ObjectName) {
         for half in &mut *self.halves.lock() {
             half.remove(name);
         }
     }
 
-    /// Was it there a moment ago?
+    /// Whether the object existed recently.
     pub fn has(&self, name: &ObjectName) -> bool {
         let halves = self.halves.lock();
         let mut seen = halves.iter().filter_map(|half| half.get(name));

@@ -1,4 +1,4 @@
-//! Listing and removing.
+//! Lists and removes objects.
 
 use super::fault::{Answer, failed, found};
 use super::request::Requests;
@@ -8,12 +8,12 @@ use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::ObjectName;
 
-/// Most names of a page, and of a request that removes.
+/// Most names of a page, and of a batch removal.
 pub const PAGE_MAX: usize = 1_000;
-/// Requests about single objects at once.
+/// Concurrent requests about single objects.
 const AT_ONCE: usize = 32;
 
-/// A name that could not be removed, and why.
+/// A name that could not be removed, and the error.
 pub type Refused = (String, TierError);
 
 impl Requests {
@@ -21,7 +21,7 @@ impl Requests {
     pub async fn list(&self, from: Option<&str>, limit: usize) -> Result<Page, TierError> {
         let asked = self.asked("s3:ListBucket", None);
         let limit = limit.clamp(1, PAGE_MAX);
-        // A place in the listing that the server gave: not all have an order of names that could be gone on with.
+        // Continues by the server's token: not all servers list in an order of names.
         let sent = self
             .client
             .list_objects_v2()
@@ -32,7 +32,7 @@ impl Requests {
             .send();
         let answer = self.ask(sent).await.map_err(|e| match (&e, from) {
             (SdkError::ServiceError(_), Some(_)) if Answer::of(&e).code == "InvalidArgument" => {
-                found(asked, Cause::Shape, "no page ended there")
+                found(asked, Cause::Shape, "invalid page token")
             }
             _ => failed(asked, &e),
         })?;
@@ -44,13 +44,17 @@ impl Requests {
             return Err(found(
                 asked,
                 Cause::Protocol,
-                "a listing that ends in the middle",
+                "a truncated listing without a continuation token",
             ));
         }
         if page.next.is_some() && page.next.as_deref() == from {
-            return Err(found(asked, Cause::Protocol, "a listing that stands still"));
+            return Err(found(
+                asked,
+                Cause::Protocol,
+                "a listing whose token does not advance",
+            ));
         }
-        // What nobody says the age of is not taken for old.
+        // An object without a date counts as new.
         let now = self.clock.unix_s_or_own();
         for object in answer.contents() {
             let key = object.key().unwrap_or_default();
@@ -72,7 +76,7 @@ impl Requests {
         Ok(page)
     }
 
-    /// Which of these are there, with their bytes.
+    /// Those of these objects that exist, with their bytes.
     pub async fn sizes(&self, names: &[ObjectName]) -> Result<Vec<(ObjectName, u64)>, TierError> {
         futures::stream::iter(names.to_vec())
             .map(|name| async move {
@@ -85,13 +89,13 @@ impl Requests {
             .await
     }
 
-    /// Removes names, whether they are there or not.
+    /// Removes names, whether they exist or not.
     pub async fn delete(&self, keys: &[String]) -> Result<(), TierError> {
         let refused = self.delete_some(keys).await?;
         refused.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))
     }
 
-    /// The same; returns those that the server keeps, and why.
+    /// The same; returns the names that the server refuses to remove, with the error.
     pub async fn delete_some(&self, keys: &[String]) -> Result<Vec<Refused>, TierError> {
         let mut refused = Vec::new();
         for batch in keys.chunks(PAGE_MAX) {
@@ -107,7 +111,7 @@ impl Requests {
         Ok(refused)
     }
 
-    /// Removes the object of this name and ETag. False: another one has the name now, and stays.
+    /// Removes the object with this name and ETag. False: the name now belongs to another object, which is kept.
     pub async fn delete_version(&self, key: &str, etag: &str) -> Result<bool, TierError> {
         let asked = self.asked("s3:DeleteObject", Some(key));
         let sent = self
@@ -132,7 +136,7 @@ impl Requests {
         }
     }
 
-    /// Those that are refused. None: the server knows no such request.
+    /// The refused names. `None`: the server does not support batch removal.
     async fn delete_batch(&self, keys: &[String]) -> Result<Option<Vec<Refused>>, TierError> {
         let asked = self.asked("s3:DeleteObject", None);
         let wrong = |e: aws_sdk_s3::error::BuildError| found(asked, Cause::Shape, e.to_string());
@@ -155,7 +159,7 @@ impl Requests {
             Ok(answer) => answer,
             Err(e) => {
                 let answer = Answer::of(&e);
-                // Some know it with a digest only that was given up long ago.
+                // Some servers support it only with a deprecated digest.
                 if answer.not_supported() || answer.code == "MissingContentMD5" {
                     self.no_batches();
                     return Ok(None);
@@ -170,7 +174,7 @@ impl Requests {
         let refused = refused.map(|refused| {
             let key = refused.key().unwrap_or_default();
             let answer = Answer {
-                // Most that have a code of their own are told by it.
+                // Most errors with a code of their own are classified by it.
                 status: 403,
                 code: refused.code().unwrap_or_default().to_string(),
                 message: refused.message().unwrap_or_default().to_string(),
@@ -198,7 +202,7 @@ impl Requests {
                     Err(e) => failed(asked, &e),
                 };
                 match failed.cause {
-                    // This one may be locked, and others are not.
+                    // This object may be locked while others are not.
                     Cause::Denied => Ok(Some((key, failed))),
                     _ => Err(failed),
                 }

@@ -1,8 +1,8 @@
-//! The S3 tier: objects in a bucket, of AWS or of a compatible server. Here lie its requests and what is known of the bucket; which objects
-//! are worth writing or reading, whether their bytes are right, and how often a request is tried is decided elsewhere.
+//! The S3 tier: objects in a bucket of AWS or of a compatible server. This module contains the requests and the known state of the bucket.
+//! It does not decide which objects are worth writing or reading or how often a request is retried, and does not check their bytes.
 //!
-//! Names are `<prefix>/<model>/<layout>/<2 hex of the key>/<key>.<fidelity>.kv`. Whatever else lies under the prefix is left alone and
-//! counted. The bucket is shared: other sidecars put and remove objects at any moment, so nothing is remembered for long.
+//! Names are `<prefix>/<model>/<layout>/<2 hex of the key>/<key>.<fidelity>.kv`. Other names under the prefix are left alone and counted.
+//! The bucket is shared: other sidecars put and remove objects at any time, so nothing is cached for long.
 
 mod body;
 mod bound;
@@ -52,26 +52,26 @@ use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-/// How the tier works.
+/// Settings of the tier.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// How large objects are read.
     pub parts: Parts,
     /// How large objects are written.
     pub uploads: Uploads,
-    /// Names that are remembered as being there.
+    /// Number of names that are remembered as existing.
     pub known: usize,
-    /// For how long.
+    /// How long they are remembered.
     pub known_for: Duration,
-    /// Longest time that opening the tier may take: a server may take connections and answer nothing.
+    /// Time limit of opening the tier: a server may accept connections and never answer.
     pub opening: Duration,
-    /// A bucket that answered longer ago is asked whether it can still be reached.
+    /// A reachability check is sent if the bucket's last answer is older.
     pub reach_every: Duration,
-    /// What is done beside operations; none: nothing.
+    /// Background work; `None` disables it.
     pub census: Option<census::Options>,
-    /// May more be asked than to read?
+    /// Whether requests other than reads are allowed.
     pub writes: Writes,
-    /// Marks of its objects, which those lose that go to make room.
+    /// Existence markers of its objects, which are removed with evicted objects.
     pub marks: Option<Arc<dyn Marks>>,
 }
 
@@ -98,7 +98,7 @@ impl Default for Options {
     }
 }
 
-/// A bucket with objects. What runs beside it ends when it is dropped.
+/// A bucket with objects. Its drop ends the background work.
 pub struct S3 {
     info: TierInfo,
     live: Arc<Live>,
@@ -106,7 +106,7 @@ pub struct S3 {
     census: Option<AbortHandle>,
 }
 
-/// What operations and the census share.
+/// Shared by operations and the census.
 #[derive(Debug)]
 struct Live {
     requests: Requests,
@@ -114,20 +114,21 @@ struct Live {
     census: Census,
     writes: Writes,
     marks: Option<Arc<dyn Marks>>,
-    /// When the bucket answered last; none: the last request failed.
+    /// Time of the bucket's last answer; `None` after a failure.
     answered: Mutex<Option<Instant>>,
 }
 
 impl S3 {
-    /// Opens the bucket of a config: tries what the credentials may do there, and looks what it holds. Fails where a file of the config
-    /// is not there, nobody answers in time, the bucket is not there or in another region, or a permission is missing, which is named.
+    /// Opens the bucket of a config: tries the permissions of the credentials, and starts a listing. Fails if a file of the config is
+    /// missing, there is no answer in time, the bucket does not exist or is in another region, or a permission is missing, which the error
+    /// names.
     pub async fn open(config: &config::S3, options: Options) -> Result<Self, TierError> {
         let longest = options.opening;
         let opened = timeout(longest, Self::open_patiently(config, options)).await;
         opened.unwrap_or_else(|_| {
             let seconds = longest.as_secs_f64();
             let detail = format!(
-                "it could not be tried what the bucket allows within {seconds:.1} s: the server, or who gives credentials, does not answer"
+                "the permissions could not be tried within {seconds:.1} s: the server or the credential source does not answer"
             );
             Err(TierError::new(Kind::S3, Cause::Timeout, detail))
         })
@@ -140,7 +141,7 @@ impl S3 {
         Ok(Self::over(requests, config, options, &first))
     }
 
-    /// Opens it for a tool: only listing is tried, nothing runs beside, and what the bucket holds is counted now, however long that takes.
+    /// Opens it for a tool: tries only the listing, without background work, and counts the content now, however long that takes.
     pub async fn open_counted(config: &config::S3) -> Result<Self, TierError> {
         let (client, clock) = client::client(config).await?;
         let requests = Requests::new(client, clock, config);
@@ -180,7 +181,7 @@ impl S3 {
         }
     }
 
-    /// Where it is, for people.
+    /// Its location, for messages.
     pub fn place(config: &config::S3) -> String {
         let (bucket, prefix) = (&config.bucket, &config.prefix);
         let slash = if prefix.is_empty() { "" } else { "/" };
@@ -201,7 +202,7 @@ impl Drop for S3 {
     }
 }
 
-/// A request that has not been answered yet.
+/// A request without an answer yet.
 struct Asking<'a> {
     live: &'a Live,
     answered: Option<Instant>,
@@ -214,7 +215,7 @@ impl Drop for Asking<'_> {
 }
 
 impl Live {
-    /// Does what asks the bucket, and notes whether it answered. One that is given up before it ended did not.
+    /// Runs an operation and records whether the bucket answered. An operation that is dropped early had no answer.
     async fn seen<T>(
         &self,
         operation: impl Future<Output = Result<T, TierError>>,
@@ -285,7 +286,7 @@ impl Live {
         for name in names {
             self.known.forget(name);
         }
-        // A removal says nothing of what was there.
+        // A removal does not report which objects existed.
         let there = self.requests.sizes(names).await?;
         self.remove_sized(there).await
     }
@@ -300,7 +301,7 @@ impl Live {
         Ok(there.len() as u64)
     }
 
-    /// The listing has said what is there.
+    /// The listing already says which objects exist.
     async fn remove_listed(&self, listed: &[Listed]) -> Result<u64, TierError> {
         for listed in listed {
             self.known.forget(&listed.name);
@@ -312,7 +313,7 @@ impl Live {
     async fn discard(&self, name: &ObjectName) -> Result<u64, TierError> {
         let key = self.requests.key(name);
         self.known.forget(name);
-        // What cannot be told from what may have been written since stays.
+        // Without an ETag a newer object could be removed, so the object is kept.
         let Some(etag) = self.requests.tags.last(&key) else {
             return Ok(0);
         };
@@ -326,9 +327,9 @@ impl Live {
         Ok(u64::from(removed))
     }
 
-    /// An object was removed here.
+    /// Records a removal by this process.
     fn went(&self, name: &ObjectName, bytes: u64) {
-        // Also where it was forgotten before: somebody may have looked meanwhile.
+        // Again, because a lookup in the meantime may have remembered the name.
         self.known.forget(name);
         self.census.went(bytes);
     }

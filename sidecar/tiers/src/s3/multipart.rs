@@ -1,5 +1,5 @@
-//! Long objects in parts. Parts of an upload that does not end are charged for and seen by nobody: every path out of here that is no
-//! success aborts it, also when nobody waits for it any more; what a process left that died is swept up later.
+//! Multipart uploads of long objects. The parts of an unfinished upload are charged for and invisible. So every path without success aborts
+//! the upload, also when the caller stops waiting. The sweep aborts those of processes that died.
 
 use super::body::Source;
 use super::bound::Bound;
@@ -13,7 +13,7 @@ use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::ObjectName;
 use std::time::Duration;
 
-/// Most parts that S3 takes.
+/// Limit of S3.
 const PARTS_MAX: u64 = 10_000;
 
 /// An upload that has begun.
@@ -22,12 +22,12 @@ pub struct Upload<'a> {
     requests: &'a Requests,
     key: String,
     id: String,
-    /// Aborted when it is dropped.
+    /// Aborted on drop.
     open: bool,
 }
 
 impl<'a> Upload<'a> {
-    /// Sends an object in parts, from begin to end.
+    /// Uploads an object in parts.
     pub async fn run(
         requests: &'a Requests,
         name: &ObjectName,
@@ -58,7 +58,7 @@ impl<'a> Upload<'a> {
         let begun = requests.ask(sent).await.map_err(|e| failed(asked, &e))?;
         let id = begun
             .upload_id
-            .ok_or_else(|| found(asked, Cause::Protocol, "an upload without an id"))?;
+            .ok_or_else(|| found(asked, Cause::Protocol, "the response has no upload id"))?;
         Ok(Self {
             requests,
             key,
@@ -151,7 +151,7 @@ impl<'a> Upload<'a> {
 
     async fn abort(&mut self) {
         if self.open {
-            // One that is dropped here is aborted once more: that does no harm.
+            // If this is dropped, the upload is aborted twice, which is harmless.
             let (requests, key, id) = (self.requests, &self.key, &self.id);
             let _ = abort(&requests.client, &requests.bound, &requests.bucket, key, id).await;
             self.open = false;
@@ -179,7 +179,7 @@ impl Drop for Upload<'_> {
     }
 }
 
-/// Whether it went well. Parts that are on their way while an upload is aborted may stay: the sweep finds them.
+/// Returns whether the abort succeeded. Parts in flight during an abort may remain: the sweep finds them.
 async fn abort(client: &Client, bound: &Bound, bucket: &str, key: &str, id: &str) -> bool {
     let _permit = bound.question().await;
     let sent = client
@@ -192,7 +192,7 @@ async fn abort(client: &Client, bound: &Bound, bucket: &str, key: &str, id: &str
 }
 
 impl Requests {
-    /// Aborts uploads of our prefix that began longer ago than this; returns how many.
+    /// Aborts uploads under our prefix that began longer ago than this; returns their number.
     pub async fn sweep(&self, age: Duration) -> Result<u64, TierError> {
         let asked = self.asked("s3:ListBucketMultipartUploads", None);
         let (mut swept, mut after) = (0, (None::<String>, None::<String>));
@@ -207,7 +207,7 @@ impl Requests {
                 .set_upload_id_marker(id)
                 .send();
             let page = self.ask(sent).await.map_err(|e| failed(asked, &e))?;
-            // By the server's own clock: this node's may be wrong.
+            // By the server's clock: this node's may be wrong.
             let Some(now) = self.clock.unix_s() else {
                 return Ok(swept);
             };
@@ -230,7 +230,11 @@ impl Requests {
             if (page.next_key_marker(), page.next_upload_id_marker())
                 == (after.0.as_deref(), after.1.as_deref())
             {
-                return Err(found(asked, Cause::Protocol, "a listing that stands still"));
+                return Err(found(
+                    asked,
+                    Cause::Protocol,
+                    "a listing whose token does not advance",
+                ));
             }
             after = (page.next_key_marker, page.next_upload_id_marker);
         }

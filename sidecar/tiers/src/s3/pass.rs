@@ -1,5 +1,5 @@
-//! One listing of the bucket from begin to end, and the removal of what has to go. A page that fails is asked for again, and what cannot be
-//! removed holds up nothing else.
+//! One complete listing of the bucket, and the removal of objects that must go. A page that fails is requested again, and objects that
+//! cannot be removed do not block others.
 
 use super::Live;
 use super::census::{Ages, Sum};
@@ -11,19 +11,19 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// How often a request is sent that fails for a moment, and the pause before the second time; it doubles.
+/// Attempts of a request with transient failures, and the pause before the second one; it doubles.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
-/// How often the oldest objects are chosen anew because some of them cannot be removed.
+/// Most rounds in which the oldest objects are selected again because some of them cannot be removed.
 const ROUNDS: usize = 4;
 
 impl Live {
-    /// Counts what is there and removes what must go.
+    /// Counts the objects and removes those that must go.
     pub(super) async fn pass(&self) -> Result<(), TierError> {
         let (mut kept, mut went, mut why) = (HashSet::new(), Sum::default(), None);
         for _ in 0..ROUNDS {
             let (bytes, ages) = self.count_without(&kept).await?;
-            // By the server's clock, or by what it wrote last: that of this node may be wrong.
+            // By the server's clock, or by its newest object: this node's clock may be wrong.
             let now = self.requests.clock.unix_s().or(ages.youngest_s());
             let expired = self.census.expired_s(now.unwrap_or_default());
             let Some(mut cut) = ages.cut(self.census.excess(bytes), expired) else {
@@ -39,35 +39,32 @@ impl Live {
             if swept.kept.is_empty() {
                 break;
             }
-            // Others go instead of them.
+            // Others are selected in their place.
             kept.extend(swept.kept);
             why = swept.why;
         }
         self.census.could_not_remove(kept.len());
         let Sum { objects, bytes } = went;
         if objects > 0 {
-            info!(
-                tier = "s3",
-                objects, bytes, "the oldest objects are removed"
-            );
+            info!(tier = "s3", objects, bytes, "evicted the oldest objects");
         }
         match why {
             None => Ok(()),
             Some(why) if objects == 0 => Err(why),
             Some(why) => {
                 let (reason, objects) = (why.cause.name(), kept.len());
-                warn!(tier = "s3", reason, objects, error = %why, "objects cannot be removed; others went");
+                warn!(tier = "s3", reason, objects, error = %why, "cannot remove some objects; evicting others instead");
                 Ok(())
             }
         }
     }
 
-    /// Counts what is there, from begin to end.
+    /// Counts the objects by a complete listing.
     pub(super) async fn count(&self) -> Result<(), TierError> {
         self.count_without(&HashSet::new()).await.map(drop)
     }
 
-    /// Counts what is there; returns its bytes, and the ages of all but those that cannot be removed.
+    /// Counts the objects; returns their bytes, and the ages of all except `kept`.
     async fn count_without(&self, kept: &HashSet<ObjectName>) -> Result<(u64, Ages), TierError> {
         let (mut sum, mut ages) = (Sum::default(), Ages::default());
         let looked = sweep(self, |listed| {
@@ -82,7 +79,7 @@ impl Live {
         Ok((sum.bytes, ages))
     }
 
-    /// Takes the marks away of what is gone. Where that fails, each is believed once.
+    /// Removes the markers of removed objects. After a failure each wrong marker costs one miss.
     async fn unmark(&self, gone: &[ObjectName]) {
         if let Some(marks) = self.marks.as_ref().filter(|_| !gone.is_empty()) {
             let _ = timeout(directory::CHANGE, marks.unmark(gone)).await;
@@ -122,7 +119,7 @@ impl Source for Live {
     }
 }
 
-/// Sends what may succeed in a moment several times.
+/// Retries a request with transient failures.
 async fn again<T, F: Future<Output = Result<T, TierError>>>(
     send: impl Fn() -> F,
 ) -> Result<T, TierError> {

@@ -1,15 +1,15 @@
-//! How far a prefix goes that is all there up to some point, asked of a few of its names: a full hit and a full miss cost at most 12
-//! questions for 512 names. Knows nothing of S3.
+//! Finds the length of a present prefix by lookups of a few of its names: a full hit or a full miss costs at most 12 lookups for 512 names.
+//! Knows nothing of S3.
 
 use futures::future::try_join_all;
 
-/// Names that are asked one by one: no fewer questions would do.
+/// Up to this many names are looked up one by one: fewer lookups would not suffice.
 const EACH: usize = 4;
-/// Questions at once, where a part of the prefix is there.
+/// Concurrent lookups when a part of the prefix is present.
 const AT_ONCE: usize = 7;
 
-/// Answers for `count` names in prefix order. Where names are many, one behind the first that is found absent is taken for absent, and one
-/// between two that are there for there.
+/// Whether each of `count` names in prefix order is present. With many names, those after the first absent one count as absent, and those
+/// between two present ones as present.
 pub async fn present<E, F: Future<Output = Result<bool, E>>>(
     count: usize,
     ask: impl Fn(usize) -> F,
@@ -21,18 +21,18 @@ pub async fn present<E, F: Future<Output = Result<bool, E>>>(
     Ok((0..count).map(|index| index < there).collect())
 }
 
-/// How many of the names are there, from the first on.
+/// Number of present names, from the first on.
 async fn length<E, F: Future<Output = Result<bool, E>>>(
     count: usize,
     ask: impl Fn(usize) -> F,
 ) -> Result<usize, E> {
-    // Most prefixes are there from end to end, or not at all: that is asked first.
+    // Most prefixes are present completely or not at all: check this first.
     let (first, last) = (0, count - 1);
     let ends = try_join_all([first, last].map(&ask)).await?;
     if ends.first() != Some(&true) {
         return Ok(0);
     }
-    // At doubled distances: prompts that have much in common are as frequent as those that have little.
+    // At doubling distances: long and short common prefixes of prompts are equally frequent.
     let between: Vec<usize> = (1..usize::BITS)
         .map(|power| (1 << power) - 1)
         .take_while(|index| *index < last)

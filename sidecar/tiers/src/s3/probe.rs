@@ -1,5 +1,5 @@
-//! What the credentials may do, tried when the tier is opened, so that a permission that is missing is named before anything depends on
-//! it; and whether the bucket can still be reached, asked for now and then.
+//! Tries the permissions of the credentials when the tier is opened, so that a missing one is named early. Also checks from time to time
+//! whether the bucket is reachable.
 
 use super::fault::{Answer, failed, found};
 use super::request::{PROBE, Requests};
@@ -8,10 +8,10 @@ use aws_sdk_s3::primitives::ByteStream;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a probe object holds.
+/// Content of a probe object.
 const TEXT: &[u8] = b"kvcachepool tries here what it may do. This object can be removed.\n";
 
-/// What this process calls its probe: one name, so that no more than one can be left behind where nothing may be removed.
+/// Name of this process's probe: a single one, so that at most one remains if objects cannot be removed.
 fn own_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| {
@@ -21,37 +21,37 @@ fn own_name() -> &'static str {
     })
 }
 
-/// What became of a probe that was to be put.
+/// Result of putting a probe.
 enum Try {
     Placed,
-    /// Something is there, says the server.
+    /// The server reports an existing object.
     Refused,
-    /// The server does not know the condition.
+    /// The server does not support the condition.
     Unknown,
 }
 
 impl Requests {
-    /// Tries what it takes to read, and with `writes` what it takes to write and remove. Returns the first page of the listing.
+    /// Tries reading, and with `writes` also writing and removing. Returns the first page of the listing.
     pub async fn probe(&self, writes: bool) -> Result<Page, TierError> {
         let key = self.own_key(own_name());
         if writes {
             self.probe_writes(&key).await?;
         } else {
-            // Not found out: should writes begin later, each asks what is there before.
+            // Unknown: if writes are allowed later, each put looks the object up first.
             self.not_conditional();
         }
         let page = self.list(None, super::listing::PAGE_MAX).await?;
         if !writes {
-            // Who may list is told that it is not there, or that it may not be read.
+            // Only credentials that may list get a clear answer about a missing object.
             self.get_probe(&key).await?;
         }
         Ok(page)
     }
 
-    /// Puts, gets and removes an object; finds out what the server knows.
+    /// Puts, gets and removes an object; finds out what the server supports.
     async fn probe_writes(&self, key: &str) -> Result<(), TierError> {
         let tried = self.try_object(key).await;
-        // On every way out, as far as that is possible: an answer that did not come says nothing of what was put.
+        // On every path: after a missing response the object may exist.
         let removed = self.delete(&[key.to_string()]).await;
         tried?;
         removed?;
@@ -60,9 +60,9 @@ impl Requests {
             Ok(true) => Err(found(
                 self.asked("s3:DeleteObject", Some(key)),
                 Cause::Protocol,
-                "what was just removed is there",
+                "the object still exists after its removal",
             )),
-            // Who may not list is not told that something is not there.
+            // Without the right to list, a missing object is reported as denied.
             Err(e) if e.cause == Cause::Denied => Err(found(
                 self.asked("s3:ListBucket", None),
                 Cause::Denied,
@@ -76,7 +76,7 @@ impl Requests {
     async fn try_object(&self, key: &str) -> Result<(), TierError> {
         let mut first = self.put_probe(key, true).await?;
         if matches!(first, Try::Refused) {
-            // An earlier try of this process may have left it.
+            // An earlier attempt of this process may have left it.
             self.delete(&[key.to_string()]).await?;
             first = self.put_probe(key, true).await?;
         }
@@ -95,17 +95,17 @@ impl Requests {
             false => Err(found(
                 self.asked("s3:GetObject", Some(key)),
                 Cause::Gone,
-                "what was just written is not there",
+                "the object does not exist after its write",
             )),
         }
     }
 
-    /// Can objects be read? An absent one is asked for.
+    /// Checks reading by a get of an absent object.
     pub async fn reach(&self) -> Result<(), TierError> {
         self.get_probe(&self.own_key(PROBE)).await.map(drop)
     }
 
-    /// Puts it, or only where nothing is.
+    /// Puts the probe, with `conditional` only if no object exists.
     async fn put_probe(&self, key: &str, conditional: bool) -> Result<Try, TierError> {
         let sent = self
             .client
@@ -126,7 +126,7 @@ impl Requests {
         }
     }
 
-    /// Is it there, with its bytes?
+    /// Whether the probe exists with the right bytes.
     async fn get_probe(&self, key: &str) -> Result<bool, TierError> {
         let mut stream = match self.range(key, (0, TEXT.len() as u64), None).await {
             Ok(stream) => stream,
@@ -142,7 +142,7 @@ impl Requests {
             return Err(found(
                 asked,
                 Cause::Protocol,
-                "other bytes came back than were written",
+                "the bytes that were read differ from those written",
             ));
         }
         Ok(true)

@@ -1,6 +1,5 @@
-//! Reading: the head and the sections of an object in one request where they are small, or others are read beside it; else in several
-//! ranges at once.
-//! Bytes are received into their place where the connection allows it, else copied there once from its buffer.
+//! Reads objects: header and sections in one request if they are small or other objects are read at the same time; otherwise in several
+//! concurrent ranges. Bytes are received into their place if the connection allows it, or copied there once from its buffer.
 
 use super::fault::found;
 use super::request::Requests;
@@ -12,21 +11,21 @@ use kvcachepool_protocol::object::{
 };
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Most heads are no longer than this.
+/// Size that most headers do not exceed.
 const HEAD_BYTES: u64 = 16 << 10;
-/// Bytes that nobody wants are read all the same where they are fewer than this: a request would take longer.
+/// Smaller gaps of unwanted bytes are read: another request would take longer.
 const GAP_BYTES: u64 = 64 << 10;
 
-/// After so many bytes the others of the thread have their turn.
+/// After this many bytes other tasks of the thread get their turn.
 const TURN_BYTES: u64 = 2 << 20;
 
-/// How large objects are read: in ranges, several at once, while few objects are read; each in one go while there are as many objects as
+/// How large objects are read: in concurrent ranges while few objects are read; in one request each while there are as many objects as
 /// there would be ranges.
 #[derive(Debug, Clone, Copy)]
 pub struct Parts {
     /// Bytes of a range.
     pub bytes: u64,
-    /// Ranges at once, beside the first.
+    /// Concurrent ranges, in addition to the first.
     pub at_once: usize,
 }
 
@@ -34,7 +33,7 @@ pub struct Parts {
 struct Reading<'a>(&'a AtomicUsize);
 
 impl<'a> Reading<'a> {
-    /// One more; and how many there are now.
+    /// Counts one more read; returns how many are running.
     fn begin(all: &'a AtomicUsize) -> (Self, usize) {
         (Self(all), all.fetch_add(1, Relaxed) + 1)
     }
@@ -46,7 +45,7 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// Where bytes of an object go.
+/// Destination of an object's bytes.
 #[derive(Debug)]
 struct Landing {
     start: u64,
@@ -58,8 +57,8 @@ impl Landing {
         self.start + self.span.length
     }
 
-    /// Bytes of it came, from `at` on, in a stream that ends at `end`. The digest of one that is longer does not run here: the rest comes
-    /// in another stream, perhaps before this.
+    /// Records received bytes from `at` on, in a stream that ends at `end`. A section that exceeds the stream gets no running digest: its
+    /// rest arrives in another stream, possibly earlier.
     fn came(&self, at: u64, bytes: u64, end: u64, running: &mut Running) {
         if self.end() <= end {
             running.came(&self.span, at, bytes);
@@ -68,13 +67,13 @@ impl Landing {
 }
 
 impl Requests {
-    /// The head of an object.
+    /// The header of an object.
     pub async fn head(&self, name: &ObjectName) -> Result<Object, TierError> {
         let key = self.key(name);
         let mut stream = self.range(&key, (0, HEAD_BYTES), None).await?;
         let object = self.read_head(&mut stream, name, &key).await?;
-        // To its end: the connection is good for another request then, and a new one would take longer. But of a server that knows no
-        // ranges the whole object comes.
+        // Reads to the end, so that the connection can be reused: a new one would take longer. A server without support for ranges sends
+        // the whole object, which is not read.
         if stream.end <= HEAD_BYTES {
             while let Ok(Some(_)) = stream.next().await {}
         }
@@ -101,7 +100,7 @@ impl Requests {
         let version = stream.version.clone();
         let (read_to, end) = (stream.at, stream.end);
         let rest = ranges(&landings, end, longest);
-        // What lies within the first answer, if any of it is wanted; else nobody reads on, and it must not stand in the way of the others.
+        // The wanted bytes of the first response. Without any, nobody reads it, and it must not hold a permit against the other ranges.
         let here = landings.iter().any(|l| l.start < end && l.end() > read_to);
         let first = here.then_some(stream);
         let (key, version, landings) = (&key, Some(&version), &landings);
@@ -122,13 +121,13 @@ impl Requests {
         let expected: u64 = landings.iter().map(|l| l.span.length).sum();
         if landed + others != expected {
             let asked = self.asked("s3:GetObject", Some(key));
-            let detail = format!("{} of {expected} bytes came", landed + others);
+            let detail = format!("received {} of {expected} bytes", landed + others);
             return Err(found(asked, Cause::Protocol, detail));
         }
         Ok(object)
     }
 
-    /// Reads the head; the stream goes on behind it, or behind what was asked for where that is shorter.
+    /// Reads the header; the stream continues behind it, or behind the requested range if that is shorter.
     async fn read_head(
         &self,
         stream: &mut Stream<'_>,
@@ -151,26 +150,26 @@ impl Requests {
             take(stream, &mut head, needed).await?;
         }
         if (head.len() as u64) < needed && stream.end < total {
-            // A head of many tokens: the rest of it comes apart, and what lies behind it later.
+            // A long header: its rest is requested separately, and the sections later.
             let range = (stream.end, needed);
             let mut more = self.range(key, range, Some(&version)).await?;
             take(&mut more, &mut head, needed).await?;
         }
         let object = Object::decode(&head).map_err(bad)?;
         if object.name() != *name {
-            let detail = format!("{} lies there", object.name().s3(""));
+            let detail = format!("the key holds the object {}", object.name().s3(""));
             return Err(found(asked, Cause::Foreign, detail));
         }
         if object.total_bytes() != total {
             let says = object.total_bytes();
-            let detail = format!("it has {total} bytes, its head says {says}");
+            let detail = format!("the object has {total} bytes, but its header says {says}");
             return Err(found(asked, Cause::Corrupt, detail));
         }
         Ok(object)
     }
 }
 
-/// Reads on until there are `needed` bytes, or the range ends.
+/// Reads until there are `needed` bytes, or the range ends.
 async fn take(stream: &mut Stream<'_>, head: &mut Vec<u8>, needed: u64) -> Result<(), TierError> {
     while (head.len() as u64) < needed {
         let Some((_, mut bytes)) = stream.next().await? else {
@@ -185,7 +184,7 @@ async fn take(stream: &mut Stream<'_>, head: &mut Vec<u8>, needed: u64) -> Resul
     Ok(())
 }
 
-/// Moves what a stream brings to where it belongs; returns how much of it was wanted.
+/// Moves a stream's bytes to their destinations; returns the number of wanted bytes.
 async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, TierError> {
     let (mut landed, mut moved, mut running) = (0, 0, Running::default());
     loop {
@@ -221,7 +220,7 @@ async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, Tier
     }
 }
 
-/// Where the wanted sections lie, in the order of the object. Nothing is written where one of them does not fit.
+/// Destinations of the wanted sections, in the order of the object. Fails before any write if one does not fit.
 fn landings(object: &Object, get: &Get) -> Result<Vec<Landing>, TierError> {
     let offsets = object.offsets();
     let landing = |place: &crate::Place| {
@@ -237,9 +236,11 @@ fn landings(object: &Object, get: &Get) -> Result<Vec<Landing>, TierError> {
         let stored = sections.get(index).map_or(0, |s| s.stored_bytes);
         if stored != place.span.length {
             let length = place.span.length;
-            return Err(shape(format!("has {stored} bytes, its place {length}")));
+            return Err(shape(format!(
+                "has {stored} bytes, but its place has {length}"
+            )));
         }
-        // What an earlier try saw does not count.
+        // Forgets the digest of an earlier attempt.
         place.span.saw(None);
         Ok(Landing {
             start: offsets.get(index).copied().unwrap_or_default(),
@@ -251,7 +252,7 @@ fn landings(object: &Object, get: &Get) -> Result<Vec<Landing>, TierError> {
     Ok(landings)
 }
 
-/// Where a range ends that begins at `start`: after `most` bytes, or a little later where nothing would be left for the next request.
+/// End of a range from `start`: after `most` bytes, or a little later if hardly anything would remain for the next request.
 fn reach(start: u64, end: u64, most: u64) -> u64 {
     match end - start <= most + most / 4 {
         true => end,
@@ -259,7 +260,7 @@ fn reach(start: u64, end: u64, most: u64) -> u64 {
     }
 }
 
-/// Ranges from `from` on that hold what is wanted, each of about `most` bytes at most.
+/// Ranges from `from` on that contain the wanted bytes, each of at most about `most` bytes.
 fn ranges(landings: &[Landing], from: u64, most: u64) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for landing in landings {

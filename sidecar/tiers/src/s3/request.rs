@@ -1,4 +1,4 @@
-//! The bucket as everything here asks for it: client, names, how much at once, and what was found out about the server.
+//! The bucket for all requests: client, names, limits, and the features of the server.
 
 use super::bound::Bound;
 use super::clock::Clock;
@@ -11,38 +11,36 @@ use kvcachepool_protocol::object::ObjectName;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// What names behind the prefix begin with that are ours and no objects of the cache.
+/// Prefix of our own names that are not objects of the cache.
 pub const OWN: &str = ".kvcachepool-";
-/// What a sidecar puts and removes when it opens the tier is called this and a name of its process.
+/// Prefix of the names of probes, which sidecars put and remove when they open the tier.
 pub const PROBE: &str = ".kvcachepool-probe";
 
 /// A bucket and a prefix in it.
 #[derive(Debug)]
 pub struct Requests {
-    /// Signs and sends.
     pub client: Client,
-    /// The bucket.
     pub bucket: String,
     /// Without slashes around it; may be empty.
     pub prefix: String,
-    /// What time it is for the server.
+    /// The server's time.
     pub clock: Arc<Clock>,
-    /// How many requests run at once.
+    /// The limit of concurrent requests.
     pub bound: Bound,
-    /// Which objects were read last under their names.
+    /// ETags of the objects read last.
     pub tags: Tags,
-    /// What S3 sums up parts of uploads by.
+    /// Checksum of upload parts.
     pub checksum: Option<ChecksumAlgorithm>,
-    /// Objects that are being read.
+    /// Number of objects that are being read.
     pub reading: AtomicUsize,
-    /// The server refuses to put over an object that is there.
+    /// The server supports puts that fail if the object exists.
     conditional: AtomicBool,
-    /// The server removes many objects at once.
+    /// The server supports batch removal.
     batches: AtomicBool,
 }
 
 impl Requests {
-    /// Of a server that knows all that AWS knows, until it says otherwise.
+    /// Assumes all features of AWS until the server refuses one.
     pub fn new(client: Client, clock: Arc<Clock>, config: &config::S3) -> Self {
         let summed = config.checksums == Checksums::WhenSupported;
         Self {
@@ -59,7 +57,7 @@ impl Requests {
         }
     }
 
-    /// How a failure of a request is told.
+    /// Description of a request for its errors.
     pub fn asked<'a>(&'a self, permission: &'static str, object: Option<&'a str>) -> Asked<'a> {
         Asked {
             permission,
@@ -68,35 +66,35 @@ impl Requests {
         }
     }
 
-    /// Sends a request that moves no bytes of objects, when there is room for it.
+    /// Sends a request without bytes of objects, within the limit.
     pub async fn ask<T>(&self, sent: impl Future<Output = T>) -> T {
         let _permit = self.bound.question().await;
         sent.await
     }
 
-    /// Sends a request with bytes of objects, when there is room for it.
+    /// Sends a request with bytes of objects, within the limit.
     pub async fn write<T>(&self, sent: impl Future<Output = T>) -> T {
         let _permit = self.bound.write().await;
         sent.await
     }
 
-    /// An object's whole name.
+    /// The full key of an object.
     pub fn key(&self, name: &ObjectName) -> String {
         name.s3(&self.prefix)
     }
 
-    /// A name that is ours and no object of the cache.
+    /// The full key of one of our own names that are not objects.
     pub fn own_key(&self, name: &str) -> String {
         format!("{}{name}", self.folder())
     }
 
-    /// Is it such a name?
+    /// Whether a key is one of those.
     pub fn is_own_key(&self, key: &str) -> bool {
         let rest = key.strip_prefix(&self.folder());
         rest.is_some_and(|rest| rest.starts_with(OWN))
     }
 
-    /// What all our names begin with; empty or with a slash at its end.
+    /// Common prefix of all our names; empty or with a final slash.
     pub fn folder(&self) -> String {
         match self.prefix.as_str() {
             "" => String::new(),
@@ -104,22 +102,22 @@ impl Requests {
         }
     }
 
-    /// Does the server refuse to put over an object that is there?
+    /// Whether the server supports puts that fail if the object exists.
     pub fn conditional(&self) -> bool {
         self.conditional.load(Relaxed)
     }
 
-    /// It does not: from now on it is asked first.
+    /// Records that it does not: from now on a lookup comes first.
     pub fn not_conditional(&self) {
         self.conditional.store(false, Relaxed);
     }
 
-    /// Does the server remove many objects at once?
+    /// Whether the server supports batch removal.
     pub fn batches(&self) -> bool {
         self.batches.load(Relaxed)
     }
 
-    /// It does not: from now on they are removed one by one.
+    /// Records that it does not: from now on objects are removed one by one.
     pub fn no_batches(&self) {
         self.batches.store(false, Relaxed);
     }

@@ -1,5 +1,5 @@
-//! A range of an object as it comes in: pieces with their offsets, and what the answer says of the whole. Too few bytes, too many, or
-//! others than were asked for are errors here.
+//! A range of an object as it arrives: pieces with their offsets, and the response's data about the whole object. Too few, too many or
+//! other bytes than requested are errors.
 
 use super::bound::Permit;
 use super::direct::{Direct, Way};
@@ -11,49 +11,46 @@ use bytes::Bytes;
 use std::error::Error;
 use std::time::Duration;
 
-/// A connection that brings nothing for this long is given up. The layers give up sooner; this bounds what runs without them.
+/// Timeout of a connection without received bytes. The layers time out sooner; this bounds streams without them.
 pub const STALL: Duration = Duration::from_secs(30);
 
-/// Why an answer broke off.
+/// Why a response broke off.
 type Broken = Box<dyn Error + Send + Sync>;
 
-/// One object among those that have or had its name.
+/// One version of an object under a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
-    /// Its bytes.
+    /// Size of the object.
     pub total: u64,
-    /// The server's name for it.
     pub etag: Option<String>,
 }
 
-/// Bytes of an object, from an offset on.
+/// Bytes of an object from an offset on.
 #[derive(Debug)]
 pub struct Stream<'a> {
     asked: Asked<'a>,
     body: Coming,
     kept: Option<Bytes>,
-    /// Given back with the last byte.
+    /// Returned with the last byte.
     permit: Option<Permit>,
     /// Offset of the next byte.
     pub at: u64,
-    /// Where the range ends.
+    /// End of the range.
     pub end: u64,
-    /// Which object it is.
     pub version: Version,
 }
 
-/// How bytes come.
 #[derive(Debug)]
 enum Coming {
-    /// In pieces, through the SDK.
+    /// In pieces through the SDK.
     Pieces(ByteStream),
     /// From the socket.
     Direct(Direct),
 }
 
 impl Requests {
-    /// Asks for the bytes `start..end` of an object, or what there is of them. With a version: of that very object only, and
-    /// [`Cause::Missing`] where another one has its name now.
+    /// Requests the bytes `start..end` of an object, or the existing part of them. With a version: only of that version, and
+    /// [`Cause::Missing`] if it was replaced.
     pub async fn range<'a>(
         &'a self,
         object: &'a str,
@@ -61,7 +58,13 @@ impl Requests {
         version: Option<&Version>,
     ) -> Result<Stream<'a>, TierError> {
         let asked = self.asked("s3:GetObject", Some(object));
-        let replaced = || found(asked, Cause::Missing, "it was replaced while it was read");
+        let replaced = || {
+            found(
+                asked,
+                Cause::Missing,
+                "the object was replaced while it was read",
+            )
+        };
         let permit = self.bound.read().await;
         let (way, taken) = (Way::default(), self.checksum.is_none());
         let along = way.clone();
@@ -74,7 +77,7 @@ impl Requests {
             .set_if_match(version.and_then(|version| version.etag.clone()))
             .customize()
             .mutate_request(move |request| {
-                // Else the SDK has sums to check.
+                // Otherwise the SDK has checksums to verify.
                 if taken {
                     request.add_extension(along.clone());
                 }
@@ -82,7 +85,7 @@ impl Requests {
             .send();
         let answer = sent.await.map_err(|e| {
             let answer = Answer::of(&e);
-            // Its head said that there is more than this one has.
+            // Its header claims more bytes than this version has.
             let ends_sooner = version.is_some() && answer.status == 416;
             match answer.unmet() || ends_sooner {
                 true => replaced(),
@@ -90,22 +93,22 @@ impl Requests {
             }
         })?;
         let length = answer.content_length.and_then(|n| u64::try_from(n).ok());
-        let length =
-            length.ok_or_else(|| found(asked, Cause::Protocol, "an answer without a length"))?;
+        let length = length
+            .ok_or_else(|| found(asked, Cause::Protocol, "the response has no Content-Length"))?;
         let (from, total) = match answer.content_range.as_deref().map(content_range) {
             Some(Some((from, total))) => (from, total),
-            // A server that knows no ranges sends all.
+            // A server without support for ranges sends everything.
             None => (0, length),
             Some(None) => {
                 return Err(found(
                     asked,
                     Cause::Protocol,
-                    "an answer with a strange range",
+                    "the response has an invalid Content-Range",
                 ));
             }
         };
         let etag = answer.e_tag;
-        // A server may not know the condition.
+        // The server may ignore the condition.
         let differs = |v: &Version| match (&v.etag, &etag) {
             (Some(then), Some(now)) if then != now => true,
             _ => v.total != total,
@@ -117,7 +120,7 @@ impl Requests {
             let all = from == 0 && start == 0 && length == total;
             if !all {
                 let detail = format!(
-                    "asked for {start}..{end} of {total} bytes, {length} from {from} on came"
+                    "requested {start}..{end} of {total} bytes, received {length} bytes from {from} on"
                 );
                 return Err(found(asked, Cause::Protocol, detail));
             }
@@ -138,7 +141,7 @@ impl Requests {
 }
 
 impl Stream<'_> {
-    /// The next bytes and the offset of the first; none at the end of the range.
+    /// The next bytes and the offset of the first; `None` at the end of the range.
     pub async fn next(&mut self) -> Result<Option<(u64, Bytes)>, TierError> {
         if let Some(kept) = self.kept.take() {
             return self.came(kept).map(Some);
@@ -155,13 +158,13 @@ impl Stream<'_> {
             Some(bytes) => self.came(bytes).map(Some),
             None if self.at == self.end => Ok(None),
             None => {
-                let detail = format!("the answer ended at byte {} of {}", self.at, self.end);
+                let detail = format!("the response ended at byte {} of {}", self.at, self.end);
                 Err(found(self.asked, Cause::Unreachable, detail))
             }
         }
     }
 
-    /// Receives bytes of the range into a span, `bytes` at most, from `at` of the span on; none where they come by [`Self::next`].
+    /// Receives at most `bytes` bytes of the range into a span, from `at` of the span on; `None` if they must be read by [`Self::next`].
     pub async fn receive(
         &mut self,
         span: &Span,
@@ -185,7 +188,7 @@ impl Stream<'_> {
         stalled(self.asked)
     }
 
-    /// Gives bytes back that came last: they come again.
+    /// Returns the bytes that came last; they are delivered again.
     pub fn keep(&mut self, bytes: Bytes) {
         self.at -= bytes.len() as u64;
         self.kept = (!bytes.is_empty()).then_some(bytes);
@@ -200,7 +203,7 @@ impl Stream<'_> {
     fn passed(&mut self, bytes: u64) -> Result<(), TierError> {
         self.at += bytes;
         if self.at > self.end {
-            let detail = "the answer is longer than it says";
+            let detail = "the response is longer than its Content-Length";
             return Err(found(self.asked, Cause::Protocol, detail));
         }
         if self.at == self.end {
@@ -210,13 +213,13 @@ impl Stream<'_> {
     }
 }
 
-/// Nothing came for [`STALL`].
+/// The error after [`STALL`] without bytes.
 pub fn stalled(asked: Asked<'_>) -> TierError {
-    let detail = format!("nothing came for {} s", STALL.as_secs());
+    let detail = format!("no bytes received for {} s", STALL.as_secs());
     found(asked, Cause::Timeout, detail)
 }
 
-/// First byte and bytes of the whole, of `bytes 0-99/1234`.
+/// First byte and total size in `bytes 0-99/1234`.
 fn content_range(text: &str) -> Option<(u64, u64)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (from, _) = range.split_once('-')?;

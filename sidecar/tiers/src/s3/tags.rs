@@ -1,18 +1,17 @@
-//! Which object was read last under a name: where it turns out to be corrupt, that very one is removed, and none that was written since.
+//! ETags of recently read objects: if one turns out to be corrupt, exactly that version is removed, and none written since then.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// Reads that are remembered: more than can be under way at once, and their digests made.
+/// Number of remembered reads: more than can be in flight or have their digests computed.
 const MOST: usize = 1_024;
 
-/// ETags of what was read, the last one at the end.
+/// ETags of read objects, the latest at the end.
 #[derive(Debug, Default)]
 pub struct Tags(Mutex<VecDeque<(String, Option<String>)>>);
 
 impl Tags {
-    /// This object lay under the key. Without an ETag it may have been no object at all, but what something between here and the server
-    /// answered.
+    /// Records a read of this version. A response without an ETag may come from a proxy instead of the object.
     pub fn read(&self, key: &str, etag: Option<&str>) {
         let mut tags = self.0.lock();
         if tags.len() >= MOST {
@@ -21,7 +20,7 @@ impl Tags {
         tags.push_back((key.to_string(), etag.map(str::to_string)));
     }
 
-    /// The object that was read last under the key, if it had an ETag, as far as that is remembered.
+    /// The ETag of the version that was read last under the key, if it is remembered.
     pub fn last(&self, key: &str) -> Option<String> {
         let tags = self.0.lock();
         let found = tags.iter().rev().find(|(read, _)| read == key);

@@ -1,5 +1,5 @@
-//! Whose turn it is to list. A bucket is listed by one of its sidecars for all: a small object says what was counted last, its age when that
-//! was, and who puts it where nobody else did lists next. Where the server knows no conditions, two may list at once, which does no harm.
+//! The listing lease: one sidecar lists a bucket for all. A small object contains the last count, and its age says when that was taken. The
+//! sidecar that replaces it first lists next. With a server without conditional puts two may list at once, which is harmless.
 
 use super::census::Sum;
 use super::fault::{Answer, failed, found};
@@ -10,21 +10,21 @@ use aws_sdk_s3::primitives::ByteStream;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// The object's name behind the prefix.
+/// Name of the object behind the prefix.
 pub const COUNTED: &str = ".kvcachepool-counted";
-/// What it begins with.
+/// Prefix of its text.
 const MARK: &str = "kvcachepool counted here:";
-/// Longest text that it can hold.
+/// Longest text that it can contain.
 const TEXT_BYTES: usize = 256;
 
-/// Whose turn it is.
+/// Whose turn it is to list.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// This process lists, and says then what it counted.
+    /// This process lists, and publishes its count.
     Mine(Claim),
-    /// Somebody did a moment ago.
+    /// Another sidecar counted recently.
     Counted(Sum),
-    /// Somebody does, for the first time.
+    /// Another sidecar is counting for the first time.
     Counting,
 }
 
@@ -37,15 +37,15 @@ pub struct Claim {
 /// The object as it was found.
 #[derive(Debug)]
 struct Marker {
-    /// None: not counted yet, or not written by this build.
+    /// `None`: not counted yet, or not written by this build.
     sum: Option<Sum>,
-    /// None: nobody knows.
+    /// `None`: unknown.
     age: Option<Duration>,
     etag: Option<String>,
 }
 
 impl Marker {
-    /// Whose turn it is where somebody began or counted no longer ago than `young`; none: whoever takes it.
+    /// The turn, if another sidecar began or finished a count within `young`; `None`: the turn is free.
     fn taken(&self, young: Duration) -> Option<Turn> {
         let taken = self.age.is_some_and(|age| age < young);
         taken.then(|| self.sum.map_or(Turn::Counting, Turn::Counted))
@@ -53,13 +53,13 @@ impl Marker {
 }
 
 impl Requests {
-    /// What somebody counted, or began to, no longer ago than `young`. Takes no turn: for who may not write.
+    /// The count that another sidecar finished or began within `young`. Takes no turn: for sidecars that may not write.
     pub async fn counted_lately(&self, young: Duration) -> Result<Option<Turn>, TierError> {
         let marker = self.marker(&self.own_key(COUNTED)).await?;
         Ok(marker.and_then(|marker| marker.taken(young)))
     }
 
-    /// Takes the turn to list, unless somebody did who has counted, or begun to, no longer ago than `young`.
+    /// Takes the turn to list, unless another sidecar finished or began a count within `young`.
     pub async fn turn(&self, young: Duration) -> Result<Turn, TierError> {
         let key = self.own_key(COUNTED);
         let marker = self.marker(&key).await?;
@@ -82,12 +82,12 @@ impl Requests {
             Ok(_) => Ok(Turn::Mine(Claim { key })),
             Err(e) => {
                 let answer = Answer::of(&e);
-                // It was taken, or removed, since it was looked at.
+                // It was taken or removed since it was read.
                 if answer.unmet() || answer.conflicts() || answer.status == 404 {
                     return Ok(last.map_or(Turn::Counting, Turn::Counted));
                 }
                 let failed = failed(self.asked("s3:PutObject", Some(&key)), &e);
-                // A server may know how to put where nothing is, and not how to replace.
+                // A server may support puts that fail if the object exists, but not conditional replacement.
                 let unknown = answer.not_supported() || failed.cause == Cause::Protocol;
                 match unknown && answer.status > 0 {
                     true => Ok(Turn::Mine(Claim { key })),
@@ -97,7 +97,7 @@ impl Requests {
         }
     }
 
-    /// Says what was counted.
+    /// Publishes a count.
     pub async fn counted(&self, claim: &Claim, sum: Sum) -> Result<(), TierError> {
         let sent = self
             .client
@@ -129,7 +129,7 @@ impl Requests {
         let written = written.and_then(|at| u64::try_from(at).ok());
         let now = self.clock.unix_s();
         let age = now.zip(written).map(|(now, at)| now.saturating_sub(at));
-        // One that somebody else put there may be of any length.
+        // An object of a foreign writer may have any length.
         let short = answer
             .content_length
             .is_some_and(|n| n <= TEXT_BYTES as i64);
@@ -150,7 +150,7 @@ impl Requests {
     }
 }
 
-/// No two of them are equal, so that no two are one object for a condition.
+/// All texts differ, so that a condition can tell the objects apart.
 fn text(sum: Option<Sum>) -> ByteStream {
     let one = fastrand::u64(..);
     let text = match sum {

@@ -1,4 +1,5 @@
-//! Writing: one request for most objects, parts for long ones. An object is there whole or not at all, and the first one of a name stays.
+//! Writes objects: one request for most, multipart uploads for long ones. An object exists completely or not at all, and the first one
+//! wins.
 
 use super::body::Source;
 use super::fault::{Answer, failed, found};
@@ -12,42 +13,40 @@ use std::time::Duration;
 /// How large objects are written.
 #[derive(Debug, Clone, Copy)]
 pub struct Uploads {
-    /// Objects of more bytes are sent in parts.
+    /// Larger objects are sent in parts.
     pub from_bytes: u64,
-    /// Bytes of a part; S3 takes no fewer than 5 MiB.
+    /// Bytes of a part; the minimum of S3 is 5 MiB.
     pub part_bytes: u64,
-    /// Parts of an object at once.
+    /// Concurrent parts of an object.
     pub at_once: usize,
 }
 
-/// What became of a request that puts an object where none may be.
+/// Result of a put that must not replace an object.
 pub enum Placed {
-    /// It is there now.
     New,
-    /// One was there before.
+    /// The object existed before.
     Already,
     /// Another request about the name was in the way.
     Conflict,
-    /// The server does not know how to put only where nothing is.
+    /// The server does not support the condition.
     NotConditional,
 }
 
-/// How often an object is sent where requests about its name are in each other's way, and the pause before each time.
+/// Attempts of a put while other requests about its name are in the way, and the pause before each.
 const CONFLICTS: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl Requests {
-    /// Writes an object.
     pub async fn put(&self, put: &Put, uploads: Uploads) -> Result<Stored, TierError> {
         let name = put.object.name();
         let shape = |why: String| TierError::new(Kind::S3, Cause::Shape, why).about(name.s3(""));
         let lengths = put.object.sections.iter().map(|s| s.stored_bytes);
         if !lengths.eq(put.spans.iter().map(|span| span.length)) {
-            return Err(shape("the spans are not as long as the sections".into()));
+            return Err(shape("spans and sections differ in length".into()));
         }
         let source = Source::new(put).map_err(|e| shape(e.to_string()))?;
         let long = source.length() > uploads.from_bytes;
-        // The bytes of a long object are worth a question, whatever the server knows.
+        // A lookup is worth its cost for a long object, whatever the server supports.
         if (long || !self.conditional()) && self.size(&name).await?.is_some() {
             return Ok(Stored::Already);
         }
@@ -62,14 +61,14 @@ impl Requests {
                 Placed::Already => return Ok(Stored::Already),
                 Placed::Conflict if conflicts == CONFLICTS => {
                     let asked = self.asked("s3:PutObject", None);
-                    let detail = "other requests about this name are in the way";
+                    let detail = "conflicting requests about this object";
                     return Err(found(asked, Cause::Busy, detail).about(self.key(&name)));
                 }
                 Placed::Conflict => {
                     conflicts += 1;
                     tokio::time::sleep(PAUSE * conflicts).await;
                 }
-                // For this object only: opening found out what the server knows, and what stands before it may refuse for a while.
+                // For this object only: opening found out what the server supports, and a proxy may refuse temporarily.
                 Placed::NotConditional => {
                     conditional = false;
                     if self.size(&name).await?.is_some() {
@@ -105,7 +104,7 @@ impl Requests {
                 if let Some(placed) = self.refused(name, &answer, conditional).await? {
                     return Ok(placed);
                 }
-                // A server may refuse before it has read all, and hang up: the refusal is lost then.
+                // A server may refuse before it has read everything, and close the connection: the refusal is then lost.
                 let hung_up = matches!(e, SdkError::DispatchFailure(_)) && conditional;
                 if hung_up && self.size(name).await.is_ok_and(|size| size.is_some()) {
                     return Ok(Placed::Already);
@@ -115,7 +114,7 @@ impl Requests {
         }
     }
 
-    /// What the refusal of a conditional request means, where it means one of these.
+    /// Result of a conditional request that was refused, if it is one of these.
     pub async fn refused(
         &self,
         name: &ObjectName,
@@ -126,7 +125,7 @@ impl Requests {
             return Ok(Some(Placed::Already));
         }
         if answer.conflicts() {
-            // Another writer of the name is at it, or was faster.
+            // Another writer of the name is active, or was faster.
             return Ok(Some(match self.size(name).await? {
                 Some(_) => Placed::Already,
                 None => Placed::Conflict,
@@ -136,7 +135,7 @@ impl Requests {
         Ok(unknown.then_some(Placed::NotConditional))
     }
 
-    /// Bytes of an object, none where it is not there.
+    /// Bytes of an object; `None` if it does not exist.
     pub async fn size(&self, name: &ObjectName) -> Result<Option<u64>, TierError> {
         let key = self.key(name);
         let asked = self.asked("s3:GetObject", Some(&key));
@@ -149,13 +148,13 @@ impl Requests {
         match self.ask(sent).await {
             Ok(head) => {
                 let bytes = head.content_length.and_then(|n| u64::try_from(n).ok());
-                bytes
-                    .map(Some)
-                    .ok_or_else(|| found(asked, Cause::Protocol, "an answer without a length"))
+                bytes.map(Some).ok_or_else(|| {
+                    found(asked, Cause::Protocol, "the response has no Content-Length")
+                })
             }
             Err(e) => match Answer::of(&e).status {
                 404 => Ok(None),
-                // An answer to HEAD has no body that would say why.
+                // A response to HEAD has no body with a reason.
                 400 | 403 => match self.range(&key, (0, 1), None).await {
                     Ok(stream) => Ok(Some(stream.version.total)),
                     Err(e) if e.cause == Cause::Missing => Ok(None),

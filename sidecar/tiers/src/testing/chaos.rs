@@ -1,5 +1,5 @@
-//! A tier that goes wrong on purpose, for tests: errors before and after the fact, delays, hangs, wrong and missing bytes, writes that
-//! come when nobody waits for them any more. What happens when follows from the seed and the order of the calls.
+//! A faulty tier for tests: errors before and after the operation, delays, hangs, wrong and missing bytes, and writes after the caller
+//! stopped waiting. The faults follow from the seed and the order of the calls.
 
 use fastrand::Rng;
 use kvcachepool_memory::mapping::Mapping;
@@ -13,33 +13,33 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often each thing goes wrong, in a thousand operations.
+/// Probability of each fault, per thousand operations.
 #[derive(Debug, Clone)]
 pub struct Faults {
-    /// Of everything that is drawn.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// Fails before anything was done.
+    /// Fails before the operation.
     pub before: u32,
-    /// Fails after all was done.
+    /// Fails after the operation.
     pub after: u32,
-    /// With one of these.
+    /// Causes of these errors.
     pub causes: Vec<Cause>,
-    /// Takes a while longer.
+    /// Adds a delay.
     pub delayed: u32,
-    /// Longest such while.
+    /// Longest delay.
     pub delay_max: Duration,
     /// Never ends.
     pub hung: u32,
-    /// A bit is wrong in what a get brings or a put keeps, and it says Ok.
+    /// Flips a bit of the bytes of a get or a put, and returns Ok.
     pub wrong: u32,
-    /// A get leaves the end of a section as it was, and says Ok.
+    /// A get does not write the end of a section, and returns Ok.
     pub truncated: u32,
-    /// A get fails at once, and its bytes come later.
+    /// A get fails at once, and its bytes arrive later.
     pub late: u32,
 }
 
 impl Faults {
-    /// Nothing goes wrong.
+    /// No faults.
     pub fn none(seed: u64) -> Self {
         Self {
             seed,
@@ -56,7 +56,7 @@ impl Faults {
     }
 }
 
-/// The tier around another one.
+/// A faulty layer around a tier.
 #[derive(Debug)]
 pub struct Chaos {
     inner: Arc<dyn Tier>,
@@ -65,7 +65,7 @@ pub struct Chaos {
     done: Mutex<BTreeMap<&'static str, u64>>,
 }
 
-/// What goes wrong with one operation.
+/// Faults of one operation.
 #[derive(Debug, Default)]
 struct Plan {
     before: Option<Cause>,
@@ -79,7 +79,6 @@ struct Plan {
 }
 
 impl Chaos {
-    /// Around a tier.
     pub fn new(inner: Arc<dyn Tier>, faults: Faults) -> Self {
         Self {
             inner,
@@ -89,13 +88,13 @@ impl Chaos {
         }
     }
 
-    /// From now on nothing goes wrong.
+    /// Stops all faults.
     pub fn heal(&self) {
         let mut faults = self.faults.lock();
         *faults = Faults::none(faults.seed);
     }
 
-    /// How often each thing was done.
+    /// How often each fault occurred.
     pub fn done(&self) -> BTreeMap<&'static str, u64> {
         self.done.lock().clone()
     }
@@ -164,7 +163,7 @@ impl Chaos {
         })
     }
 
-    /// Does the get where nobody waits for it.
+    /// Runs the get without a waiting caller.
     fn later(&self, get: Get, plan: &Plan) -> TierError {
         self.did("late");
         let (inner, delay) = (self.inner.clone(), plan.delay);
@@ -176,13 +175,13 @@ impl Chaos {
     }
 }
 
-/// Changes one bit, or puts back what lay at the end of a place.
+/// Flips one bit, or restores the former end of a place.
 fn spoil(places: &[Place], before: &[u8], plan: &Plan) {
     let Some(span) = places.first().map(|place| &place.span) else {
         return;
     };
     if plan.truncated || plan.wrong {
-        // It spoils what came, not what was found of it.
+        // The bytes change, not the digest that was recorded for them.
         span.saw(None);
     }
     if plan.truncated {
@@ -206,7 +205,7 @@ fn bytes(span: &Span) -> Vec<u8> {
     bytes
 }
 
-/// The same put from memory of its own, with one bit changed. None: there is no such memory.
+/// The same put from private memory, with one bit flipped. `None`: no memory.
 fn spoiled(put: &Put, chance: u64) -> Option<Put> {
     let length = put.spans.iter().map(|s| s.length.next_multiple_of(4096));
     let length = length.sum::<u64>();

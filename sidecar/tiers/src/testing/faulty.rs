@@ -1,4 +1,4 @@
-//! A server that answers what a test tells it to, and remembers what it was asked: for answers that a real server gives too seldom.
+//! A scripted HTTP server that records its requests, for responses that a real server rarely gives.
 #![allow(dead_code, reason = "two programs include it, each uses a part")]
 
 use kvcachepool_protocol::config::S3;
@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 
-/// A request as it came in.
+/// A received request.
 #[derive(Debug, Clone, Default)]
 pub struct Asked {
     pub method: String,
@@ -29,7 +29,7 @@ impl Asked {
         self.headers.get(name).map_or("", String::as_str)
     }
 
-    /// First and last byte that are asked for.
+    /// First and last requested byte.
     pub fn range(&self) -> (usize, usize) {
         let range = self.header("range").strip_prefix("bytes=").unwrap();
         let (first, last) = range.split_once('-').unwrap();
@@ -37,34 +37,34 @@ impl Asked {
     }
 }
 
-/// What is answered.
+/// A scripted response.
 #[derive(Debug, Clone)]
 pub enum Reply {
     /// Status, headers, body.
     Full(u16, Vec<(&'static str, String)>, Vec<u8>),
-    /// The same, but the connection ends after so many bytes of the body.
+    /// The same, but the connection ends after this many bytes of the body.
     Cut(Vec<(&'static str, String)>, Vec<u8>, usize),
-    /// Headers and body, of which a byte comes, and after this pause the next.
+    /// Headers and body, sent byte by byte with this pause.
     Drip(Vec<(&'static str, String)>, Vec<u8>, Duration),
-    /// These bytes, head and all; then, if so, the connection ends.
+    /// Raw bytes; true: the connection ends after them.
     Raw(Vec<u8>, bool),
-    /// These bytes, and others when somebody waits for that; then he is let go on.
+    /// Raw bytes, then after the barrier others.
     Twice(Vec<u8>, Arc<Barrier>, Vec<u8>),
-    /// The same as another, after a while.
+    /// Another response after a delay.
     Later(Duration, Box<Reply>),
-    /// Nothing, ever.
+    /// No response.
     Hang,
-    /// The connection ends without an answer.
+    /// The connection ends without a response.
     Close,
 }
 
 impl Reply {
-    /// An answer without a body.
+    /// A response without a body.
     pub fn status(status: u16) -> Self {
         Self::Full(status, Vec::new(), Vec::new())
     }
 
-    /// An error as S3 tells it.
+    /// An error in the format of S3.
     pub fn error(status: u16, code: &str) -> Self {
         let body = format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>because</Message></Error>"
@@ -76,14 +76,14 @@ impl Reply {
         )
     }
 
-    /// The range of an object that was asked for.
+    /// The requested range of an object.
     pub fn part(asked: &Asked, object: &[u8]) -> Self {
         let (headers, body) = range(asked, object);
         Self::Full(206, headers, body)
     }
 }
 
-/// Headers and body of the range of an object that was asked for.
+/// Headers and body of the requested range of an object.
 pub fn range(asked: &Asked, object: &[u8]) -> (Vec<(&'static str, String)>, Vec<u8>) {
     let (first, last) = asked.range();
     let end = (last + 1).min(object.len());
@@ -94,18 +94,18 @@ pub fn range(asked: &Asked, object: &[u8]) -> (Vec<(&'static str, String)>, Vec<
 
 type Script = dyn Fn(&Asked) -> Reply + Send + Sync;
 
-/// What was asked.
+/// Recorded requests.
 #[derive(Debug, Default)]
 struct Heard {
     asked: Mutex<Vec<Asked>>,
-    /// Connections that were made.
+    /// Number of accepted connections.
     connections: AtomicUsize,
-    /// Requests that are being answered, now and at most.
+    /// Requests in progress, now and at most.
     running: AtomicUsize,
     peak: AtomicUsize,
 }
 
-/// The server. It ends when it is dropped.
+/// The server. It ends on drop.
 #[derive(Debug)]
 pub struct Faulty {
     heard: Arc<Heard>,
@@ -124,7 +124,7 @@ impl Faulty {
             while let Ok((stream, _)) = listener.accept().await {
                 let (script, heard) = (script.clone(), hears.clone());
                 heard.connections.fetch_add(1, Relaxed);
-                // A connection that ends in any way is the client's business.
+                // The end of a connection is the client's business.
                 tokio::spawn(async move { serve(stream, &*script, &heard).await.ok() });
             }
         });
@@ -149,23 +149,23 @@ impl Faulty {
         }
     }
 
-    /// All that was asked.
+    /// All requests.
     pub fn asked(&self) -> Vec<Asked> {
         self.heard.asked.lock().clone()
     }
 
-    /// How many requests had this method.
+    /// Number of requests with this method.
     pub fn count(&self, method: &str) -> usize {
         let asked = self.heard.asked.lock();
         asked.iter().filter(|asked| asked.method == method).count()
     }
 
-    /// How many connections were made.
+    /// Number of accepted connections.
     pub fn connections(&self) -> usize {
         self.heard.connections.load(Relaxed)
     }
 
-    /// How many requests were answered at once, at most.
+    /// Most concurrent requests.
     pub fn peak(&self) -> usize {
         self.heard.peak.load(Relaxed)
     }
@@ -190,7 +190,7 @@ async fn serve(mut stream: TcpStream, script: &Script, heard: &Heard) -> io::Res
             }
             reply => reply,
         };
-        // The answer may be read before the next line here runs.
+        // The response may be read before the next line runs.
         heard.running.fetch_sub(1, Relaxed);
         match reply {
             Reply::Full(status, headers, body) => {
@@ -246,7 +246,7 @@ async fn write_head(
     stream.write_all((head + "\r\n").as_bytes()).await
 }
 
-/// The next request; none at the end of the connection.
+/// The next request; `None` at the end of the connection.
 async fn read(stream: &mut TcpStream) -> io::Result<Option<Asked>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -276,7 +276,7 @@ async fn read(stream: &mut TcpStream) -> io::Result<Option<Asked>> {
     }))
 }
 
-/// The range of an object that was asked for as it goes over a connection, with one more header, and with bytes behind it.
+/// A raw response with the requested range of an object, one more header, and bytes behind it.
 pub fn whole(asked: &Asked, object: &[u8], header: &str, behind: &[u8]) -> Vec<u8> {
     let (own, body) = range(asked, object);
     let mut head = format!(
@@ -289,7 +289,7 @@ pub fn whole(asked: &Asked, object: &[u8], header: &str, behind: &[u8]) -> Vec<u
     [(head + "\r\n").as_bytes(), &body, behind].concat()
 }
 
-/// Waits for a condition; a test that waits in vain says for what.
+/// Waits for a condition, with a timeout.
 pub async fn until(what: &str, condition: impl Fn() -> bool) {
     let waited = async {
         while !condition() {
@@ -297,5 +297,5 @@ pub async fn until(what: &str, condition: impl Fn() -> bool) {
         }
     };
     let waited = tokio::time::timeout(Duration::from_secs(30), waited).await;
-    waited.unwrap_or_else(|_| panic!("waited in vain for {what}"));
+    waited.unwrap_or_else(|_| panic!("timed out waiting for {what}"));
 }

@@ -1,16 +1,16 @@
-//! Ports for the servers of tests, as in `tests/servers/paths.py`.
+//! Free ports for test servers, as in `tests/servers/paths.py`.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Ports below 32768 are never given to a connection that leaves: nothing takes one while its server is down.
-/// From 30000 they are those of a cluster's services.
+/// Ports below 32768 are never used for outgoing connections, so a server's port stays free while it is down. From 30000 on they are
+/// node ports of a cluster.
 const FIRST: u32 = 12_000;
 const COUNT: u32 = 18_000;
 
 static TAKEN: AtomicU32 = AtomicU32::new(0);
 
-/// A port that nobody has now and that this process has not been given before.
+/// A port that is free now and that this process has not returned before.
 pub fn free_port() -> u16 {
     // Processes with neighbouring ids start far from each other.
     let start = std::process::id().wrapping_mul(7_919);

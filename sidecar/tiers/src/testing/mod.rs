@@ -1,5 +1,5 @@
-//! What tests of this crate and of the sidecar share: servers to run, a bucket whose answers a test chooses, a tier in memory, faults, and
-//! the suite of behaviour that every tier passes. The sidecar includes these files; a feature would build the tiers twice.
+//! Shared by tests of this crate and of the sidecar: real servers, a scripted bucket, a tier in memory, faults, and the suite that every
+//! tier must pass. The sidecar includes these files, because a feature would build the tiers twice.
 #![allow(
     dead_code,
     unused_imports,

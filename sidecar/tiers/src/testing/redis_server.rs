@@ -1,4 +1,4 @@
-//! Real servers, each of one test: started in a temporary folder, killed with it or with this process.
+//! Real Redis servers, each for one test: started in a temporary folder, and killed with the test or its process.
 #![allow(unsafe_code)]
 
 use crate::testing::free_port;
@@ -20,19 +20,19 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener as AsyncListener;
 
-/// Longest that a server may take for anything here.
+/// Timeout of all waits.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Waits for what comes to be.
+/// Waits until a condition holds.
 pub async fn until(what: &str, mut good: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !good().await {
-        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting for {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// A `redis-server`, or what else speaks its protocol.
+/// A `redis-server` or a compatible program.
 pub struct Server {
     program: String,
     pub folder: TempDir,
@@ -42,12 +42,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// A Redis server with these settings beside a port, a socket and no snapshots.
+    /// A Redis server with these options, besides port, socket and no snapshots.
     pub fn start(args: &[&str]) -> Self {
         Self::of("redis-server", args)
     }
 
-    /// The same, of a program.
+    /// The same, of another program.
     pub fn of(program: &str, args: &[&str]) -> Self {
         let mut server = Self {
             program: program.into(),
@@ -60,16 +60,16 @@ impl Server {
         server
     }
 
-    /// A sentinel that watches the master at this port as `kv`, and needs no other to think it dead.
+    /// A sentinel that watches the master at this port as `kv`, with a quorum of one.
     pub fn sentinel(master: &str) -> Self {
         Self::sentinel_of("redis-server", &format!("127.0.0.1 {master} 1"), &[])
     }
 
-    /// The same, of a program: `watched` is address, port and how many must think the master dead. With these settings beside.
+    /// The same, of another program: `watched` is address, port and quorum. `args` are further options.
     pub fn sentinel_of(program: &str, watched: &str, args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("sentinel.conf");
-        // A failover that finds no replica, or no majority, is tried again after twice the last of these times.
+        // A failed failover is retried after twice the last of these times.
         let watched = format!(
             "sentinel monitor kv {watched}\nsentinel down-after-milliseconds kv 500\nsentinel failover-timeout kv 2000\n"
         );
@@ -89,7 +89,7 @@ impl Server {
         server
     }
 
-    /// Starts it where it was, after it was killed.
+    /// Starts it again in its folder after it was killed.
     pub fn run_again(&mut self) {
         let port = self.port;
         self.run();
@@ -150,7 +150,7 @@ impl Server {
                 self.program,
                 self.log()
             );
-            // Somebody else took the port.
+            // The port was taken meanwhile.
             self.port = free_port();
         }
     }
@@ -186,7 +186,6 @@ impl Server {
         let _ = std::fs::remove_file(self.socket());
     }
 
-    /// Its process.
     pub fn pid(&self) -> rustix::process::Pid {
         rustix::process::Pid::from_child(self.child.as_ref().unwrap())
     }
@@ -203,12 +202,12 @@ impl Server {
         format!("redis+unix://{}", self.socket().display())
     }
 
-    /// What it answers to a command, as `redis-cli` shows it.
+    /// The reply to a command, as `redis-cli` shows it.
     pub fn say(&self, words: &[&str]) -> String {
         cli(&["-s", &self.socket().display().to_string()], words)
     }
 
-    /// Times that a command was called since statistics were forgotten last.
+    /// Calls of a command since the statistics were reset.
     pub fn calls(&self, command: &str) -> u64 {
         let stats = self.say(&["INFO", "commandstats"]);
         let named = format!("cmdstat_{command}:calls=");
@@ -216,7 +215,7 @@ impl Server {
         line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
     }
 
-    /// What it answers to a command, until that is as it shall be.
+    /// Repeats a command until its reply is `good`.
     pub fn wait(&self, words: &[&str], good: impl Fn(&str) -> bool) {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -230,7 +229,7 @@ impl Server {
     }
 }
 
-/// What `redis-cli` prints.
+/// Output of `redis-cli`.
 pub fn cli(to: &[&str], words: &[&str]) -> String {
     let output = Command::new("redis-cli").args(to).args(words).output();
     let output = output.expect("install it: apt-get install redis-tools");
@@ -261,14 +260,14 @@ pub fn open(urls: &[String]) -> Redis {
     Redis::open(&settings(urls)).unwrap()
 }
 
-/// The same, with objects that live for 1,000 s: puts look first.
+/// The same with a TTL of 1,000 s: puts look the object up first.
 pub fn with_ttl(urls: &[String]) -> Redis {
     let mut settings = settings(urls);
     settings.ttl = Duration::from_secs(1_000);
     Redis::open(&settings).unwrap()
 }
 
-/// A tier, and memory to use it with.
+/// A tier, and memory to use with it.
 pub struct Spot {
     pub tier: Arc<dyn Tier>,
     pub memory: Memory,
@@ -289,20 +288,20 @@ impl Spot {
         Self { tier, memory }
     }
 
-    /// Puts it, which must succeed.
+    /// Puts an object, which must succeed.
     pub async fn put(&self, sample: &Sample) {
         if let Err(e) = self.tier.put(sample.put(&self.memory)).await {
             panic!("{e}");
         }
     }
 
-    /// Puts it and takes it away again: nothing is written by one command over a connection that has not written.
+    /// Puts an object and removes it: the first write of a connection does not use a single command.
     pub async fn begin_to_write(&self, sample: &Sample, server: &Server) {
         self.put(sample).await;
         server.say(&["FLUSHALL"]);
     }
 
-    /// Gets it, and it must be what was put.
+    /// Gets an object, whose bytes must be those of the put.
     pub async fn check(&self, sample: &Sample) {
         let get = sample.get_all(&self.memory);
         match self.tier.get(get.clone()).await {
@@ -313,7 +312,7 @@ impl Spot {
     }
 }
 
-/// Something that is no server, and says always the same.
+/// A fake server with a fixed reply.
 pub struct Scripted {
     port: u16,
     open: Arc<AtomicI64>,
@@ -330,7 +329,7 @@ impl Scripted {
         Self::patient(usize::MAX, "").await
     }
 
-    /// Answers when it has heard so many commands, all of them at once.
+    /// Answers all commands at once after it has received this many.
     pub async fn patient(commands: usize, line: &str) -> Self {
         let listener = AsyncListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -364,7 +363,7 @@ impl Scripted {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Connections that it has.
+    /// Open connections.
     pub fn open(&self) -> i64 {
         self.open.load(SeqCst)
     }

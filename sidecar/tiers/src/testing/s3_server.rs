@@ -1,4 +1,4 @@
-//! A real S3 server of a test's own: versitygw over a folder. It ends with the test, also when the test's process dies.
+//! A real S3 server for one test: versitygw over a folder. It ends with the test, also when the test's process dies.
 #![allow(unsafe_code)]
 #![allow(dead_code, reason = "two programs include it, each uses a part")]
 
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 pub const ID: &str = "kvcachepool-test";
 pub const SECRET: &str = "only-for-this-test";
-/// A start that takes longer hangs.
+/// Timeout of a start.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// A server with an empty bucket `kv-bucket`.
@@ -29,7 +29,7 @@ impl Server {
         Self::start_with(&[])
     }
 
-    /// With more options of the server.
+    /// `options` are further options of the server.
     pub fn start_with(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for name in ["data/kv-bucket", "auth", "home"] {
@@ -45,7 +45,7 @@ impl Server {
         this
     }
 
-    /// Settings of a tier in its bucket.
+    /// Config of a tier in its bucket.
     pub fn config(&self) -> S3 {
         S3 {
             bucket: "kv-bucket".into(),
@@ -71,13 +71,13 @@ impl Server {
         }
     }
 
-    /// Back to those that the server knows.
+    /// Restores the credentials that the server knows.
     pub fn write_right_auth(&self) {
         self.write_auth(ID, SECRET);
     }
 
     pub fn stop(&mut self) {
-        // Gone already is as good.
+        // An error means that it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -89,7 +89,7 @@ impl Drop for Server {
     }
 }
 
-/// A server's program, as `tools/setup.sh servers` has put it.
+/// The program of a server, as `tools/setup.sh servers` installs it.
 pub fn installed(name: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     let cache = std::env::var_os("KVCACHEPOOL_CACHE").map(PathBuf::from);
@@ -104,7 +104,7 @@ pub fn installed(name: &str) -> PathBuf {
     program
 }
 
-/// A port that was free a moment ago may be taken: another one is tried then.
+/// A port that was free may be taken by now: then another one is tried.
 fn spawn(folder: &TempDir, options: &[&str]) -> (u16, Child) {
     let until = Instant::now() + LONGEST;
     loop {

@@ -1,5 +1,5 @@
-//! A tier in this process's memory, for tests: what the trait promises with nothing around it. Here no byte outlives the process, and
-//! nothing fails but what is asked for wrongly or finds no room; other failures come from `layers/chaos.rs`.
+//! A tier in this process's memory, for tests: the behaviour of the trait without layers. No object outlives the process, and only invalid
+//! requests and a lack of room fail; other failures come from `layers/chaos.rs`.
 
 use kvcachepool_protocol::object::{Object, ObjectName};
 use kvcachepool_tiers::{
@@ -12,7 +12,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The tier. Clones are the same shelf.
+/// The tier. Clones share the objects.
 #[derive(Debug, Clone)]
 pub struct Shelf {
     info: TierInfo,
@@ -34,7 +34,7 @@ impl Kept {
 }
 
 impl Shelf {
-    /// An empty one; `kind` is what its errors say, `capacity_bytes` 0 = as much as is put.
+    /// An empty tier; `kind` is the tier in its errors, `capacity_bytes` 0 means no limit.
     pub fn new(kind: Kind, capacity_bytes: u64) -> Self {
         Self {
             info: TierInfo::new(kind),
@@ -43,7 +43,7 @@ impl Shelf {
         }
     }
 
-    /// Changes one byte of a section at rest, as a bad disk does. False: there is no such byte.
+    /// Changes one byte of a stored section, as a bad disk does. False: there is no such byte.
     pub fn spoil(&self, name: &ObjectName, section: usize, at: usize) -> bool {
         let mut objects = self.objects.lock();
         let byte = objects
@@ -68,7 +68,7 @@ impl Shelf {
             .ok_or_else(|| self.failed(Cause::Missing, name, "not on the shelf"))
     }
 
-    /// Bytes of the section that each place is for, in the order of the places.
+    /// Bytes of the section for each place, in the order of the places.
     fn wanted(
         &self,
         name: &ObjectName,
@@ -93,7 +93,7 @@ impl Shelf {
     fn copied(&self, put: &Put) -> Result<Vec<Arc<Vec<u8>>>, TierError> {
         let lengths = put.object.sections.iter().map(|s| s.stored_bytes);
         if !lengths.eq(put.spans.iter().map(|span| span.length)) {
-            let detail = "the spans are not as long as the sections";
+            let detail = "spans and sections differ in length";
             return Err(self.failed(Cause::Shape, &put.object.name(), detail));
         }
         Ok(put.spans.iter().map(|span| Arc::new(bytes(span))).collect())
@@ -144,7 +144,7 @@ impl Tier for Shelf {
             let kept = self.kept(&get.name)?;
             let wanted = self.wanted(&get.name, &kept, &get.places)?;
             for (place, bytes) in get.places.iter().zip(wanted) {
-                // A real tier waits between its sections, so that others run and the operation may be dropped in the middle.
+                // A real tier waits between its sections, so that other tasks run and the operation may be dropped.
                 tokio::task::yield_now().await;
                 place.span.write(0, &bytes);
             }

@@ -1,6 +1,6 @@
-//! What a test says that this machine lets run in part, or not at all.
+//! Reports what a test cannot check on this machine.
 
-/// Names what it lacks. With `KVCACHEPOOL_REQUIRE=all` that is a failure, as in `tests/conftest.py`.
+/// Prints the missing requirement. With `KVCACHEPOOL_REQUIRE=all` that is a failure, as in `tests/conftest.py`.
 pub fn skipped(why: &str) {
     let all = std::env::var_os("KVCACHEPOOL_REQUIRE").is_some_and(|what| what == "all");
     assert!(!all, "skipped, and KVCACHEPOOL_REQUIRE is `all`: {why}");

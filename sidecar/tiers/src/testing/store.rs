@@ -1,22 +1,22 @@
-//! A bucket in memory, for a server of a test's own: it answers what S3 would, so that a test tells only what goes wrong.
+//! A bucket in memory behind a test server: answers like S3, so that a test only describes the faults.
 #![allow(dead_code, reason = "two programs include it, each uses a part")]
 
 use super::faulty::{Asked, Reply};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Objects, and uploads that have begun.
+/// Objects and unfinished uploads.
 #[derive(Debug, Default)]
 pub struct Store {
     held: Mutex<Held>,
-    /// Listings are in no order of names, as those of directory buckets.
+    /// Listings are not in the order of names, as in directory buckets.
     unordered: bool,
 }
 
 #[derive(Debug, Default)]
 struct Held {
     objects: BTreeMap<String, Vec<u8>>,
-    /// Parts by their numbers, by the id of the upload.
+    /// Parts by upload id and part number.
     uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
     begun: u32,
 }
@@ -178,7 +178,7 @@ fn xml(name: &str, content: &str) -> Reply {
     Reply::Full(200, vec![], format!("<{name}>{content}</{name}>").into())
 }
 
-/// Without the escapes of a URL.
+/// Decodes URL escapes.
 fn decoded(text: &str) -> String {
     let mut parts = text.split('%');
     let mut decoded = parts.next().unwrap_or_default().to_string();

@@ -1,5 +1,5 @@
-//! What every tier must do, whatever lies below it: one set of tests, run against each tier over its real server or disk, and against
-//! each with its layers. A tier says how it is opened, and `passes_the_suite!` makes the tests.
+//! The behaviour that every tier must have: one set of tests, run against each tier over its real server or disk, and against each with
+//! its layers. A tier provides a [`Subject`], and `passes_the_suite!` creates the tests.
 
 mod holds;
 mod many;
@@ -19,14 +19,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// A test that takes longer hangs.
+/// Timeout of a test.
 pub const LONGEST: Duration = Duration::from_secs(120);
 
 /// A tier that is being opened.
 pub type Opening<'a> = Pin<Box<dyn Future<Output = Arc<dyn Tier>> + Send + 'a>>;
 
-/// Opens a folder of the disk once the one before has let go of it: its threads end by themselves, and a process that another test is
-/// starting holds its lock until it has become another program.
+/// Opens a folder of the disk tier as soon as an earlier instance has released it: its threads end on their own, and a child process
+/// that another test has forked holds the lock until its exec.
 pub async fn once_free(open: impl Fn() -> Result<Disk, TierError>) -> Disk {
     let end = Instant::now() + LONGEST;
     loop {
@@ -38,37 +38,37 @@ pub async fn once_free(open: impl Fn() -> Result<Disk, TierError>) -> Disk {
     }
 }
 
-/// How the tier under test is opened. It needs room for 256 MiB, and objects of 16 MiB.
+/// Opens the tier under test. It needs room for 256 MiB, and objects of 16 MiB.
 pub trait Subject: Send + Sync {
-    /// Opens it with nothing in it; called once.
+    /// Opens an empty tier; called once.
     fn empty(&self) -> Opening<'_>;
 
-    /// Opens what [`Subject::empty`] opened another time, after the first one was dropped. None: it holds nothing longer than it lives.
+    /// Opens the same tier again after the first was dropped. `None`: its objects do not outlive it.
     fn again(&self) -> Option<Opening<'_>>;
 
-    /// Does a lookup ask for each name? Where each question costs a request, what is there is taken for a prefix of the names.
+    /// Whether a lookup checks each name. If each lookup costs a request, names are treated as a prefix.
     fn asks_each_name(&self) -> bool {
         true
     }
 
-    /// May it have less bytes than objects have?
+    /// Whether the tier may use fewer bytes than the objects have.
     fn packs(&self) -> bool {
         false
     }
 
-    /// Bytes by which its usage may be off: of buffers that a server counts too.
+    /// Tolerance of the usage in bytes, for buffers that a server counts too.
     fn usage_noise(&self) -> u64 {
         0
     }
 }
 
-/// One test's tier, memory and seed. A test that fails says the seed on the way out; `KVCACHEPOOL_SUITE_SEED` sets it.
+/// Tier, memory and seed of one test. A test that fails prints the seed; `KVCACHEPOOL_SUITE_SEED` sets it.
 pub struct Rig<'a> {
     subject: &'a dyn Subject,
     tier: Option<Arc<dyn Tier>>,
-    /// Where objects come from and go to.
+    /// Source and destination of objects.
     pub memory: Memory,
-    /// Of all that is random.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
@@ -84,28 +84,27 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// The tier.
     pub fn tier(&self) -> &Arc<dyn Tier> {
         self.tier.as_ref().expect("it is open")
     }
 
-    /// Does a lookup ask for each name?
+    /// Whether a lookup checks each name.
     pub fn asks_each_name(&self) -> bool {
         self.subject.asks_each_name()
     }
 
-    /// Closes the tier and opens it another time; false where that cannot be.
+    /// Closes the tier and opens it again; false if that is impossible.
     pub async fn again(&mut self) -> bool {
         let Some(opening) = self.subject.again() else {
             return false;
         };
-        // Nothing of the first one may be alive when the second begins to open.
+        // The first tier must be gone before the second opens.
         self.tier = None;
         self.tier = Some(opening.await);
         true
     }
 
-    /// Least bytes that it has of so many.
+    /// Least bytes that the tier uses for this many.
     pub fn at_least(&self, bytes: u64) -> u64 {
         match self.subject.packs() {
             true => bytes / 2,
@@ -113,7 +112,7 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Bytes by which its usage may be off.
+    /// Tolerance of its usage in bytes.
     pub fn noise(&self) -> u64 {
         self.subject.usage_noise()
     }
@@ -123,7 +122,7 @@ impl<'a> Rig<'a> {
         Sample::new(self.seed, number, lengths)
     }
 
-    /// Puts it, which must succeed.
+    /// Puts an object, which must succeed.
     pub async fn put(&self, sample: &Sample) {
         let name = sample.name().s3("");
         if let Err(e) = self.tier().put(sample.put(&self.memory)).await {
@@ -131,13 +130,13 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Gets all of it, and it must be what was put.
+    /// Gets an object, whose bytes must be those of the put.
     pub async fn check(&self, sample: &Sample) {
         self.check_some(sample, &Vec::from_iter(0..sample.bytes.len()))
             .await;
     }
 
-    /// Gets the sections with these indexes, and they must be what was put.
+    /// Gets the sections with these indexes, whose bytes must be those of the put.
     pub async fn check_some(&self, sample: &Sample, wanted: &[usize]) {
         let name = sample.name().s3("");
         let get = sample.get(&self.memory, wanted);
@@ -148,17 +147,17 @@ impl<'a> Rig<'a> {
         assert!(sample.lies_in(&get.places), "sections {wanted:?} of {name}");
     }
 
-    /// The name of what is wrong with a get.
+    /// The cause of a failed get.
     pub async fn get_fails(&self, get: Get) -> Option<Cause> {
         self.tier().get(get).await.err().map(|e| e.cause)
     }
 
-    /// The name of what is wrong with a put.
+    /// The cause of a failed put.
     pub async fn put_fails(&self, put: Put) -> Option<Cause> {
         self.tier().put(put).await.err().map(|e| e.cause)
     }
 
-    /// Is it there?
+    /// Whether the object exists.
     pub async fn has(&self, sample: &Sample) -> bool {
         let there = self.tier().lookup(&[sample.name()]).await.unwrap();
         assert_eq!(there.len(), 1);
@@ -194,7 +193,7 @@ impl Drop for Rig<'_> {
     }
 }
 
-/// Makes one test of each case of the suite, against the [`Subject`] of an expression.
+/// Creates one test per case of the suite, for the [`Subject`] of an expression.
 macro_rules! passes_the_suite {
     ($subject:expr) => {
         $crate::testing::suite::passes_the_suite!($subject;

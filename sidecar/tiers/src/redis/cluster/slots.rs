@@ -1,14 +1,13 @@
-//! Slots of a cluster: which one a key has, and who has which, as a node says.
+//! Slots of a cluster: the slot of a key, and the owners of slots according to a node.
 
 use crate::redis::connection::Connection;
 use crate::redis::fault::Fault;
 use crate::redis::resp::Reply;
 use crate::redis::url::Address;
 
-/// Slots of a cluster.
 pub const SLOTS: usize = 16_384;
 
-/// The slot of a key: of what stands in its first braces, where something does.
+/// The slot of a key: of the text in its first braces, if there is any.
 pub fn slot(key: &str) -> u16 {
     let inner = key
         .split_once('{')
@@ -30,12 +29,12 @@ pub fn slot(key: &str) -> u16 {
     crc % SLOTS as u16
 }
 
-/// The owner of each slot, as a node at `own` says. One that knows of no owner at all knows nothing.
+/// The owner of each slot according to the node at `own`. A node that knows no owner at all is an error.
 pub async fn ask(c: &mut Connection, own: Option<Address>) -> Result<Vec<Option<Address>>, Fault> {
     c.command(&[b"CLUSTER", b"SLOTS"]);
     let answer = match c.answer().await {
         Err(Fault::Refused(text)) if text.contains("cluster support disabled") => {
-            let why = "it is no node of a cluster: write redis:// or rediss://";
+            let why = "the server is not a cluster node: use redis:// or rediss://";
             return Err(Fault::Of(crate::Cause::Config, why.into()));
         }
         answer => answer?,
@@ -45,16 +44,18 @@ pub async fn ask(c: &mut Connection, own: Option<Address>) -> Result<Vec<Option<
         _ => String::new(),
     };
     let slots = read(&answer, &own);
-    let slots = slots.ok_or_else(|| Fault::protocol("CLUSTER SLOTS was answered by no slots"))?;
+    let slots = slots.ok_or_else(|| {
+        Fault::protocol("unexpected reply to CLUSTER SLOTS: expected slot ranges")
+    })?;
     match slots.iter().any(Option::is_some) {
         true => Ok(slots),
         false => Err(Fault::Refused(
-            "CLUSTERDOWN it knows no node that has slots".into(),
+            "CLUSTERDOWN the node knows no owner of slots".into(),
         )),
     }
 }
 
-/// The owner of each slot; `own` is the host that answered.
+/// Parses the owner of each slot; `own` is the host that answered.
 fn read(answer: &Reply, own: &str) -> Option<Vec<Option<Address>>> {
     let Reply::Array(ranges) = answer else {
         return None;
@@ -84,7 +85,7 @@ fn read(answer: &Reply, own: &str) -> Option<Vec<Option<Address>>> {
         let address = Address::Tcp(host, u16::try_from(*port).ok()?);
         let (from, to) = (usize::try_from(*from).ok()?, usize::try_from(*to).ok()?);
         for owner in slots.get_mut(from..=to)? {
-            // With one owner each, any answer is read in a bounded time.
+            // With one owner per slot, any reply is parsed in bounded time.
             if owner.replace(address.clone()).is_some() {
                 return None;
             }

@@ -1,24 +1,24 @@
-//! Commands that are done together or not at all, and only while what was watched stays as it was.
+//! Commands that run together or not at all, and only if the watched keys did not change.
 
 use super::Connection;
 use crate::redis::fault::{Fault, is_denied, redirect};
 use crate::redis::resp::Reply;
 use std::time::Duration;
 
-/// Servers begin so what they say of a transaction of which they did nothing.
+/// Servers begin the reply to a transaction that was discarded with this word.
 const ABORTED: &str = "EXECABORT";
-/// What follows before why, where each command was taken for it.
+/// Precedes the reason, if one of the commands was refused.
 const BECAUSE_OF: &str = " Transaction discarded because of: ";
 
-/// A connection whose user may not watch or begin a transaction is used for so long all the same: a new one for each try would cost more
-/// than it brings. But the login that it was made by may have been exchanged since.
+/// A connection whose user may not watch or begin a transaction is used for this long: a new connection per attempt would cost more than
+/// it helps. But the credentials may have changed since.
 const BLIND: Duration = Duration::from_secs(30);
 
 /// A transaction that was begun.
 #[must_use]
 pub struct Open {
     asking: bool,
-    /// The server said that it is.
+    /// The server confirmed it.
     heard: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct Open {
 pub type Words<'a> = Vec<&'a [u8]>;
 
 impl Connection {
-    /// Adds the wish to be told, by the next transaction, of any change of these keys; it has a reply of its own.
+    /// Adds a WATCH of these keys, which makes the next transaction fail after any change of them. It has its own reply.
     pub fn watch(&mut self, keys: &[&[u8]]) {
         self.watches += 1;
         let words: Words<'_> = [&b"WATCH"[..]]
@@ -36,7 +36,7 @@ impl Connection {
         self.command(&words);
     }
 
-    /// The reply to that wish; where it is an error, nothing more is watched than before.
+    /// The reply to the WATCH; after an error no additional key is watched.
     pub async fn watched(&mut self) -> Result<Reply, Fault> {
         let reply = self.awaited().await?;
         if let Reply::Error(text) = &reply {
@@ -52,12 +52,12 @@ impl Connection {
         }
     }
 
-    /// Is any key watched?
+    /// Whether any key is watched.
     pub fn is_watching(&self) -> bool {
         self.watches > 0
     }
 
-    /// Gives up what is watched.
+    /// Ends all watches.
     pub async fn unwatch(&mut self) -> Result<(), Fault> {
         self.command(&[b"UNWATCH"]);
         self.answer().await?;
@@ -65,8 +65,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Does these commands at once and returns their replies. None: something that was watched has changed, and nothing was done.
-    /// Nothing is watched afterwards.
+    /// Runs these commands atomically and returns their replies. `None`: a watched key changed, and nothing ran. Ends all watches.
     pub async fn transaction(
         &mut self,
         commands: &[Words<'_>],
@@ -79,18 +78,18 @@ impl Connection {
         self.end(open, commands.len()).await
     }
 
-    /// Begins a transaction, which is heard of before its first command.
+    /// Begins a transaction; its reply is read before the first command.
     pub fn begin(&mut self) -> Open {
         self.command(&[b"MULTI"]);
         self.in_transaction = true;
-        // What is asked for before MULTI holds until its end; said in between it would be one of the commands.
+        // ASKING before MULTI holds until EXEC; after MULTI it would be one of the commands.
         Open {
             asking: self.asking,
             heard: false,
         }
     }
 
-    /// Hears that a transaction was begun: what is added from now on is done at its end.
+    /// Reads the confirmation of the transaction. Commands that are added from now on run at its end.
     pub async fn begun(&mut self, open: &mut Open) -> Result<(), Fault> {
         if let Reply::Error(text) = self.awaited().await? {
             self.in_transaction = false;
@@ -102,7 +101,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends a transaction of so many commands, of which no reply was heard, as `transaction` does. Of none, it gives up what is watched.
+    /// Ends a transaction of `commands` commands whose replies were not read, like `transaction`. Without commands it ends the watches.
     pub async fn end(&mut self, open: Open, commands: usize) -> Result<Option<Vec<Reply>>, Fault> {
         self.command(&[b"EXEC"]);
         let mut refused = None;
@@ -117,7 +116,7 @@ impl Connection {
         }
         let done = self.reply().await?;
         self.asking = open.asking;
-        // One that the server does not even give up goes on.
+        // A transaction that the server did not even discard is still open.
         self.in_transaction = matches!(&done, Reply::Error(text) if !is_given_up(text));
         self.watches = 0;
         let parts = match (refused, done) {
@@ -130,7 +129,11 @@ impl Connection {
             }
             (None, Reply::Nil) => return Ok(None),
             (None, Reply::Array(parts)) => parts,
-            _ => return Err(Fault::protocol("EXEC was answered by no replies")),
+            _ => {
+                return Err(Fault::protocol(
+                    "unexpected reply to EXEC: expected an array",
+                ));
+            }
         };
         match parts.iter().find_map(|part| refusal(part.clone())) {
             Some(text) => Err(Fault::Refused(text)),
@@ -139,7 +142,7 @@ impl Connection {
     }
 }
 
-/// Is it the end of a transaction that EXEC is answered so? A node of a cluster gives up one whose slot moves.
+/// Whether this reply to EXEC means that the transaction ended. A cluster node discards one whose slot moves.
 fn is_given_up(text: &str) -> bool {
     text.starts_with(ABORTED) || text.starts_with("TRYAGAIN") || redirect(text).is_some()
 }

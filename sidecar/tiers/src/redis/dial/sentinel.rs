@@ -1,5 +1,5 @@
-//! Where a master is, as its sentinels say: all are asked at once, the most votes are tried first, and only a server that calls itself a
-//! master is one. So a sentinel that missed a failover is outvoted, or refuted by the server that it names.
+//! Finds a master through its sentinels. All sentinels are asked at once, the address with the most votes is tried first, and only a server
+//! with the role of a master is used. So a sentinel that missed a failover is outvoted, or refuted by the server that it names.
 
 use super::log_in;
 use crate::Cause;
@@ -13,7 +13,7 @@ use futures::stream::FuturesUnordered;
 use tokio::time::timeout;
 
 impl Node {
-    /// A connection to the master of this name.
+    /// Connects to the master of this name.
     pub(super) async fn connect_by(
         &self,
         sentinels: &[Address],
@@ -22,7 +22,7 @@ impl Node {
         let (places, mut last) = self.places_by(sentinels, master).await;
         for place in places {
             let connected = timeout(self.options.connect / 3, self.connect_to_master(&place)).await;
-            let silent = |_| Err(Fault::unreachable("it did not answer"));
+            let silent = |_| Err(Fault::unreachable("the server did not answer"));
             match connected.unwrap_or_else(silent) {
                 Ok(connection) => return Ok(connection),
                 Err(fault) => last = fault.at(&place.to_string()),
@@ -31,13 +31,13 @@ impl Node {
         Err(last)
     }
 
-    /// Where the sentinels say that the master is, the most votes first; and what went wrong last.
+    /// Addresses of the master according to the sentinels, most votes first, and the last error.
     async fn places_by(&self, sentinels: &[Address], master: &str) -> (Vec<Address>, Fault) {
         let mut asked: FuturesUnordered<_> = sentinels
             .iter()
             .map(|sentinel| async move {
                 let asked = timeout(self.options.connect / 3, self.master_by(sentinel, master));
-                let silent = |_| Err(Fault::unreachable("it did not answer"));
+                let silent = |_| Err(Fault::unreachable("the sentinel did not answer"));
                 let said = asked.await.unwrap_or_else(silent);
                 said.map_err(|fault| fault.at(&format!("sentinel {sentinel}")))
             })
@@ -48,7 +48,7 @@ impl Node {
             let place = match said {
                 Ok(place) => place,
                 Err(fault) => {
-                    // That a name is wrong says more than that a sentinel is away.
+                    // An unknown master name is more informative than an unreachable sentinel.
                     if failed.as_ref().is_none_or(Fault::is_a_loss) {
                         failed = Some(fault);
                     }
@@ -62,14 +62,14 @@ impl Node {
             };
             votes.push((count + 1, place));
             if count + 1 > sentinels.len() / 2 {
-                // Whatever the others say.
+                // Independent of the other votes.
                 votes.drain(..votes.len() - 1);
                 break;
             }
         }
         votes.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
         let places = votes.into_iter().map(|(_, place)| place).collect();
-        let nobody = || Fault::unreachable("there is no sentinel");
+        let nobody = || Fault::unreachable("no sentinel is configured");
         (places, failed.unwrap_or_else(nobody))
     }
 
@@ -87,10 +87,11 @@ impl Node {
             answer => answer?,
         };
         let Reply::Array(parts) = answer else {
-            let why = format!("it knows no master \"{master}\"");
+            let why = format!("unknown master \"{master}\"");
             return Err(Fault::Of(Cause::Config, why));
         };
-        address(&parts).ok_or_else(|| Fault::protocol("it named no address"))
+        address(&parts)
+            .ok_or_else(|| Fault::protocol("unexpected reply of the sentinel: expected an address"))
     }
 
     async fn connect_to_master(&self, place: &Address) -> Result<Connection, Fault> {
@@ -100,12 +101,12 @@ impl Node {
             Reply::Array(parts) if parts.first() == Some(&Reply::Bulk(b"master".to_vec())) => {
                 Ok(connection)
             }
-            _ => Err(Fault::unreachable("it is not the master any more")),
+            _ => Err(Fault::unreachable("the server is no longer the master")),
         }
     }
 }
 
-/// Host and port as two strings.
+/// Parses host and port from two strings.
 fn address(parts: &[Reply]) -> Option<Address> {
     let [Reply::Bulk(host), Reply::Bulk(port)] = parts else {
         return None;

@@ -246,7 +246,7 @@ async fn a_password_that_was_changed_is_read_again() {
     let missing = tier.usage().await.unwrap_err();
     assert_eq!(missing.cause, Cause::Unauthenticated);
     assert!(
-        missing.detail.contains("password: there is no such file"),
+        missing.detail.contains("password: the file does not exist"),
         "{missing}"
     );
     std::fs::write(auth.path().join("password"), "old\n").unwrap();

@@ -202,7 +202,7 @@ async fn a_body_that_breaks_off_or_is_of_another_length_is_no_object() {
     })
     .await;
     assert_eq!(error.cause, Cause::Protocol, "{error}");
-    assert!(error.detail.contains("without a length"), "{error}");
+    assert!(error.detail.contains("no Content-Length"), "{error}");
     // Another range than was asked for.
     let error = got(|asked, object| {
         let (mut headers, body) = range(asked, object);
@@ -407,7 +407,7 @@ async fn settings_that_cannot_be_right_are_named_before_anything_is_asked() {
                 ..base.clone()
             },
             Cause::Config,
-            "holds no certificate",
+            "contains no certificate",
         ),
         (
             config::S3 {

@@ -46,7 +46,7 @@ async fn waited(what: &str, tier: &S3, there: impl Fn(&[bool]) -> bool, names: &
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("waited in vain for {what}");
+    panic!("timed out waiting for {what}");
 }
 
 #[tokio::test]

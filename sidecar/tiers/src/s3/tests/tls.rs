@@ -157,12 +157,7 @@ async fn tls_to_a_plain_port_and_plain_text_to_one_of_tls_have_a_name_and_say_wh
         ("http", &real, Cause::Unreachable, TLS),
         ("http", &alert, Cause::Unreachable, TLS),
         ("http", &nothing, Cause::Unreachable, TLS),
-        (
-            "http",
-            &told,
-            Cause::Config,
-            "write https:// in s3.endpoint",
-        ),
+        ("http", &told, Cause::Config, "use https:// in s3.endpoint"),
         ("https", &answer, Cause::Config, PLAIN),
         ("https", &nothing, Cause::Unreachable, PLAIN),
         ("https", &silent, Cause::Unreachable, PLAIN),

@@ -1,4 +1,4 @@
-//! Operations that nobody waits for any more: whoever may still read or write a span holds it, and nobody does once the hold is gone.
+//! Tests of dropped operations: everything that may still access a span holds it, and nothing accesses it after the last hold is dropped.
 
 use super::*;
 use kvcachepool_tiers::{Place, Span};
@@ -7,10 +7,10 @@ use std::sync::Weak;
 use std::task::Poll;
 use std::time::Instant;
 
-/// Longest that a hold may outlive its operation here.
+/// Longest time that a hold may outlive its operation.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Runs an operation until it has been polled `polls` times, then drops it. True: it had ended before.
+/// Polls an operation at most `polls` times, then drops it. True: it had ended before.
 async fn dropped_after<T>(polls: usize, operation: impl Future<Output = T>) -> bool {
     let mut operation = Box::pin(operation);
     for _ in 0..polls {
@@ -23,7 +23,7 @@ async fn dropped_after<T>(polls: usize, operation: impl Future<Output = T>) -> b
     false
 }
 
-/// Waits until nobody holds it.
+/// Waits until the hold is dropped.
 async fn nobody_holds(hold: &Weak<()>) {
     let began = Instant::now();
     while hold.strong_count() > 0 {
@@ -44,7 +44,7 @@ pub async fn a_get_that_is_dropped_writes_nothing_after_its_hold_is_gone(subject
         let mut places = Vec::new();
         for section in &sample.object.sections {
             let span = rig.memory.held(section.stored_bytes, hold.clone());
-            // The same bytes by another hold: what reuses the slot.
+            // The same bytes with another hold: the next user of the slot.
             let (arena, offset, length) = (span.arena.clone(), span.offset, span.length);
             reused.push(Span::new(arena, offset, length, Arc::new(())).unwrap());
             let (group, shard) = (section.group, section.shard);
@@ -58,7 +58,7 @@ pub async fn a_get_that_is_dropped_writes_nothing_after_its_hold_is_gone(subject
             assert!(span.write(0, &vec![MARK; span.length as usize]));
         }
     }
-    // Whatever was still on its way would have come before these.
+    // Earlier writes would arrive before these.
     for _ in 0..8 {
         rig.check(&sample).await;
     }
@@ -108,7 +108,7 @@ pub async fn an_operation_that_nobody_waits_for_holds_up_no_other(subject: &dyn 
     for sample in &samples {
         rig.put(sample).await;
     }
-    // Begun, and never polled again while the others run.
+    // Started, and never polled again while the others run.
     let mut stuck: Vec<_> = samples
         .iter()
         .map(|sample| rig.tier().get(sample.get_all(&rig.memory)))

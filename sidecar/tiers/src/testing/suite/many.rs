@@ -1,4 +1,4 @@
-//! Many objects and many operations: lookups, listings, sums, and everything at once.
+//! Tests of many objects and operations: lookups, listings, sums, and all of them concurrently.
 
 use super::*;
 use kvcachepool_tiers::{Removal, Stored, Usage};
@@ -27,7 +27,7 @@ pub async fn a_lookup_answers_every_name_in_order(subject: &dyn Subject) {
         let reversed: Vec<_> = expected.into_iter().rev().collect();
         assert_eq!(rig.tier().lookup(&names).await, Ok(reversed));
     }
-    // The same name twice gets two answers, and no name none.
+    // A repeated name gets two answers, and no name gets none.
     let absent = samples[1 + 399 * usize::from(!each)].name();
     let twice = [samples[0].name(), absent, samples[0].name()];
     assert_eq!(rig.tier().lookup(&twice).await, Ok(vec![true, false, true]));
@@ -72,7 +72,7 @@ pub async fn usage_is_the_sum_of_what_is_held(subject: &dyn Subject) {
         let sections = samples.iter().flat_map(|s| &s.object.sections);
         rig.at_least(sections.map(|s| s.stored_bytes).sum())
     };
-    // A tier that cannot count objects says 0.
+    // A tier that cannot count objects returns 0.
     assert!([0, 12].contains(&full.objects), "{full:?}");
     let grew = |from: Usage, to: Usage| (to.bytes + rig.noise()).saturating_sub(from.bytes);
     assert!(grew(empty, full) >= lengths(&samples), "{full:?}");

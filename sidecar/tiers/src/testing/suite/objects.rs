@@ -1,9 +1,9 @@
-//! One object: put, got, refused, removed, found again.
+//! Tests of one object: put, get, refusal, removal, and another put.
 
 use super::*;
 use kvcachepool_tiers::{Place, Removal, Stored};
 
-/// Lengths that no block size divides, and some that it does.
+/// Lengths that are no multiples of block sizes, and some that are.
 const LENGTHS: &[&[u64]] = &[
     &[1],
     &[4096],
@@ -42,7 +42,7 @@ pub async fn an_object_that_is_there_already_stays_as_it_is(subject: &dyn Subjec
     let rig = Rig::new(subject).await;
     let first = rig.sample(0, &[6_000, 7_000]);
     rig.put(&first).await;
-    // Another sidecar computed the same chunk: the bytes are the same, what is said about them is not.
+    // Another sidecar computed the same chunk: equal bytes, different metadata.
     let mut second = first.clone();
     second.object.created_unix_ms += 1_000;
     second.object.writer = [9; 16];
@@ -83,7 +83,7 @@ pub async fn a_place_of_another_length_or_section_is_refused_and_nothing_is_writ
     let rig = Rig::new(subject).await;
     let sample = rig.sample(0, &[5_000, 4_096]);
     rig.put(&sample).await;
-    // The first place is right each time: it stays as it is, too.
+    // The first place is valid each time, and must not be written either.
     for (group, shard, length) in [
         (0, 1, 4_095),
         (0, 1, 4_097),
@@ -157,7 +157,7 @@ pub async fn what_is_removed_is_gone_and_can_be_put_again(subject: &dyn Subject)
         }
     }
     rig.check(&samples[1]).await;
-    // What takes the room of the removed ones is not mistaken for them.
+    // Objects that reuse the freed room must not be mistaken for the removed ones.
     for number in 10..14 {
         rig.put(&rig.sample(number, &[5_000, 9_000])).await;
     }

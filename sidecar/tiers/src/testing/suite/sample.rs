@@ -1,4 +1,4 @@
-//! Objects that follow from a seed, and memory to put them from and get them into.
+//! Objects that are generated from a seed, and memory for their puts and gets.
 
 use fastrand::Rng;
 use kvcachepool_memory::mapping::Mapping;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zerocopy::FromBytes;
 
-/// What memory is filled with before anything writes there.
+/// Initial value of all memory.
 const UNTOUCHED: u8 = 0xA5;
-/// Spans begin at multiples of this, as slots do, and at least as much lies untouched behind each.
+/// Alignment of spans, as for slots, and minimum gap behind each.
 const GUARD_BYTES: u64 = 4096;
 
-/// An arena that only grows: no span ever lies where another one did.
+/// An arena that only grows: no two spans overlap.
 #[derive(Debug)]
 pub struct Memory {
     arena: Arc<Mapping>,
@@ -27,7 +27,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory for spans of altogether `bytes` bytes with what lies between them.
+    /// Memory for spans of `bytes` bytes in total, with their gaps.
     pub fn new(bytes: u64) -> Self {
         let fd = sealed("tier-suite", bytes, Pages::Base).unwrap();
         let arena = Arc::new(Mapping::new(fd.as_fd(), bytes).unwrap());
@@ -37,12 +37,12 @@ impl Memory {
         }
     }
 
-    /// A span that nobody had before.
+    /// A new span.
     pub fn span(&self, length: u64) -> Span {
         self.held(length, Arc::new(()))
     }
 
-    /// The same, with a hold to watch.
+    /// A new span with a hold.
     pub fn held(&self, length: u64, hold: Arc<dyn Any + Send + Sync>) -> Span {
         let taken = length.next_multiple_of(GUARD_BYTES) + GUARD_BYTES;
         let offset = self.next.fetch_add(taken, Relaxed);
@@ -51,7 +51,7 @@ impl Memory {
         Span::new(self.arena.clone(), offset, length, hold).unwrap()
     }
 
-    /// A span with these bytes in it.
+    /// A new span with these bytes.
     pub fn filled(&self, bytes: &[u8]) -> Span {
         let span = self.span(bytes.len() as u64);
         assert!(span.write(0, bytes));
@@ -59,19 +59,19 @@ impl Memory {
     }
 }
 
-/// The bytes of a span now.
+/// The current bytes of a span.
 pub fn bytes_of(span: &Span) -> Vec<u8> {
     let mut bytes = vec![0; span.length as usize];
     assert!(span.read(0, &mut bytes));
     bytes
 }
 
-/// Did anything write into the span?
+/// Whether the span still has its initial value.
 pub fn untouched(span: &Span) -> bool {
     bytes_of(span).iter().all(|byte| *byte == UNTOUCHED)
 }
 
-/// Did anything write between the span's end and the next span?
+/// Whether the gap behind the span still has its initial value.
 fn guard_untouched(span: &Span) -> bool {
     let end = span.offset + span.length;
     let mut guard = vec![0; (end.next_multiple_of(GUARD_BYTES) + GUARD_BYTES - end) as usize];
@@ -79,17 +79,15 @@ fn guard_untouched(span: &Span) -> bool {
     guard.iter().all(|byte| *byte == UNTOUCHED)
 }
 
-/// An object and the bytes of its sections.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// Its head.
     pub object: Object,
-    /// Of each section.
+    /// Bytes per section.
     pub bytes: Vec<Vec<u8>>,
 }
 
 impl Sample {
-    /// Number `number` of a seed's objects, with sections of these lengths. Objects of one seed and length are of one model and layout.
+    /// Object `number` of a seed, with sections of these lengths. Objects of one seed and length share model and layout.
     pub fn new(seed: u64, number: u64, lengths: &[u64]) -> Self {
         let bytes: Vec<Vec<u8>> = (0u64..)
             .zip(lengths)
@@ -125,12 +123,11 @@ impl Sample {
         Self { object, bytes }
     }
 
-    /// Its name.
     pub fn name(&self) -> ObjectName {
         self.object.name()
     }
 
-    /// The put of it, from new memory.
+    /// A put of the object from new memory.
     pub fn put(&self, memory: &Memory) -> Put {
         Put {
             object: self.object.clone(),
@@ -138,7 +135,7 @@ impl Sample {
         }
     }
 
-    /// The get of the sections with these indexes, into new memory.
+    /// A get of the sections with these indexes into new memory.
     pub fn get(&self, memory: &Memory, wanted: &[usize]) -> Get {
         let place = |index: &usize| {
             let section = &self.object.sections[*index];
@@ -154,12 +151,12 @@ impl Sample {
         }
     }
 
-    /// The get of all sections.
+    /// A get of all sections.
     pub fn get_all(&self, memory: &Memory) -> Get {
         self.get(memory, &Vec::from_iter(0..self.bytes.len()))
     }
 
-    /// Do the places hold the bytes of their sections, and what lies behind them what it did before?
+    /// Whether the places hold the bytes of their sections, and the gaps behind them are unchanged.
     pub fn lies_in(&self, places: &[Place]) -> bool {
         places.iter().all(|place| {
             let mut sections = self.object.sections.iter().zip(&self.bytes);
@@ -171,16 +168,16 @@ impl Sample {
     }
 }
 
-/// What is done to the header of an object.
+/// A change of an object's header.
 pub type Change = fn(&mut HeaderRecord);
 
-/// What a later build may say in a head of this version, with a digest that holds: (what it is, the change).
+/// Headers of this version that only a later build may write, with a valid digest: (description, change).
 pub const LATER: [(&str, Change); 2] = [
     ("codec 6 is unknown to this build", |h| h.codec = 6),
     ("flags 1 is unknown to this build", |h| h.flags = 1.into()),
 ];
 
-/// Changes an encoded head, and its digest with it.
+/// Changes an encoded header, and updates its digest.
 pub fn sealed_again(head: &mut [u8], change: Change) {
     let (record, _) = HeaderRecord::mut_from_prefix(head).unwrap();
     change(record);
@@ -199,7 +196,7 @@ fn noise(seed: u64, purpose: u64, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// Every other byte says little, as with signs and exponents of a KV cache: a codec has something to gain.
+/// Makes every other byte predictable, like signs and exponents of a KV cache, so that codecs can gain something.
 fn like_kv(mut bytes: Vec<u8>) -> Vec<u8> {
     for byte in bytes.iter_mut().skip(1).step_by(2) {
         *byte = 0x3C | *byte & 0x83;

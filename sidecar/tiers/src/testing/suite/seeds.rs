@@ -1,9 +1,9 @@
-//! Seeds of the fuzzers, `fuzz/seeds`: `UPDATE_VECTORS=1 cargo test -p kvcachepool-tiers --lib seed_of_the_fuzzer` writes them anew after a
-//! wanted change.
+//! Seeds of the fuzzers, `fuzz/seeds`. After an intended change `UPDATE_VECTORS=1 cargo test -p kvcachepool-tiers --lib seed_of_the_fuzzer`
+//! rewrites them.
 
 use std::path::Path;
 
-/// The seed is what the code writes.
+/// Asserts that the stored seed equals the code's output.
 pub fn must_be(name: &str, wanted: &[u8]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("fuzz/seeds")
