@@ -124,7 +124,6 @@ class CpuCopier:
         return _Window(kv, arena.view(dtype), strip.at, size)
 
     def detach(self) -> None:
-        """Drops all views of the arena."""
         self._windows = []
 
     def copy(self, kind: str, pieces: Sequence[Piece], event: object) -> None:

@@ -46,8 +46,6 @@ REASONS = ("None", "BadRecord", "NotGranted", "Generation", "CopyFailed", "Close
 
 
 class Word(NamedTuple):
-    """A state word."""
-
     state: State
     reason: str
     sequence: int

@@ -37,7 +37,6 @@ class Fields(NamedTuple):
     irrelevant: dict[str, tuple[str, ...]]
 
     def names(self) -> set[str]:
-        """All names of the table."""
         return {*self.identity, *(name for names in self.irrelevant.values() for name in names)}
 
 

@@ -43,7 +43,6 @@ class Job(NamedTuple):
     chunks: list[Chunk]
 
     def block_ids(self) -> set[int]:
-        """All blocks that the job reads or writes."""
         return {block for chunk in self.chunks for group in chunk.blocks for block in group if block}
 
 

@@ -271,7 +271,6 @@ class EventFeed:
 
     @property
     def pending(self) -> bool:
-        """Something is still to be told."""
         return any(tier.gone or tier.came for tier in self._tiers.values())
 
     def anew(self) -> None:

@@ -96,7 +96,6 @@ class Layout(NamedTuple):
 
 @cache
 def table() -> dict[str, Any]:
-    """The layout table as shipped in the package."""
     loaded = json.loads(resources.files(__package__).joinpath("layouts.json").read_text(encoding="utf-8"))
     return {
         "layouts": {row["name"]: row for row in loaded["layouts"]}

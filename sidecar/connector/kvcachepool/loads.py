@@ -50,7 +50,6 @@ class Loads:
         return bool(self._loads)
 
     def request_ids(self) -> tuple[str, ...]:
-        """Requests whose loads are under way."""
         return tuple(self._loads)
 
     def __contains__(self, request_id: str) -> bool:
@@ -153,7 +152,6 @@ class Loads:
                 self._forget.append(load.job.id)
 
     def tokens(self, request_id: str) -> int:
-        """Tokens that the request was promised."""
         load = self._loads.get(request_id)
         return load.tokens if load is not None else 0
 

@@ -52,7 +52,7 @@ class Lookups:
         self._local_cache = local_cache
         self._speed = speed
         self._patience = Patience()
-        self._idle = False  # the last step computed nothing, and further steps alone complete nothing
+        self._idle = False  # the last step computed nothing, and nothing is under way that further steps move on
         self._version = 0  # changes with what all requests that wait depend on: connection, epoch
         self._unnamed: dict[str, None] = {}  # requests whose early PROBE waits for their adapter's content
         self._to_release: dict[str, None] = {}  # requests, in order, whose RELEASE goes out with the step
@@ -156,7 +156,7 @@ class Lookups:
     # -- polls
 
     def new_step(self, idle: bool) -> None:
-        """A `schedule()` has ended. `idle`: it computed nothing, and further steps alone complete nothing."""
+        """A `schedule()` has ended. `idle`: it computed nothing, and nothing is under way."""
         self._patience.new_step()
         self._idle = idle
 

@@ -84,7 +84,6 @@ class Rows(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """Are its pieces better moved by kernels?"""
         return self.block_bytes < _COPY_ENGINE_FROM * len(self.table)
 
     @property

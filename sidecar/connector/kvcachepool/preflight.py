@@ -109,12 +109,10 @@ def _connector_names(config: Any) -> list[str]:
 
 
 def _children(config: Any) -> list[dict[str, Any]]:
-    """The connectors of a MultiConnector."""
     return list(_extra(config).get("connectors") or [])
 
 
 def own_config(config: Any) -> bool:
-    """Whether a KVTransferConfig names our connector."""
     return getattr(config, "kv_connector", None) is not None and CONNECTOR in _connector_names(config)
 
 

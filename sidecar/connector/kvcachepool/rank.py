@@ -34,7 +34,6 @@ def current_device_uuid(device: str) -> str:
 
 
 def vllm_version() -> str:
-    """That of the vLLM around us."""
     import vllm
 
     return str(vllm.__version__)

@@ -64,7 +64,6 @@ class Session:
         )
 
     def start(self) -> None:
-        """Connects in the background."""
         self.client.start()
         self.reporter.start(self.lookups.renew_aged)
 

@@ -101,7 +101,6 @@ class Stores:
         self._aborts: dict[int, bool] = {}  # tags of GRANTs to be aborted until it is answered; sent on this connection
 
     def bind(self, manager: KVCacheManager) -> None:
-        """Takes the block tables, once the scheduler has built them."""
         self._manager = manager
         self._held.bind(manager.block_pool)
 

@@ -106,7 +106,6 @@ def send_with_fds(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
 
 
 def close_all(fds: list[int]) -> None:
-    """Closes descriptors that nobody wants."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
