@@ -1,13 +1,14 @@
 //! What there is of the pools' objects: a watch of their metadata by label, for each kind that the cluster knows.
 
-use super::apply::{controller, resource};
 use crate::metrics::Metrics;
 use crate::names;
 use crate::pods::PoolRef;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
-use kube::api::{DynamicObject, TypeMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    ManagedFieldsEntry, ObjectMeta, OwnerReference,
+};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
@@ -147,6 +148,23 @@ fn applied(meta: &ObjectMeta) -> Option<&str> {
     annotation
         .filter(|_| managers.iter().all(ours))
         .map(|a| &**a)
+}
+
+/// Uid of an object's controller.
+pub fn controller(meta: &ObjectMeta) -> Option<String> {
+    let mut owners = meta.owner_references.iter().flatten();
+    owners
+        .find(|o: &&OwnerReference| o.controller == Some(true))
+        .map(|o| o.uid.clone())
+}
+
+/// The API of a kind with a regular plural, which all of ours have.
+pub fn resource(types: &TypeMeta) -> ApiResource {
+    let (group, version) = types
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &types.api_version));
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &types.kind))
 }
 
 fn pool(meta: &ObjectMeta) -> Option<PoolRef> {

@@ -5,7 +5,7 @@ use crate::pods::{Owner, Pod};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::{Event as KubeEvent, EventType, Recorder, Reporter};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use tracing::warn;
@@ -24,6 +24,51 @@ pub enum Weight {
     Normal,
     /// Somebody should look.
     Warning,
+}
+
+/// An event to publish.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    /// The object that it is about.
+    pub about: ObjectReference,
+    pub weight: Weight,
+    pub action: &'static str,
+    pub reason: String,
+    pub note: String,
+    /// Not again within the hour for the same object and reason.
+    pub once: bool,
+}
+
+impl Event {
+    pub fn new(
+        about: &ObjectReference,
+        weight: Weight,
+        action: &'static str,
+        reason: &str,
+        note: &str,
+    ) -> Self {
+        Self {
+            about: about.clone(),
+            weight,
+            action,
+            reason: reason.to_owned(),
+            note: note.to_owned(),
+            once: false,
+        }
+    }
+
+    /// A warning that is published at most once an hour.
+    pub fn warn_once(
+        about: &ObjectReference,
+        action: &'static str,
+        reason: &str,
+        note: &str,
+    ) -> Self {
+        Self {
+            once: true,
+            ..Self::new(about, Weight::Warning, action, reason, note)
+        }
+    }
 }
 
 /// Publishes events.
@@ -50,35 +95,26 @@ impl Events {
     }
 
     /// Publishes an event. One that cannot be written is logged: events are a courtesy, no work waits for them.
-    pub async fn publish(
-        &self,
-        about: &ObjectReference,
-        weight: Weight,
-        action: &str,
-        reason: &str,
-        note: &str,
-    ) {
-        let event = Event {
-            type_: match weight {
+    pub async fn publish(&self, event: &Event) {
+        let Event { about, reason, .. } = event;
+        if event.once {
+            let uid = about.uid.clone().unwrap_or_default();
+            if !self.said.is_new((uid, reason.clone()), Timestamp::now()) {
+                return;
+            }
+        }
+        let written = KubeEvent {
+            type_: match event.weight {
                 Weight::Normal => EventType::Normal,
                 Weight::Warning => EventType::Warning,
             },
             reason: cut(reason, 128),
-            note: Some(cut(note, NOTE_BYTES_MAX)),
-            action: action.to_owned(),
+            note: Some(cut(&event.note, NOTE_BYTES_MAX)),
+            action: event.action.to_owned(),
             secondary: None,
         };
-        if let Err(e) = self.recorder.publish(&event, about).await {
+        if let Err(e) = self.recorder.publish(&written, about).await {
             warn!(error = %e, reason, about = ?about.name, "event not written");
-        }
-    }
-
-    /// Publishes a warning unless it was published within the hour for the same object and reason.
-    pub async fn warn_once(&self, about: &ObjectReference, action: &str, reason: &str, note: &str) {
-        let uid = about.uid.clone().unwrap_or_default();
-        if self.said.is_new((uid, reason.to_owned()), Timestamp::now()) {
-            self.publish(about, Weight::Warning, action, reason, note)
-                .await;
         }
     }
 }
