@@ -17,13 +17,15 @@ const SAID: SignedDuration = SignedDuration::from_hours(1);
 /// Things that are remembered as said.
 const SAID_MAX: usize = 10_000;
 
-/// Normal or a warning.
+/// How much an event matters, and how often it is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
     /// As it should be.
     Normal,
     /// Somebody should look.
     Warning,
+    /// The same, but at most once an hour for the same object and reason: it may stay true.
+    WarningOnce,
 }
 
 /// An event to publish.
@@ -35,8 +37,6 @@ pub struct Event {
     pub action: &'static str,
     pub reason: String,
     pub note: String,
-    /// Not again within the hour for the same object and reason.
-    pub once: bool,
 }
 
 impl Event {
@@ -45,28 +45,14 @@ impl Event {
         weight: Weight,
         action: &'static str,
         reason: &str,
-        note: &str,
+        note: impl Into<String>,
     ) -> Self {
         Self {
             about: about.clone(),
             weight,
             action,
             reason: reason.to_owned(),
-            note: note.to_owned(),
-            once: false,
-        }
-    }
-
-    /// A warning that is published at most once an hour.
-    pub fn warn_once(
-        about: &ObjectReference,
-        action: &'static str,
-        reason: &str,
-        note: &str,
-    ) -> Self {
-        Self {
-            once: true,
-            ..Self::new(about, Weight::Warning, action, reason, note)
+            note: note.into(),
         }
     }
 }
@@ -97,7 +83,7 @@ impl Events {
     /// Publishes an event. One that cannot be written is logged: events are a courtesy, no work waits for them.
     pub async fn publish(&self, event: &Event) {
         let Event { about, reason, .. } = event;
-        if event.once {
+        if event.weight == Weight::WarningOnce {
             let uid = about.uid.clone().unwrap_or_default();
             if !self.said.is_new((uid, reason.clone()), Timestamp::now()) {
                 return;
@@ -106,7 +92,7 @@ impl Events {
         let written = KubeEvent {
             type_: match event.weight {
                 Weight::Normal => EventType::Normal,
-                Weight::Warning => EventType::Warning,
+                Weight::Warning | Weight::WarningOnce => EventType::Warning,
             },
             reason: cut(reason, 128),
             note: Some(cut(&event.note, NOTE_BYTES_MAX)),

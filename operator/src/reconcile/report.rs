@@ -1,7 +1,8 @@
 //! The events of a reconcile pass, in words: pure.
 
 use super::error::ApplyError;
-use super::events::{Event, Weight, of_owner, owner};
+use super::events::Weight::{self, Normal, Warning, WarningOnce};
+use super::events::{Event, of_owner, owner};
 use super::step::Step;
 use crate::api::KVCachePoolStatus;
 use crate::pods::{Alone, Faults, Owner, Pod, Setback, Turn};
@@ -20,9 +21,12 @@ const NEWS: SignedDuration = SignedDuration::from_mins(10);
 fn on_both(
     pod: &Pod,
     pool: &ObjectReference,
-    event: impl Fn(&ObjectReference) -> Event,
+    weight: Weight,
+    action: &'static str,
+    reason: &str,
+    note: &str,
 ) -> [Event; 2] {
-    [&owner(pod), pool].map(event)
+    [&owner(pod), pool].map(|about| Event::new(about, weight, action, reason, note))
 }
 
 /// Conditions of a status that changed.
@@ -39,30 +43,31 @@ pub fn conditions(
         if same || (old.is_none() && turned.status != "False") {
             continue;
         }
-        let weight = if turned.status == "False" {
-            Weight::Warning
-        } else {
-            Weight::Normal
+        let weight = match &*turned.status {
+            "False" => Warning,
+            _ => Normal,
         };
         let gap = if turned.message.is_empty() { "" } else { ": " };
         let note = format!(
             "{} is {}{gap}{}",
             turned.type_, turned.status, turned.message
         );
-        events.push(Event::new(pool, weight, "Observe", &turned.reason, &note));
+        events.push(Event::new(pool, weight, "Observe", &turned.reason, note));
     }
     events
 }
 
 /// An object that could not be applied.
 pub fn not_applied(pool: &ObjectReference, e: &ApplyError) -> Event {
-    Event::warn_once(pool, "Apply", e.reason().name(), &e.to_string())
+    let reason = e.reason().name();
+    Event::new(pool, WarningOnce, "Apply", reason, e.to_string())
 }
 
 /// An object that somebody had changed.
 pub fn set_right(pool: &ObjectReference, object: &str) -> Event {
     let note = format!("{object} was changed by somebody and was set right");
-    Event::warn_once(pool, "Apply", Reason::SetRight.name(), &note)
+    let reason = Reason::SetRight.name();
+    Event::new(pool, WarningOnce, "Apply", reason, note)
 }
 
 /// A pause of injection that begins or ends: a counter, and events on the owner and on the pool.
@@ -77,11 +82,11 @@ pub fn turn(turn: &Turn, namespace: &str, pool: &ObjectReference) -> Vec<Step> {
                 name(of.as_ref()),
                 cause_in_words(cause)
             );
-            (of, Weight::Warning, Reason::PodsHeldBack, note)
+            (of, Warning, Reason::PodsHeldBack, note)
         }
         Turn::Resumed(of) => {
             let note = format!("new pods of {} get a sidecar again", name(of.as_ref()));
-            (of, Weight::Normal, Reason::InjectionResumed, note)
+            (of, Normal, Reason::InjectionResumed, note)
         }
         Turn::Cleared(of, cause) => {
             let note = format!(
@@ -89,7 +94,7 @@ pub fn turn(turn: &Turn, namespace: &str, pool: &ObjectReference) -> Vec<Step> {
                 name(of.as_ref()),
                 cause_in_words(cause)
             );
-            (of, Weight::Normal, Reason::NotOurs, note)
+            (of, Normal, Reason::NotOurs, note)
         }
     };
     let of = of.as_ref().map(|o| of_owner(o, namespace));
@@ -134,9 +139,8 @@ pub fn pods(
                 Some((Reason::Missed.name(), note))
             });
         if let Some((reason, note)) = said {
-            events.extend(on_both(pod, pool, |to| {
-                Event::warn_once(to, "Inject", reason, &note)
-            }));
+            let both = on_both(pod, pool, WarningOnce, "Inject", reason, &note);
+            events.extend(both);
         }
     }
     events
@@ -147,7 +151,8 @@ pub fn pods_without_pool(pods: &[Arc<Pod>], now: Timestamp) -> Vec<Event> {
     let refused = pods.iter().filter(|pod| is_news(pod, now));
     let event = |pod: &Arc<Pod>| {
         let (reason, note) = refusal(pod)?;
-        Some(Event::warn_once(&owner(pod), "Inject", reason, &note))
+        let owner = owner(pod);
+        Some(Event::new(&owner, WarningOnce, "Inject", reason, note))
     };
     refused.filter_map(event).collect()
 }
@@ -174,18 +179,14 @@ fn refusal(pod: &Pod) -> Option<(&str, String)> {
 pub fn replaced(pod: &Pod, how: &str, pool: &ObjectReference) -> [Event; 2] {
     let note = format!("pod {} hung and was {how}", pod.name);
     let reason = Reason::PodReplaced.name();
-    on_both(pod, pool, |to| {
-        Event::new(to, Weight::Normal, "Replace", reason, &note)
-    })
+    on_both(pod, pool, Normal, "Replace", reason, &note)
 }
 
 /// A hung pod that was not replaced.
 pub fn not_replaced(pod: &Pod, why: &str, pool: &ObjectReference) -> [Event; 2] {
     let note = format!("pod {} hangs and is not replaced: {why}", pod.name);
     let reason = Reason::PodNotReplaced.name();
-    on_both(pod, pool, |to| {
-        Event::warn_once(to, "Replace", reason, &note)
-    })
+    on_both(pod, pool, WarningOnce, "Replace", reason, &note)
 }
 
 /// A missed pod that was evicted.
@@ -195,9 +196,7 @@ pub fn evicted(pod: &Pod, pool: &ObjectReference) -> [Event; 2] {
         pod.name
     );
     let reason = Reason::Evicted.name();
-    on_both(pod, pool, |to| {
-        Event::new(to, Weight::Normal, "Evict", reason, &note)
-    })
+    on_both(pod, pool, Normal, "Evict", reason, &note)
 }
 
 /// A missed pod whose eviction the API server refused.
@@ -206,7 +205,8 @@ pub fn eviction_refused(pod: &Pod, e: &kube::Error, pool: &ObjectReference) -> E
         "pod {} has no sidecar and cannot be evicted now: {e}",
         pod.name
     );
-    Event::warn_once(pool, "Evict", Reason::EvictionRefused.name(), &note)
+    let reason = Reason::EvictionRefused.name();
+    Event::new(pool, WarningOnce, "Evict", reason, note)
 }
 
 /// A missed pod that is not evicted.
@@ -235,13 +235,13 @@ pub fn left_alone(pod: &Pod, why: &Alone) -> Event {
             format!("pod {name} has no sidecar and is not evicted: {why}"),
         ),
     };
-    Event::warn_once(&owner(pod), "Evict", reason.name(), &note)
+    Event::new(&owner(pod), WarningOnce, "Evict", reason.name(), note)
 }
 
 /// Running pods that the operator may not patch.
 pub fn update_not_allowed(pool: &ObjectReference) -> Event {
     let reason = Reason::PodPatchNotAllowed.name();
-    Event::warn_once(pool, "Update", reason, NOT_ALLOWED)
+    Event::new(pool, WarningOnce, "Update", reason, NOT_ALLOWED)
 }
 
 /// A running pod that the API server did not let us patch.
@@ -250,7 +250,7 @@ pub fn not_patched(setback: &Setback, pool: &ObjectReference) -> Event {
         Setback::NotAllowed(note) => (Reason::PodPatchNotAllowed, note),
         Setback::Refused(note) | Setback::RolledBack(note) => (Reason::PodPatchFailed, note),
     };
-    Event::warn_once(pool, "Update", reason.name(), note)
+    Event::new(pool, WarningOnce, "Update", reason.name(), note)
 }
 
 /// Running pods that got another image; `None`: there are none.
@@ -265,13 +265,11 @@ pub fn exchanged(pods: &[Arc<Pod>], image: &str, pool: &ObjectReference) -> Opti
         first.name
     );
     let reason = Reason::UpdatingInPlace.name();
-    Some(Event::new(pool, Weight::Normal, "Update", reason, &note))
+    Some(Event::new(pool, Normal, "Update", reason, note))
 }
 
 /// A running pod that has its old image again.
 pub fn rolled_back(pod: &Pod, note: &str, pool: &ObjectReference) -> [Event; 2] {
     let reason = Reason::UpdateRolledBack.name();
-    on_both(pod, pool, |to| {
-        Event::new(to, Weight::Warning, "Update", reason, note)
-    })
+    on_both(pod, pool, Warning, "Update", reason, note)
 }

@@ -9,7 +9,6 @@ mod update;
 
 pub use executor::Executor;
 
-use super::applied::{Application, Outcome as Applied};
 use super::error::{ApplyError, PassError};
 use super::events::Event;
 use super::memory::Memory;
@@ -17,13 +16,11 @@ use super::observe::Outcome;
 use super::report;
 use super::step::Step;
 use crate::api::{KVCachePool, KVCachePoolStatus};
-use crate::desired::redis;
 use crate::names;
 use k8s_openapi::api::batch::v1::Job;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Resource, ResourceExt};
 use serde_json::{Value, json};
-use std::time::Instant;
 
 impl Executor<'_> {
     /// Carries these steps out. An object that cannot be applied ends them; a status, or the finalizer of a deleted pool, that cannot
@@ -35,24 +32,22 @@ impl Executor<'_> {
                 Step::Finalizers(finalizers) => {
                     // The objects are applied whatever becomes of it.
                     let held = self.hold(finalizers).await;
-                    self.is_applied(held, &mut outcome).await;
+                    self.failed(held, &mut outcome).await;
                 }
                 Step::Password => {
                     let made = self.password(memory).await;
-                    if !self.is_applied(made, &mut outcome).await {
+                    if self.failed(made, &mut outcome).await {
                         break;
                     }
                 }
                 Step::Apply(application) => {
                     let applied = self.apply(*application, memory).await;
-                    if !self.is_applied(applied, &mut outcome).await {
+                    if self.failed(applied, &mut outcome).await {
                         break;
                     }
                 }
                 Step::Delete(types, name) => {
-                    let (client, namespace) = (&self.context.client, &self.observed.name.namespace);
-                    let applied = &mut memory.applied;
-                    if let Err(e) = apply::delete(client, namespace, &types, &name, applied).await {
+                    if let Err(e) = self.delete(&types, &name, memory).await {
                         outcome.unapplied = Some(e);
                         break;
                     }
@@ -81,38 +76,12 @@ impl Executor<'_> {
     }
 
     /// Reports and records an object that could not be applied.
-    async fn is_applied(&self, result: Result<(), ApplyError>, outcome: &mut Outcome) -> bool {
-        let Err(e) = result else { return true };
+    async fn failed(&self, result: Result<(), ApplyError>, outcome: &mut Outcome) -> bool {
+        let Err(e) = result else { return false };
         self.publish(&[report::not_applied(&self.observed.about, &e)])
             .await;
         outcome.unapplied = Some(e);
-        false
-    }
-
-    async fn apply(&self, application: Application, memory: &mut Memory) -> Result<(), ApplyError> {
-        let name = application.object.name_any();
-        let client = &self.context.client;
-        let Memory { uid, applied, .. } = memory;
-        if apply::apply(client, application, uid, applied).await? == Some(Applied::SetRight) {
-            self.publish(&[report::set_right(&self.observed.about, &name)])
-                .await;
-        }
-        Ok(())
-    }
-
-    /// Creates the Secret of the pool's managed servers. One that is there already is kept: it cannot be read, nor need it be.
-    async fn password(&self, memory: &mut Memory) -> Result<(), ApplyError> {
-        let Ok(pool) = &self.observed.stored.0 else {
-            return Ok(());
-        };
-        let mut random = [0; 32];
-        let provider = rustls::crypto::aws_lc_rs::default_provider();
-        if provider.secure_random.fill(&mut random).is_err() {
-            return Err(ApplyError::NoRandom);
-        }
-        apply::create(&self.context.client, &redis::password(pool, &random)).await?;
-        memory.password = Some(Instant::now());
-        Ok(())
+        true
     }
 
     async fn hold(&self, finalizers: Vec<String>) -> Result<(), ApplyError> {

@@ -2,16 +2,16 @@
 //! failed for good: no pool, and no namespace, is held for ever.
 
 use crate::names;
-use crate::reconcile::events::{Event, Weight};
+use crate::reconcile::events::Event;
+use crate::reconcile::events::Weight::{self, Normal, Warning, WarningOnce};
 use crate::reconcile::memory::Memory;
 use crate::reconcile::observe::Observed;
-use crate::reconcile::purge::{JobState, Purge};
+use crate::reconcile::purge::{JobState, Purge, PurgeJob};
 use crate::reconcile::step::Step;
 use crate::status::Reason;
 use jiff::{SignedDuration, Timestamp};
-use kube::Resource;
-use kube::ResourceExt;
 use kube::core::Status;
+use kube::{Resource, ResourceExt};
 use std::time::Duration;
 
 /// The next pass while a purge runs.
@@ -37,12 +37,11 @@ pub fn others(pool: &impl Resource<DynamicType = ()>) -> Vec<String> {
 pub fn plan(observed: &Observed<'_>, purge: &Purge, memory: &mut Memory) -> Vec<Step> {
     let mut steps = match &observed.outcome {
         None => first(observed, purge, memory),
-        Some(outcome) => match (&outcome.job_refused, purge) {
-            (Some(e), Purge::Wanted { job: Some(job), .. }) => {
-                job_refused(observed, &job.name, e, memory)
-            }
-            _ => Vec::new(),
-        },
+        Some(outcome) => {
+            let refused = outcome.job_refused.as_ref();
+            let refused = refused.map(|e| job_refused(observed, purge, e, memory));
+            refused.into_iter().collect()
+        }
     };
     steps.push(Step::Requeue(PURGING));
     steps
@@ -55,58 +54,63 @@ fn first(observed: &Observed<'_>, purge: &Purge, memory: &mut Memory) -> Vec<Ste
         Purge::NotAccepted(problems) => {
             let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
             let note = format!("the pool is not accepted: {}", all.join("; "));
-            return vec![give_up(observed, &note)];
+            return vec![give_up(observed, note)];
         }
         Purge::Malformed(e) => {
             let note = format!("the stored pool cannot be read: {e}");
-            return vec![give_up(observed, &note)];
+            return vec![give_up(observed, note)];
         }
     };
     let skipped = shared.iter().map(|(tier, by)| {
         let note = format!("{tier} is not purged: pool {by} has it too");
-        let reason = Reason::PurgeSkipped.name();
-        Step::Event(Event::warn_once(&observed.about, "Purge", reason, &note))
+        Step::Event(event(observed, WarningOnce, Reason::PurgeSkipped, note))
     });
-    let next = job.as_ref().map(|job| match &job.found {
-        Ok(Some(JobState::Running)) => None,
-        Ok(Some(JobState::Complete)) => {
-            let note = format!(
-                "the objects of the pool were removed by Job {}, whose log counts them",
-                job.name
-            );
-            let reason = Reason::Purged.name();
-            let event = Event::new(&observed.about, Weight::Normal, "Purge", reason, &note);
-            Some(release(observed, Some(event)))
-        }
-        Ok(Some(JobState::Failed(why))) => {
-            let note = format!("what Job {} did not remove stays: {why}", job.name);
-            Some(give_up(observed, &note))
-        }
-        Ok(None) => Some(Step::CreateJob(job.wanted.clone())),
-        Err(e) => {
-            let note = format!("Job {} cannot be looked at: {e}", job.name);
-            is_late(observed.now, memory).then(|| give_up(observed, &note))
-        }
-    });
-    let next = next.unwrap_or_else(|| Some(release(observed, None)));
+    let next = match job {
+        None => Some(release(observed, None)),
+        Some(job) => step_of_job(observed, job, memory),
+    };
     skipped.chain(next).collect()
 }
 
-/// The API server refuses the Job.
+fn step_of_job(observed: &Observed<'_>, job: &PurgeJob, memory: &mut Memory) -> Option<Step> {
+    let name = &job.name;
+    match &job.found {
+        Ok(None) => Some(Step::CreateJob(job.wanted.clone())),
+        Ok(Some(JobState::Running)) => None,
+        Ok(Some(JobState::Complete)) => {
+            let note = format!(
+                "the objects of the pool were removed by Job {name}, whose log counts them"
+            );
+            let event = event(observed, Normal, Reason::Purged, note);
+            Some(release(observed, Some(event)))
+        }
+        Ok(Some(JobState::Failed(why))) => {
+            let note = format!("what Job {name} did not remove stays: {why}");
+            Some(give_up(observed, note))
+        }
+        Err(e) => {
+            let note = format!("Job {name} cannot be looked at: {e}");
+            is_late(observed.now, memory).then(|| give_up(observed, note))
+        }
+    }
+}
+
 fn job_refused(
     observed: &Observed<'_>,
-    job: &str,
+    purge: &Purge,
     e: &kube::Error,
     memory: &mut Memory,
-) -> Vec<Step> {
-    let note = format!("Job {job} cannot be made: {e}");
+) -> Step {
     let late = is_late(observed.now, memory);
-    vec![if is_final(e) || late {
-        give_up(observed, &note)
-    } else {
-        let reason = Reason::ApplyFailed.name();
-        Step::Event(Event::warn_once(&observed.about, "Purge", reason, &note))
-    }]
+    let name = match purge {
+        Purge::Wanted { job: Some(job), .. } => &*job.name,
+        _ => "",
+    };
+    let note = format!("Job {name} cannot be made: {e}");
+    match is_final(e) || late {
+        true => give_up(observed, note),
+        false => Step::Event(event(observed, WarningOnce, Reason::ApplyFailed, note)),
+    }
 }
 
 fn is_late(now: Timestamp, memory: &mut Memory) -> bool {
@@ -114,14 +118,17 @@ fn is_late(now: Timestamp, memory: &mut Memory) -> bool {
     now.duration_since(since) > CREATE_TIME_MAX
 }
 
+fn give_up(observed: &Observed<'_>, note: String) -> Step {
+    let event = event(observed, Warning, Reason::PurgeFailed, note);
+    release(observed, Some(event))
+}
+
 fn release(observed: &Observed<'_>, event: Option<Event>) -> Step {
     Step::Release(others(observed.stored), event)
 }
 
-fn give_up(observed: &Observed<'_>, note: &str) -> Step {
-    let reason = Reason::PurgeFailed.name();
-    let event = Event::new(&observed.about, Weight::Warning, "Purge", reason, note);
-    release(observed, Some(event))
+fn event(observed: &Observed<'_>, weight: Weight, reason: Reason, note: String) -> Event {
+    Event::new(&observed.about, weight, "Purge", reason.name(), note)
 }
 
 /// The namespace goes too: nothing can be made in it any more.
