@@ -1,4 +1,4 @@
-//! Which objects of a pool are as the operator left them: pure.
+//! Decides which objects of a pool have changed since the operator applied them. Pure.
 
 use super::children::Child;
 use kube::ResourceExt;

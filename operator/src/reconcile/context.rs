@@ -13,7 +13,7 @@ use tokio::sync::watch;
 pub struct Context {
     /// The API server.
     pub client: Client,
-    /// What a pool gets that does not say otherwise.
+    /// Defaults of pools.
     pub defaults: Arc<Defaults>,
     /// The operator's own counters.
     pub metrics: Arc<Metrics>,

@@ -50,7 +50,7 @@ pub enum JobState {
     Failed(String),
 }
 
-/// Looks at the purge of a deleted pool.
+/// Reads the purge of a deleted pool.
 pub async fn purge(stored: &Stored, context: &Context, caches: &Caches, now: Timestamp) -> Purge {
     let pool = match &stored.0 {
         Ok(pool) if job::purges(pool) => pool,

@@ -1,4 +1,5 @@
-//! What makes a pool due: itself, its pods, its objects, refused pods, numbers of its sidecars, and the canary.
+//! The queue of pools that need a reconcile pass: after a change of the pool, its pods, its objects, refused pods, the answers of its
+//! sidecars, or the canary.
 
 use super::caches::{Caches, Stored};
 use super::children;
@@ -17,15 +18,15 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-/// Changes of one pool within this time are one look.
+/// Changes of one pool within this time are one pass.
 const MOMENT: Duration = Duration::from_millis(200);
 
-/// All triggers, merged. Never ends and never fails: broken watches begin anew.
+/// All triggers, merged. `sampled`: pools whose sidecars have answered. Never ends and never fails: broken watches begin anew.
 pub fn queue(
     context: &Context,
     caches: &Arc<Caches>,
     writer: Writer<Stored>,
-    asked: mpsc::UnboundedReceiver<PoolRef>,
+    sampled: mpsc::UnboundedReceiver<PoolRef>,
 ) -> impl Stream<Item = Result<ObjectRef<Stored>, Infallible>> + use<> {
     let (client, metrics) = (&context.client, &context.metrics);
     let pods = watch_pods(client.clone(), caches.pods.clone(), metrics.clone());
@@ -35,15 +36,15 @@ pub fn queue(
         caches.refusals.clone(),
         metrics.clone(),
     );
-    let asked = futures::stream::unfold(asked, |mut asked| async move {
-        let pool = asked.recv().await?;
-        Some((pool, asked))
+    let sampled = futures::stream::unfold(sampled, |mut sampled| async move {
+        let pool = sampled.recv().await?;
+        Some((pool, sampled))
     });
     let related = futures::stream::select_all([
         pods.boxed(),
         children::watch(client, &caches.children, metrics).boxed(),
         refusals.boxed(),
-        asked.boxed(),
+        sampled.boxed(),
     ])
     .map(|pool| ObjectRef::new(&pool.name).within(&pool.namespace));
     let all = futures::stream::select_all([
@@ -107,7 +108,7 @@ fn canary(
     futures::stream::unfold(context.canary.clone(), move |mut canary| {
         let caches = caches.clone();
         async move {
-            // A canary that ended is one that says nothing new.
+            // The sender ends only with the process.
             if canary.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }

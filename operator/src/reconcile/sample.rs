@@ -1,4 +1,4 @@
-//! Asks sidecars for their status, some of every pool in every round (a minute), each pool at its own second of it.
+//! Requests the status of sidecars: of some pods of every pool in every round (a minute), each pool at its own second of it.
 
 use super::backoff::spread;
 use super::caches::Caches;
@@ -14,17 +14,17 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// Questions at once, over all pools.
+/// Requests in flight, over all pools.
 const AT_ONCE: usize = 64;
-/// Of those, in one pool: one that is silent must not hold the others up.
+/// Requests in flight of one pool: a pool that does not answer must not hold the others up.
 const AT_ONCE_OF_POOL: usize = 8;
-/// Between two rounds of a pool whose pods were not all asked yet, at most.
+/// Longest time between two rounds of a pool until every pod was asked once.
 const FIRST_ROUNDS: Duration = Duration::from_secs(6);
-/// Between two looks at who is due.
+/// Time between two checks which pools are due.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Goes round without end; `asked` hears of every pool whose round is over.
-pub async fn run(context: &Context, caches: &Caches, asked: impl Fn(PoolRef)) {
+/// Samples all pools without end. Calls `sampled` with each pool whose round is over.
+pub async fn run(context: &Context, caches: &Caches, sampled: impl Fn(PoolRef)) {
     let places = Semaphore::new(AT_ONCE);
     let mut due: HashMap<PoolRef, Instant> = HashMap::new();
     let mut rounds = FuturesUnordered::new();
@@ -36,7 +36,7 @@ pub async fn run(context: &Context, caches: &Caches, asked: impl Fn(PoolRef)) {
         tokio::select! {
             Some(pool) = rounds.next() => {
                 under_way.remove(&pool);
-                asked(pool);
+                sampled(pool);
             }
             _ = tick.tick() => {
                 let pools = caches.pods.pools();
@@ -51,9 +51,8 @@ pub async fn run(context: &Context, caches: &Caches, asked: impl Fn(PoolRef)) {
     }
 }
 
-/// Pools whose time has come, each with its next time set. A pool that was not there before waits up to a few seconds only: its
-/// first numbers are looked for, and until each of its pods was asked once a round follows the other within seconds. A pool whose round
-/// is under way waits for its end.
+/// The pools that are due; sets the next time of each. A new pool is due within a few seconds, and its rounds follow each other within
+/// seconds until every pod was asked once. A pool whose round is under way waits for its end.
 fn next(
     pools: &HashSet<PoolRef>,
     due: &mut HashMap<PoolRef, Instant>,

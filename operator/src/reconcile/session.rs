@@ -119,7 +119,7 @@ impl LeaderSession {
     }
 }
 
-/// Reconciles all pools for as long as it is polled. Dropping it stops all of its work where it stands.
+/// Reconciles all pools for as long as it is polled. Dropping it stops all of its work at once.
 pub async fn run(context: Context) {
     let (pools, writer) = store();
     let session = Arc::new(LeaderSession {
@@ -139,7 +139,7 @@ pub async fn run(context: Context) {
         session.clone(),
         pools,
         queue::queue(context, caches, writer, rx),
-        // No debounce: it begins anew with every change, and a pool that changes without end would never be reconciled.
+        // No debounce: every change restarts it, and a pool that changes without end would never be reconciled.
         Config::default().concurrency(AT_ONCE),
     );
     let here = &session;

@@ -27,7 +27,7 @@ impl Executor<'_> {
         let types = object.types.clone().unwrap_or_default();
         let name = object.name_any();
         let api = self.api(&types);
-        // Also where it was applied before: it may have been deleted since, and made anew by somebody else.
+        // Also if it was applied before: somebody may have deleted it and created another one.
         match owner_of(&api, &name).await {
             Ok(Some(uid)) if uid != memory.uid => {
                 memory.applied.forget(&types.kind, &name);

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod as FullPod;
 use kube::Api;
 use kube::api::{DeleteParams, EvictParams, Preconditions};
 
-/// Failures that a Job takes where it does not say it.
+/// Default of a Job's `backoffLimit`.
 const BACKOFF_LIMIT: i32 = 6;
 
 impl Executor<'_> {

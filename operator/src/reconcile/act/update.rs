@@ -71,8 +71,8 @@ impl Executor<'_> {
         Duration::try_from(again).ok()
     }
 
-    /// Patches one pod after the other and returns those that have what they shall have. One that the API server refuses keeps no
-    /// other; where it refuses all of several, the rest is not tried.
+    /// Patches one pod after the other and returns those that are as wanted. A refused patch does not stop the others, but after
+    /// `REFUSED_MAX` refusals and no success the rest is not tried.
     async fn patch_each(
         &self,
         pods: &[Arc<Pod>],

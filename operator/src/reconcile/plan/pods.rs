@@ -103,7 +103,7 @@ fn evict(
     memory: &mut Memory,
 ) -> Vec<Step> {
     if active.canary == Canary::Unreachable {
-        // What was in vain meanwhile need not be afterwards.
+        // An eviction that changed nothing during the outage may do so afterwards.
         memory.evictions = Evictions::default();
     }
     let (pods, created) = (&observed.pods, created(active));
@@ -138,7 +138,7 @@ fn setback(active: &Active<'_>, settings: &Settings, memory: &mut Memory) -> Opt
         .cloned()
 }
 
-/// The next step with running pods that are not as the pool says now.
+/// The next step with running pods that differ from the pool's settings.
 fn update(
     observed: &Observed<'_>,
     active: &Active<'_>,
