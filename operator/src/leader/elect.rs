@@ -12,7 +12,7 @@ pub struct Timing {
     pub duration: Duration,
     /// A holder that could not renew for so long stops to lead.
     pub term: Duration,
-    /// Between two looks at the lease.
+    /// Time between two checks of the lease.
     pub period: Duration,
 }
 
@@ -30,7 +30,7 @@ impl Default for Timing {
 /// Longest duration of another's record that is respected: a record edited by hand must not keep everyone from leading for ever.
 const DURATION_MAX: Duration = Duration::from_secs(60);
 
-/// What the lease says, and which version of it says so.
+/// The holder in the lease, and the version of the lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// Empty: given back.

@@ -1,4 +1,4 @@
-//! The shell around the decision: reads and writes the lease, tells who follows it, gives the lease back at the end.
+//! The shell around the decision: reads and writes the lease, reports the leadership, gives the lease back at the end.
 
 use super::elect::{Action, Candidate, Timing};
 use super::lease::{Holder, Object, record};
@@ -28,7 +28,7 @@ impl Leadership {
         *self.0.borrow()
     }
 
-    /// Ends when a term begins or ends; never when the election itself has ended.
+    /// Ends when a leader session begins or ends; never when the election itself has ended.
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -39,14 +39,14 @@ impl Leadership {
         self.0.wait_for(|now| *now == leads).await.is_ok()
     }
 
-    /// Runs `work` anew for every term, and drops it where it stands when the term ends. Ends with the election.
+    /// Runs `work` anew in every leader session, and drops it where it stands when the session ends. Ends with the election.
     pub async fn during<F: Future<Output = ()>>(mut self, mut work: impl FnMut() -> F) {
         while self.until(true).await {
             let mut lost = self.clone();
             tokio::select! {
                 known = lost.until(false) => if !known { return },
                 () = work() => {
-                    // Work without end that ended: not again before the next term.
+                    // Work without end that ended: not again before the next session.
                     let _lost = self.until(false).await;
                 }
             }
@@ -64,7 +64,7 @@ pub struct Election {
     pub me: String,
     /// Times.
     pub timing: Timing,
-    /// Where terms are counted.
+    /// Where leader sessions are counted.
     pub metrics: Arc<Metrics>,
 }
 
@@ -80,16 +80,16 @@ pub async fn run(election: Election, leads: watch::Sender<bool>, mut shutdown: S
         leads,
     };
     while shutdown.phase() < Phase::Leaving {
-        // What was begun and did not come back is told by the next look; the term was not prolonged.
+        // The next check shows the result of a write that was begun and not answered; it did not extend the session.
         let mut leaving = shutdown.clone();
         tokio::select! {
             () = leaving.reached(Phase::Leaving) => break,
-            () = shell.turn() => {}
+            () = shell.check_in_time() => {}
         }
-        shell.tell();
+        shell.report();
         let pause = shell.pause();
         shutdown.unless(Phase::Leaving, sleep(pause)).await;
-        shell.tell();
+        shell.report();
     }
     shell.give_back().await;
 }
@@ -110,20 +110,20 @@ impl Shell {
         self.start.elapsed()
     }
 
-    /// One look at the lease and what follows from it, for no longer than the term lasts.
-    async fn turn(&mut self) {
+    /// One check of the lease and what follows from it, for no longer than the session lasts.
+    async fn check_in_time(&mut self) {
         let left = match self.candidate.leads_until(self.now()) {
             Some(until) => until.saturating_sub(self.now()).min(self.timing.term / 2),
             None => self.timing.term / 2,
         };
-        match timeout(left, self.look()).await {
+        match timeout(left, self.check()).await {
             Ok(Ok(())) => {}
             Ok(Err(e)) => warn!(error = %e, "the lease could not be read or written; trying again"),
             Err(_) => warn!("the API server did not answer about the lease; trying again"),
         }
     }
 
-    async fn look(&mut self) -> Result<(), kube::Error> {
+    async fn check(&mut self) -> Result<(), kube::Error> {
         let read = self.lease.read().await?;
         let action = self.candidate.step(read.as_ref().map(record), self.now());
         let began = self.now();
@@ -151,7 +151,7 @@ impl Shell {
         }
     }
 
-    /// Until the next look, or the end of the term if that is sooner.
+    /// Time to the next check, or to the end of the session if that is sooner.
     fn pause(&self) -> Duration {
         let now = self.now();
         match self.candidate.leads_until(now) {
@@ -160,15 +160,15 @@ impl Shell {
         }
     }
 
-    fn tell(&self) {
+    fn report(&self) {
         let leads = self.candidate.leads_until(self.now()).is_some();
-        self.say(leads);
+        self.set(leads);
     }
 
-    fn say(&self, leads: bool) {
-        // Followers wake at a turn only.
-        let turned = |now: &mut bool| std::mem::replace(now, leads) != leads;
-        if self.leads.send_if_modified(turned) {
+    fn set(&self, leads: bool) {
+        // Receivers wake only when it changes.
+        let changed = |now: &mut bool| std::mem::replace(now, leads) != leads;
+        if self.leads.send_if_modified(changed) {
             let to = if leads { "leading" } else { "following" };
             info!(state = to, name = self.candidate.name(), "leadership");
             self.metrics.add("leader_transitions_total", &[to], 1);
@@ -180,7 +180,7 @@ impl Shell {
     /// Lets the next one lead at once instead of after the lease's duration.
     async fn give_back(mut self) {
         let led = self.candidate.leads_until(self.now()).is_some();
-        self.say(false);
+        self.set(false);
         let Some(last) = self.last.take().filter(|_| led) else {
             return;
         };

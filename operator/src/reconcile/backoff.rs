@@ -30,7 +30,7 @@ impl Backoff {
     }
 }
 
-/// Between half of a time and all of it: what began together shall not stay together.
+/// A random time between half of this one and all of it, so that what began together does not stay together.
 pub fn spread(time: Duration) -> Duration {
     let half = time / 2;
     let part = u64::try_from(half.as_millis()).unwrap_or(u64::MAX).max(1);

@@ -1,13 +1,14 @@
-//! What there is of the pools' objects: a watch of their metadata by label, for each kind that the cluster knows.
+//! The cache of the pools' objects: a watch of their metadata by label, for each kind that the cluster knows.
 
-use super::apply::{controller, resource};
 use crate::metrics::Metrics;
 use crate::names;
 use crate::pods::PoolRef;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
-use kube::api::{DynamicObject, TypeMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    ManagedFieldsEntry, ObjectMeta, OwnerReference,
+};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
@@ -17,7 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tracing::{debug, warn};
 
-/// The kinds that `desired` makes, and whether every cluster has them and lets us look.
+/// The kinds that `desired` makes, and whether every cluster has them and lets us watch them.
 const KINDS: [(&str, &str, bool); 6] = [
     ("v1", "ConfigMap", true),
     ("monitoring.coreos.com/v1", "PodMonitor", false),
@@ -32,11 +33,11 @@ const KINDS: [(&str, &str, bool); 6] = [
 pub struct Child {
     /// Its version.
     pub resource_version: String,
-    /// Counts changes of what it shall be; not every kind has it.
+    /// Counts changes of its spec; not every kind has it.
     pub generation: Option<i64>,
     /// Uid of its controller; empty = it has none.
     pub owner_uid: String,
-    /// What the operator says it applied last, where nobody else has written a field since the object was made.
+    /// Hash of what the operator applied last, if nobody else has written a field since the object was created.
     pub applied: Option<String>,
 }
 
@@ -87,7 +88,7 @@ impl Children {
         children.collect()
     }
 
-    /// Takes an event; returns the pool to look at.
+    /// Takes an event; returns the pool to reconcile.
     fn take(&self, kind: &str, event: Event<PartialObjectMeta<DynamicObject>>) -> Option<PoolRef> {
         let mut inner = self.0.lock();
         match event {
@@ -138,7 +139,7 @@ fn child(kind: &str, meta: &ObjectMeta) -> Option<(ChildRef, Child)> {
 
 fn applied(meta: &ObjectMeta) -> Option<&str> {
     let managers = meta.managed_fields.as_ref()?;
-    // What others say in its status is theirs to say.
+    // Other managers own its status.
     let ours = |m: &ManagedFieldsEntry| {
         m.manager.as_deref() == Some(names::FIELD_MANAGER)
             || m.subresource.as_deref() == Some("status")
@@ -147,6 +148,23 @@ fn applied(meta: &ObjectMeta) -> Option<&str> {
     annotation
         .filter(|_| managers.iter().all(ours))
         .map(|a| &**a)
+}
+
+/// Uid of an object's controller.
+pub fn controller(meta: &ObjectMeta) -> Option<String> {
+    let mut owners = meta.owner_references.iter().flatten();
+    owners
+        .find(|o: &&OwnerReference| o.controller == Some(true))
+        .map(|o| o.uid.clone())
+}
+
+/// The API of a kind with a regular plural, which all of ours have.
+pub fn resource(types: &TypeMeta) -> ApiResource {
+    let (group, version) = types
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &types.api_version));
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &types.kind))
 }
 
 fn pool(meta: &ObjectMeta) -> Option<PoolRef> {

@@ -1,40 +1,71 @@
-//! Events on pools and on the controllers of pods. What stays true is said once an hour, not at every look.
+//! Events on pools and on the controllers of pods. A warning that stays true is published once an hour, not in every pass.
 
 use crate::names;
 use crate::pods::{Owner, Pod};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::{Event as KubeEvent, EventType, Recorder, Reporter};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use tracing::warn;
 
 /// The API server takes 1024 bytes of a note.
 const NOTE_BYTES_MAX: usize = 1000;
-/// How long a thing that was said is not said again.
-const SAID: SignedDuration = SignedDuration::from_hours(1);
-/// Things that are remembered as said.
-const SAID_MAX: usize = 10_000;
+/// A warning is not published again for this long.
+const ONCE_IN: SignedDuration = SignedDuration::from_hours(1);
+/// Warnings that are remembered as published.
+const PUBLISHED_MAX: usize = 10_000;
 
-/// Normal or a warning.
+/// How much an event matters, and how often it is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
     /// As it should be.
     Normal,
     /// Somebody should look.
     Warning,
+    /// The same, but at most once an hour for the same object and reason: it may stay true.
+    WarningOnce,
+}
+
+/// An event to publish.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    /// The object that it is about.
+    pub about: ObjectReference,
+    pub weight: Weight,
+    pub action: &'static str,
+    pub reason: String,
+    pub note: String,
+}
+
+impl Event {
+    pub fn new(
+        about: &ObjectReference,
+        weight: Weight,
+        action: &'static str,
+        reason: &str,
+        note: impl Into<String>,
+    ) -> Self {
+        Self {
+            about: about.clone(),
+            weight,
+            action,
+            reason: reason.to_owned(),
+            note: note.into(),
+        }
+    }
 }
 
 /// Publishes events.
 pub struct Events {
     recorder: Recorder,
-    said: Said,
+    published: Published,
 }
 
-/// What was said when: by uid of the object and reason.
+/// When a warning was published, by uid of the object and reason.
 #[derive(Default)]
-struct Said(Mutex<HashMap<(String, String), Timestamp>>);
+struct Published(Mutex<HashMap<(String, String), Timestamp>>);
 
 impl Events {
     /// In the name of this replica.
@@ -45,59 +76,53 @@ impl Events {
         };
         Self {
             recorder: Recorder::new(client, reporter),
-            said: Said::default(),
+            published: Published::default(),
         }
     }
 
     /// Publishes an event. One that cannot be written is logged: events are a courtesy, no work waits for them.
-    pub async fn publish(
-        &self,
-        about: &ObjectReference,
-        weight: Weight,
-        action: &str,
-        reason: &str,
-        note: &str,
-    ) {
-        let event = Event {
-            type_: match weight {
+    pub async fn publish(&self, event: &Event) {
+        let Event { about, reason, .. } = event;
+        if event.weight == Weight::WarningOnce {
+            let uid = about.uid.clone().unwrap_or_default();
+            if !self
+                .published
+                .is_new((uid, reason.clone()), Timestamp::now())
+            {
+                return;
+            }
+        }
+        let written = KubeEvent {
+            type_: match event.weight {
                 Weight::Normal => EventType::Normal,
-                Weight::Warning => EventType::Warning,
+                Weight::Warning | Weight::WarningOnce => EventType::Warning,
             },
             reason: cut(reason, 128),
-            note: Some(cut(note, NOTE_BYTES_MAX)),
-            action: action.to_owned(),
+            note: Some(cut(&event.note, NOTE_BYTES_MAX)),
+            action: event.action.to_owned(),
             secondary: None,
         };
-        if let Err(e) = self.recorder.publish(&event, about).await {
+        if let Err(e) = self.recorder.publish(&written, about).await {
             warn!(error = %e, reason, about = ?about.name, "event not written");
-        }
-    }
-
-    /// Publishes a warning unless it was published within the hour for the same object and reason.
-    pub async fn warn_once(&self, about: &ObjectReference, action: &str, reason: &str, note: &str) {
-        let uid = about.uid.clone().unwrap_or_default();
-        if self.said.is_new((uid, reason.to_owned()), Timestamp::now()) {
-            self.publish(about, Weight::Warning, action, reason, note)
-                .await;
         }
     }
 }
 
-impl Said {
+impl Published {
     fn is_new(&self, key: (String, String), now: Timestamp) -> bool {
-        let mut said = self.0.lock();
-        if said
+        let mut published = self.0.lock();
+        if published
             .get(&key)
-            .is_some_and(|at| now.duration_since(*at) < SAID)
+            .is_some_and(|at| now.duration_since(*at) < ONCE_IN)
         {
             return false;
         }
-        if said.len() >= SAID_MAX {
-            said.retain(|_, at| now.duration_since(*at) < SAID);
+        if published.len() >= PUBLISHED_MAX {
+            published.retain(|_, at| now.duration_since(*at) < ONCE_IN);
         }
-        // Still full: rather say something twice than remember without bound.
-        if said.len() < SAID_MAX {
-            said.insert(key, now);
+        // Still full: rather publish twice than remember without bound.
+        if published.len() < PUBLISHED_MAX {
+            published.insert(key, now);
         }
         true
     }
@@ -140,24 +165,24 @@ mod tests {
     use crate::pods::tests::{at, pod};
 
     #[test]
-    fn the_same_thing_is_said_once_an_hour() {
-        let said = Said::default();
+    fn the_same_warning_is_published_once_an_hour() {
+        let published = Published::default();
         let key = |reason: &str| ("uid".to_owned(), reason.to_owned());
-        assert!(said.is_new(key("A"), at(0)));
-        assert!(!said.is_new(key("A"), at(3599)));
-        assert!(said.is_new(key("B"), at(1)));
-        assert!(said.is_new(key("A"), at(3600)));
+        assert!(published.is_new(key("A"), at(0)));
+        assert!(!published.is_new(key("A"), at(3599)));
+        assert!(published.is_new(key("B"), at(1)));
+        assert!(published.is_new(key("A"), at(3600)));
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let said = Said::default();
-        for i in 0..SAID_MAX + 5 {
-            assert!(said.is_new((i.to_string(), "A".to_owned()), at(0)));
+        let published = Published::default();
+        for i in 0..PUBLISHED_MAX + 5 {
+            assert!(published.is_new((i.to_string(), "A".to_owned()), at(0)));
         }
-        assert_eq!(said.0.lock().len(), SAID_MAX);
-        assert!(said.is_new(("later".to_owned(), "A".to_owned()), at(4000)));
-        assert_eq!(said.0.lock().len(), 1);
+        assert_eq!(published.0.lock().len(), PUBLISHED_MAX);
+        assert!(published.is_new(("later".to_owned(), "A".to_owned()), at(4000)));
+        assert_eq!(published.0.lock().len(), 1);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Changes that come together are looked at together: all that comes for a pool within a moment of the first is one look. The moment
-//! begins with the first change, not anew with every one: a pool whose pods change without end is looked at all the same.
+//! Changes of a pool within a moment of the first one are one item of the queue. The moment begins with the first change, not anew with
+//! each: a pool whose pods change without end is reconciled all the same.
 
 use futures::stream::unfold;
 use futures::{Stream, StreamExt};
@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// Yields what `changes` yields, a moment later and once, however often it came within that.
+/// Yields the items of `changes` a moment later, and each once, however often it came within the moment.
 pub fn gathered<T: Clone + Eq + Hash, S: Stream<Item = T>>(
     changes: S,
     moment: Duration,

@@ -1,23 +1,25 @@
-//! The leader's work: watches feed a queue, each pool in it is reconciled (objects applied, pods judged, status written), failures
-//! wait with growing pauses. Decisions are pure functions elsewhere (`desired`, `status`, `pods`); here they are read for and written.
-//! `run` is one term: nothing outlives it, and the next leader needs nothing but the cluster.
+//! The leader's work. Watches feed a queue, and each pool in it gets a reconcile pass: `observe` takes a snapshot, `plan` turns it into
+//! steps (pure; the decisions are in `desired`, `status` and `pods`), `act` carries them out. `session` wires them, and nothing of it
+//! outlives it: the next leader needs nothing but the cluster. Failures wait with growing pauses.
 
-mod apply;
+mod act;
+mod applied;
 mod backoff;
+mod caches;
 mod children;
+mod context;
+mod error;
 mod events;
-mod evict;
 mod gather;
-mod live;
-mod password;
-mod pool;
+mod memory;
+mod observe;
+mod plan;
 mod purge;
 mod queue;
-mod replace;
-mod restore;
+mod report;
 mod sample;
-mod tell;
-mod term;
-mod update;
+mod session;
+mod step;
 
-pub use term::{Context, run};
+pub use context::Context;
+pub use session::run;

@@ -1,9 +1,10 @@
-//! What makes a pool due: itself, its pods, its objects, refused pods, numbers of its sidecars, and the canary.
+//! The queue of pools that need a reconcile pass: after a change of the pool, its pods, its objects, refused pods, the answers of its
+//! sidecars, or the canary.
 
+use super::caches::{Caches, Stored};
 use super::children;
+use super::context::Context;
 use super::gather::gathered;
-use super::term::{Stored, Term};
-use crate::api::KVCachePool;
 use crate::names;
 use crate::pods::{PoolRef, watch_pods, watch_refusals};
 use futures::{Stream, StreamExt};
@@ -17,70 +18,70 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-/// Changes of one pool within this time are one look.
+/// Changes of one pool within this time are one pass.
 const MOMENT: Duration = Duration::from_millis(200);
 
-/// All triggers, merged. Never ends and never fails: broken watches begin anew.
+/// All triggers, merged. `sampled`: pools whose sidecars have answered. Never ends and never fails: broken watches begin anew.
 pub fn queue(
-    term: &Arc<Term>,
+    context: &Context,
+    caches: &Arc<Caches>,
     writer: Writer<Stored>,
-    asked: mpsc::UnboundedReceiver<PoolRef>,
+    sampled: mpsc::UnboundedReceiver<PoolRef>,
 ) -> impl Stream<Item = Result<ObjectRef<Stored>, Infallible>> + use<> {
-    let client = &term.client;
-    let metrics = &term.metrics;
-    let pods = watch_pods(client.clone(), term.pods.clone(), metrics.clone());
+    let (client, metrics) = (&context.client, &context.metrics);
+    let pods = watch_pods(client.clone(), caches.pods.clone(), metrics.clone());
     let refusals = watch_refusals(
         client.clone(),
-        term.pods.clone(),
-        term.refusals.clone(),
+        caches.pods.clone(),
+        caches.refusals.clone(),
         metrics.clone(),
     );
-    let asked = futures::stream::unfold(asked, |mut asked| async move {
-        let pool = asked.recv().await?;
-        Some((pool, asked))
+    let sampled = futures::stream::unfold(sampled, |mut sampled| async move {
+        let pool = sampled.recv().await?;
+        Some((pool, sampled))
     });
     let related = futures::stream::select_all([
         pods.boxed(),
-        children::watch(client, &term.children, metrics).boxed(),
+        children::watch(client, &caches.children, metrics).boxed(),
         refusals.boxed(),
-        asked.boxed(),
+        sampled.boxed(),
     ])
     .map(|pool| ObjectRef::new(&pool.name).within(&pool.namespace));
     let all = futures::stream::select_all([
-        pools(term, writer).boxed(),
+        pools(context, writer).boxed(),
         related.boxed(),
-        canary(term).boxed(),
-        listed(term).boxed(),
+        canary(context, caches).boxed(),
+        listed(caches).boxed(),
     ]);
     gathered(all, MOMENT).map(Ok)
 }
 
 /// Every pool, once all pods are listed: before that none can be judged.
-fn listed(term: &Arc<Term>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
-    let term = term.clone();
+fn listed(caches: &Arc<Caches>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
+    let caches = caches.clone();
     futures::stream::once(async move {
-        term.pods.completed().await;
-        futures::stream::iter(all(&term))
+        caches.pods.completed().await;
+        futures::stream::iter(all(&caches))
     })
     .flatten()
     .chain(futures::stream::pending())
 }
 
-fn all(term: &Term) -> Vec<ObjectRef<Stored>> {
-    let pools = term.pools.state();
+fn all(caches: &Caches) -> Vec<ObjectRef<Stored>> {
+    let pools = caches.pools.state();
     pools.iter().map(|p| ObjectRef::from_obj(&**p)).collect()
 }
 
-/// Pools themselves, into the store of this term.
+/// Pools themselves, into the store of this leader session.
 fn pools(
-    term: &Arc<Term>,
+    context: &Context,
     writer: Writer<Stored>,
 ) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
-    let api: Api<Stored> = Api::all(term.client.clone());
+    let api: Api<Stored> = Api::all(context.client.clone());
     let events = watcher(api, Config::default())
         .default_backoff()
         .map(|event| event.map(|event| event.modify(slim)));
-    let metrics = term.metrics.clone();
+    let metrics = context.metrics.clone();
     reflector(writer, events)
         .applied_objects()
         .filter_map(move |pool| {
@@ -99,30 +100,20 @@ fn slim(pool: &mut Stored) {
 }
 
 /// Every pool, when the canary sees something new.
-fn canary(term: &Arc<Term>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
-    let term = term.clone();
-    futures::stream::unfold(term.canary.clone(), move |mut canary| {
-        let term = term.clone();
+fn canary(
+    context: &Context,
+    caches: &Arc<Caches>,
+) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
+    let caches = caches.clone();
+    futures::stream::unfold(context.canary.clone(), move |mut canary| {
+        let caches = caches.clone();
         async move {
-            // A canary that ended is one that says nothing new.
+            // The sender ends only with the process.
             if canary.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
-            Some((futures::stream::iter(all(&term)), canary))
+            Some((futures::stream::iter(all(&caches)), canary))
         }
     })
     .flatten()
-}
-
-/// The pool that a reference names.
-pub fn pool_ref(reference: &ObjectRef<Stored>) -> PoolRef {
-    PoolRef::new(
-        reference.namespace.as_deref().unwrap_or_default(),
-        &reference.name,
-    )
-}
-
-/// The reference of a pool for events.
-pub fn object_ref(pool: &KVCachePool) -> k8s_openapi::api::core::v1::ObjectReference {
-    kube::Resource::object_ref(pool, &())
 }

@@ -1,7 +1,8 @@
-//! Asks sidecars for their status, some of every pool in every round (a minute), each pool at its own second of it.
+//! Requests the status of sidecars: of some pods of every pool in every round (a minute), each pool at its own second of it.
 
 use super::backoff::spread;
-use super::term::Term;
+use super::caches::Caches;
+use super::context::Context;
 use crate::pods::{Pod, PoolRef, PoolUsage, fetch};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -13,45 +14,45 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// Questions at once, over all pools.
+/// Requests in flight, over all pools.
 const AT_ONCE: usize = 64;
-/// Of those, in one pool: one that is silent must not hold the others up.
+/// Requests in flight of one pool: a pool that does not answer must not hold the others up.
 const AT_ONCE_OF_POOL: usize = 8;
-/// Between two rounds of a pool whose pods were not all asked yet, at most.
+/// Longest time between two rounds of a pool until every pod was asked once.
 const FIRST_ROUNDS: Duration = Duration::from_secs(6);
-/// Between two looks at who is due.
+/// Time between two checks which pools are due.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Goes round without end; `asked` hears of every pool whose round is over.
-pub async fn run(term: Arc<Term>, asked: impl Fn(PoolRef)) {
-    let places = Arc::new(Semaphore::new(AT_ONCE));
+/// Samples all pools without end. Calls `sampled` with each pool whose round is over.
+pub async fn run(context: &Context, caches: &Caches, sampled: impl Fn(PoolRef)) {
+    let places = Semaphore::new(AT_ONCE);
     let mut due: HashMap<PoolRef, Instant> = HashMap::new();
     let mut rounds = FuturesUnordered::new();
     let mut under_way: HashSet<PoolRef> = HashSet::new();
-    let length = Duration::try_from(term.status_interval).unwrap_or(Duration::MAX);
+    let length = Duration::try_from(context.status_interval).unwrap_or(Duration::MAX);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             Some(pool) = rounds.next() => {
                 under_way.remove(&pool);
-                asked(pool);
+                sampled(pool);
             }
             _ = tick.tick() => {
-                let pools = term.pods.pools().into_iter().filter(|p| exists(&term, p)).collect();
-                let known = |pool: &PoolRef| term.usage.with(pool, |u| u.is_known());
+                let pools = caches.pods.pools();
+                let pools = pools.into_iter().filter(|p| exists(caches, p)).collect();
+                let known = |pool: &PoolRef| caches.usage.with(pool, |u| u.is_known());
                 for pool in next(&pools, &mut due, &under_way, known, length, Instant::now()) {
                     under_way.insert(pool.clone());
-                    rounds.push(round(term.clone(), pool, places.clone()));
+                    rounds.push(round(context, caches, pool, &places));
                 }
             }
         }
     }
 }
 
-/// Pools whose time has come, each with its next time set. A pool that was not there before waits up to a few seconds only: its
-/// first numbers are looked for, and until each of its pods was asked once a round follows the other within seconds. A pool whose round
-/// is under way waits for its end.
+/// The pools that are due; sets the next time of each. A new pool is due within a few seconds, and its rounds follow each other within
+/// seconds until every pod was asked once. A pool whose round is under way waits for its end.
 fn next(
     pools: &HashSet<PoolRef>,
     due: &mut HashMap<PoolRef, Instant>,
@@ -79,30 +80,39 @@ fn next(
 }
 
 /// Pods can name a pool that is gone, or never was.
-fn exists(term: &Term, pool: &PoolRef) -> bool {
+fn exists(caches: &Caches, pool: &PoolRef) -> bool {
     let reference = ObjectRef::new(&pool.name).within(&pool.namespace);
-    term.pools.get(&reference).is_some()
+    caches.pools.get(&reference).is_some()
 }
 
-async fn round(term: Arc<Term>, pool: PoolRef, places: Arc<Semaphore>) -> PoolRef {
-    let pods = term.pods.of(&pool);
-    let chosen = term.usage.with(&pool, |usage| usage.round(&pods));
+async fn round(context: &Context, caches: &Caches, pool: PoolRef, places: &Semaphore) -> PoolRef {
+    let pods = caches.pods.of(&pool);
+    let chosen = caches.usage.with(&pool, |usage| usage.round(&pods));
     futures::stream::iter(&chosen)
-        .for_each_concurrent(AT_ONCE_OF_POOL, |pod| ask(&term, &pool, pod, &places))
+        .for_each_concurrent(AT_ONCE_OF_POOL, |pod| {
+            ask(context, caches, &pool, pod, places)
+        })
         .await;
-    term.usage.with(&pool, PoolUsage::round_ended);
+    caches.usage.with(&pool, PoolUsage::round_ended);
     pool
 }
 
-async fn ask(term: &Term, pool: &PoolRef, pod: &Arc<Pod>, places: &Semaphore) {
+async fn ask(
+    context: &Context,
+    caches: &Caches,
+    pool: &PoolRef,
+    pod: &Arc<Pod>,
+    places: &Semaphore,
+) {
     let Some(ip) = pod.address() else { return };
     let Ok(_place) = places.acquire().await else {
         return;
     };
     let answer = fetch(ip).await;
     let result = if answer.is_ok() { "answered" } else { "failed" };
-    term.metrics.add("sidecar_questions_total", &[result], 1);
-    term.usage
+    context.metrics.add("sidecar_questions_total", &[result], 1);
+    caches
+        .usage
         .with(pool, |usage| usage.take(pod, answer, Timestamp::now()));
 }
 

@@ -1,11 +1,11 @@
-//! What is taken from the status of a pool: what the last leader knew, and what somebody else wrote.
+//! Reads back from the status of a pool what an earlier leader knew, and what somebody else wrote.
 
 use crate::api::{KVCachePool, KVCachePoolStatus};
 use crate::pods::{Breaker, Goal, Kept, Owner, Update};
 use crate::status::{self, Reason};
 use kube::ResourceExt;
 
-/// The breaker as the last leader left it in the status; other settings are no worse for what those of then were.
+/// The breaker as the last leader left it in the status; a pause for other settings does not count.
 pub fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
     let paused = pool
         .status
@@ -39,7 +39,7 @@ pub fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
     Breaker::restored(hash, whole, owners)
 }
 
-/// The status as it stands: as it was written, or as the store has it since somebody else wrote it.
+/// The current status: the written one, or the stored one if somebody else wrote it since.
 pub fn last(
     written: Option<&(KVCachePoolStatus, String)>,
     pool: &KVCachePool,

@@ -1,5 +1,5 @@
-//! What to change in a pod that runs: pure functions from the pod as the API server has it to a JSON patch. Every patch says first
-//! which pod and which containers it means; a pod of the same name, or another order of containers, makes it fail instead.
+//! Changes of a running pod: pure functions from the live pod to a JSON patch. Every patch tests first which pod and which containers
+//! it means; a pod of the same name, or another order of containers, makes it fail instead.
 
 use crate::inject::{Outcome, Report, Settings, inject};
 use crate::names;

@@ -1,0 +1,126 @@
+//! Objects of a pool: applied, and deleted when the pool does not want them any more. An object of the same name with another owner
+//! is never touched.
+
+use super::executor::Executor;
+use crate::desired::redis;
+use crate::names;
+use crate::reconcile::applied::{Application, Outcome};
+use crate::reconcile::children::{controller, resource};
+use crate::reconcile::error::ApplyError;
+use crate::reconcile::memory::Memory;
+use crate::reconcile::report;
+use kube::api::{
+    DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta,
+};
+use kube::{Api, ResourceExt};
+use std::time::Instant;
+use tracing::info;
+
+impl Executor<'_> {
+    /// Applies an object, unless the cluster does not know its kind.
+    pub(super) async fn apply(
+        &self,
+        application: Application,
+        memory: &mut Memory,
+    ) -> Result<(), ApplyError> {
+        let mut object = application.object.clone();
+        let types = object.types.clone().unwrap_or_default();
+        let name = object.name_any();
+        let api = self.api(&types);
+        // Also if it was applied before: somebody may have deleted it and created another one.
+        match owner_of(&api, &name).await {
+            Ok(Some(uid)) if uid != memory.uid => {
+                memory.applied.forget(&types.kind, &name);
+                let kind = types.kind;
+                return Err(ApplyError::NameTaken { kind, name });
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            found => found.map_err(|e| failed(&types, &name, e)).map(drop)?,
+        }
+        let params = PatchParams::apply(names::FIELD_MANAGER).force();
+        let annotation = (names::APPLIED.to_owned(), application.hash.clone());
+        object.annotations_mut().extend([annotation]);
+        let stored = match api.patch(&name, &params, &Patch::Apply(&object)).await {
+            Ok(stored) => stored,
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(e) => return Err(failed(&types, &name, e)),
+        };
+        let version = stored.resource_version().unwrap_or_default();
+        let generation = stored.metadata.generation;
+        let outcome = memory.applied.record(application, version, generation);
+        if outcome == Outcome::SetRight {
+            self.publish(&[report::set_right(&self.observed.about, &name)])
+                .await;
+        }
+        Ok(())
+    }
+
+    /// Deletes an object that the pool does not want any more.
+    pub(super) async fn delete(
+        &self,
+        types: &TypeMeta,
+        name: &str,
+        memory: &mut Memory,
+    ) -> Result<(), ApplyError> {
+        let namespace = &*self.observed.name.namespace;
+        let api = self.api(types);
+        match api.delete(name, &DeleteParams::default()).await {
+            Ok(_) => info!(
+                kind = types.kind,
+                namespace, name, "removed: the pool does not want it any more"
+            ),
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(e) => return Err(failed(types, name, e)),
+        }
+        memory.applied.forget(&types.kind, name);
+        Ok(())
+    }
+
+    /// Creates the Secret of the pool's managed servers. One that is there already is kept: it cannot be read, nor need it be.
+    pub(super) async fn password(&self, memory: &mut Memory) -> Result<(), ApplyError> {
+        let Ok(pool) = &self.observed.stored.0 else {
+            return Ok(());
+        };
+        let mut random = [0; 32];
+        let provider = rustls::crypto::aws_lc_rs::default_provider();
+        if provider.secure_random.fill(&mut random).is_err() {
+            return Err(ApplyError::NoRandom);
+        }
+        let secret = redis::password(pool, &random);
+        let types = secret.types.clone().unwrap_or_default();
+        let api = self.api(&types);
+        match api.create(&PostParams::default(), &secret).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(e) => return Err(failed(&types, &secret.name_any(), e)),
+        }
+        memory.password = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Objects of a kind in the pool's namespace.
+    fn api(&self, types: &TypeMeta) -> Api<DynamicObject> {
+        let client = self.context.client.clone();
+        Api::namespaced_with(client, &self.observed.name.namespace, &resource(types))
+    }
+}
+
+fn failed(types: &TypeMeta, name: &str, source: kube::Error) -> ApplyError {
+    ApplyError::Api {
+        kind: types.kind.clone(),
+        name: name.to_owned(),
+        source: Box::new(source),
+    }
+}
+
+/// Uid of the object's controller; empty = it has none; `None` = there is no such object.
+async fn owner_of(api: &Api<DynamicObject>, name: &str) -> Result<Option<String>, kube::Error> {
+    // By list, because reading single objects of the kind is not among the operator's rights.
+    let found = api
+        .list_metadata(&ListParams::default().fields(&format!("metadata.name={name}")))
+        .await?;
+    Ok(found
+        .items
+        .first()
+        .map(|o| controller(&o.metadata).unwrap_or_default()))
+}

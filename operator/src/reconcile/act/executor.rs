@@ -1,0 +1,20 @@
+//! What the steps of one reconcile pass work with.
+
+use crate::reconcile::context::Context;
+use crate::reconcile::events::{Event, Events};
+use crate::reconcile::observe::Observed;
+
+/// Carries out the steps of one reconcile pass.
+pub struct Executor<'a> {
+    pub context: &'a Context,
+    pub events: &'a Events,
+    pub observed: &'a Observed<'a>,
+}
+
+impl Executor<'_> {
+    pub(super) async fn publish(&self, events: &[Event]) {
+        for event in events {
+            self.events.publish(event).await;
+        }
+    }
+}

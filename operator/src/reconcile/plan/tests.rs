@@ -1,0 +1,432 @@
+//! At least one test for every kind of step, and one for a pool that needs none.
+
+use super::*;
+use crate::desired::tests::{defaults, pool};
+use crate::desired::{desired, settings};
+use crate::names;
+use crate::pods::tests::{at, engine, pod, running, waiting};
+use crate::pods::{self, Phase, Pod, PoolRef, SidecarState, Summary};
+use crate::reconcile::caches::Stored;
+use crate::reconcile::children::Child;
+use crate::reconcile::error::ApplyError;
+use crate::reconcile::events::{Event, Weight};
+use crate::reconcile::observe::{Active, Outcome};
+use crate::reconcile::purge::{JobState, Purge, PurgeJob};
+use crate::status::Canary;
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+use kube::api::TypeMeta;
+use kube::core::{DeserializeGuard, Status};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A pool with this spec, created at second 0.
+fn stored(spec: Value) -> Stored {
+    let mut pool = pool(spec);
+    pool.metadata.creation_timestamp = Some(Time(at(0)));
+    DeserializeGuard(Ok(pool))
+}
+
+/// At second 10, with these pods; injection works, and nobody watches children.
+fn observed(stored: &Stored, pods: impl IntoIterator<Item = Pod>) -> Observed<'_> {
+    let spec = stored.0.as_ref().unwrap();
+    let objects = desired(spec, &defaults()).unwrap_or_default();
+    Observed {
+        now: at(10),
+        clock: Instant::now(),
+        name: PoolRef::new("serving", "llama"),
+        about: stored.object_ref(&()),
+        stored,
+        pods: pods.into_iter().map(Arc::new).collect(),
+        pool: Pool::Active(Box::new(Active {
+            spec,
+            settings: settings(spec, &defaults()),
+            objects: objects.into_iter().map(|object| (object, None)).collect(),
+            children: Vec::new(),
+            refused: Vec::new(),
+            usage: Summary {
+                known: true,
+                ..Summary::default()
+            },
+            canary: Canary::Works,
+            allow_pod_patch: false,
+        })),
+        status_interval: SignedDuration::from_secs(60),
+        outcome: None,
+    }
+}
+
+fn active<'o, 'a>(observed: &'o mut Observed<'a>) -> &'o mut Active<'a> {
+    match &mut observed.pool {
+        Pool::Active(active) => active,
+        _ => panic!("the pool is active"),
+    }
+}
+
+/// The steps after the pool's objects were applied.
+fn after_objects(observed: &mut Observed<'_>, memory: &mut Memory) -> Vec<Step> {
+    observed.outcome = Some(Outcome::default());
+    plan(observed, memory)
+}
+
+fn hash() -> String {
+    settings(&pool(json!({})), &defaults()).unwrap().hash()
+}
+
+/// A pod whose sidecar has the settings of the pool.
+fn current(mut pod: Pod) -> Pod {
+    pod.injection.as_mut().unwrap().hash = hash().into();
+    pod.config_generation = Some(7);
+    pod
+}
+
+/// A pod that hangs: its sidecar's image cannot be pulled.
+fn hung(name: &str) -> Pod {
+    let mut pod = current(waiting(name, "ErrImagePull"));
+    pod.phase = Phase::Pending;
+    pod.ready = false;
+    pod.own = [engine(SidecarState::Unseen)].into();
+    pod
+}
+
+/// Acts as the API server that takes everything.
+fn apply(steps: Vec<Step>, observed: &mut Observed<'_>, memory: &mut Memory) {
+    for step in steps {
+        match step {
+            Step::Apply(application) => {
+                let name = application.object.name_any();
+                memory.applied.record(*application, "5".into(), None);
+                let child = Child {
+                    resource_version: "5".into(),
+                    generation: None,
+                    owner_uid: memory.uid.clone(),
+                    applied: None,
+                };
+                let objects = &mut active(observed).objects;
+                let object = objects.iter_mut().find(|(o, _)| o.name_any() == name);
+                object.unwrap().1 = Some(Some(child));
+            }
+            Step::Status(status, _) => {
+                memory.written = Some((*status, "6".to_owned()));
+                memory.writes.add(observed.now);
+            }
+            step => panic!("not expected: {step:?}"),
+        }
+    }
+}
+
+fn events(steps: &[Step]) -> Vec<&Event> {
+    let mut events = Vec::new();
+    for step in steps {
+        if let Step::Event(event) = step {
+            events.push(event);
+        }
+    }
+    events
+}
+
+/// Kind of the object and reason of each event.
+fn reasons(steps: &[Step]) -> Vec<(&str, &str)> {
+    fn face(e: &Event) -> (&str, &str) {
+        (e.about.kind.as_deref().unwrap_or_default(), &e.reason)
+    }
+    events(steps).into_iter().map(face).collect()
+}
+
+#[test]
+fn nothing_to_do_gives_no_step() {
+    let stored = stored(json!({}));
+    let mut observed = observed(&stored, [current(running("a"))]);
+    let mut memory = Memory::default();
+    let objects = plan(&observed, &mut memory);
+    assert!(
+        matches!(&*objects, [Step::Apply(map)] if map.object.name_any() == "kvcachepool-llama")
+    );
+    apply(objects, &mut observed, &mut memory);
+    assert_eq!(plan(&observed, &mut memory), []);
+
+    let status = after_objects(&mut observed, &mut memory);
+    apply(status, &mut observed, &mut memory);
+    assert_eq!(plan(&observed, &mut memory), []);
+}
+
+#[test]
+fn an_object_that_somebody_changed_is_applied_and_one_that_is_not_wanted_is_deleted() {
+    let stored = stored(json!({}));
+    let mut observed = observed(&stored, []);
+    let mut memory = Memory::default();
+    let objects = plan(&observed, &mut memory);
+    apply(objects, &mut observed, &mut memory);
+    let types = TypeMeta {
+        api_version: "v1".to_owned(),
+        kind: "ConfigMap".to_owned(),
+    };
+    let wanted = active(&mut observed).objects[0].0.name_any();
+    active(&mut observed).children =
+        vec![(types.clone(), "old".to_owned()), (types.clone(), wanted)];
+    let unwanted = Step::Delete(types, "old".to_owned());
+    assert_eq!(
+        plan(&observed, &mut memory),
+        std::slice::from_ref(&unwanted)
+    );
+
+    let live = active(&mut observed).objects[0].1.as_mut().unwrap();
+    live.as_mut().unwrap().resource_version = "8".into();
+    let steps = plan(&observed, &mut memory);
+    assert!(matches!(&steps[0], Step::Apply(_)));
+    assert_eq!(steps[1..], [unwanted], "deletions come last");
+}
+
+#[test]
+fn a_spec_that_is_not_accepted_changes_no_object() {
+    let stored = stored(json!({"local": {"memory": {"perPod": "1"}}, "deletionPolicy": "Delete"}));
+    let mut observed = observed(&stored, []);
+    active(&mut observed).children = vec![(TypeMeta::default(), "old".to_owned())];
+    assert!(active(&mut observed).settings.is_err());
+    let mut memory = Memory::default();
+    assert_eq!(plan(&observed, &mut memory), []);
+    let steps = after_objects(&mut observed, &mut memory);
+    assert!(matches!(&steps[0], Step::Status(..)));
+}
+
+#[test]
+fn the_finalizer_comes_before_the_objects_and_goes_with_the_policy() {
+    let s3 = json!({"bucket": "kv-cache", "prefix": "prod", "auth": {"secretName": "keys"}});
+    let spec = |policy: &str| json!({"deletionPolicy": policy, "shared": {"s3": s3}});
+    let deletes = stored(spec("Delete"));
+    let steps = plan(&observed(&deletes, []), &mut Memory::default());
+    assert_eq!(
+        steps[0],
+        Step::Finalizers(vec![names::PURGE.to_owned()]),
+        "{steps:?}"
+    );
+    let mut retains = stored(spec("Retain"));
+    let finalizers = ["a", names::PURGE].map(str::to_owned);
+    retains.0.as_mut().unwrap().metadata.finalizers = Some(finalizers.to_vec());
+    let steps = plan(&observed(&retains, []), &mut Memory::default());
+    assert_eq!(steps[0], Step::Finalizers(vec!["a".to_owned()]));
+}
+
+#[test]
+fn managed_servers_get_their_password_before_they_start() {
+    let managed = json!({"memoryPerShard": "16Gi"});
+    let stored = stored(json!({"shared": {"redis": {"managed": managed}}}));
+    let observed = observed(&stored, []);
+    let mut memory = Memory::default();
+    let steps = plan(&observed, &mut memory);
+    assert_eq!(steps[0], Step::Password);
+    assert!(steps[1..].iter().all(|s| matches!(s, Step::Apply(_))));
+    memory.password = Some(observed.clock);
+    assert!(!plan(&observed, &mut memory).contains(&Step::Password));
+}
+
+#[test]
+fn a_status_is_written_with_the_events_of_what_changed_and_a_count_waits() {
+    let stored = stored(json!({}));
+    let mut observed = observed(&stored, [current(running("a"))]);
+    let mut memory = Memory::default();
+    observed.outcome = Some(Outcome {
+        unapplied: Some(ApplyError::NoRandom),
+        ..Outcome::default()
+    });
+    let steps = plan(&observed, &mut memory);
+    let [Step::Status(status, events)] = &*steps else {
+        panic!("{steps:?}");
+    };
+    let ready = status::condition(&status.conditions, status::READY).unwrap();
+    assert_eq!((&*ready.reason, &**events), ("ApplyFailed", &[][..]));
+    apply(steps, &mut observed, &mut memory);
+
+    for (canary, weight) in [
+        (Canary::Unreachable, Weight::Warning),
+        (Canary::Works, Weight::Normal),
+    ] {
+        active(&mut observed).canary = canary;
+        let steps = after_objects(&mut observed, &mut memory);
+        let told = matches!(&*steps, [Step::Status(_, events)] if events[0].weight == weight);
+        assert!(told, "{steps:?}");
+        apply(steps, &mut observed, &mut memory);
+    }
+    observed.pods.push(Arc::new(current(running("b"))));
+    let steps = after_objects(&mut observed, &mut memory);
+    assert_eq!(steps, [Step::Requeue(Duration::from_secs(60))]);
+}
+
+#[test]
+fn a_pause_is_counted_and_reported_after_the_status_and_then_the_pod_is_replaced() {
+    let stored = stored(json!({}));
+    let mut observed = observed(&stored, [hung("a")]);
+    let mut memory = Memory::default();
+    let steps = after_objects(&mut observed, &mut memory);
+    assert!(matches!(steps.last(), Some(Step::Requeue(_))), "{steps:?}");
+    observed.now = at(100);
+    let steps = after_objects(&mut observed, &mut memory);
+    assert!(matches!(&steps[0], Step::Status(..)), "{steps:?}");
+    let count = Step::Count("injection_pauses_total", "ErrImagePull".to_owned());
+    assert_eq!(steps[1], count);
+    let paused = [
+        ("ReplicaSet", "PodsHeldBack"),
+        ("KVCachePool", "PodsHeldBack"),
+    ];
+    assert_eq!(reasons(&steps[2..4]), paused);
+    observed.now = at(103);
+    let steps = after_objects(&mut observed, &mut memory);
+    let replace = Step::Replace(observed.pods[0].clone());
+    assert!(steps.contains(&replace), "{steps:?}");
+}
+
+#[test]
+fn a_missed_pod_is_reported_and_evicted_where_the_pool_asks_for_it() {
+    let report = stored(json!({}));
+    let mut memory = Memory::default();
+    let steps = after_objects(&mut observed(&report, [pod("a")]), &mut memory);
+    let missed = [("ReplicaSet", "Missed"), ("KVCachePool", "Missed")];
+    assert_eq!(reasons(&steps), missed);
+    assert!(!steps.iter().any(|s| matches!(s, Step::Evict(_))));
+
+    let evict = stored(json!({"injection": {"onMissed": "Evict"}}));
+    let mut memory = Memory::default();
+    let mut of_job = pod("b");
+    let owner = of_job.owner.as_mut().unwrap();
+    (owner.kind, owner.uid) = ("Job".into(), "j".into());
+    let mut observed = observed(&evict, [pod("a"), of_job]);
+    let steps = after_objects(&mut observed, &mut memory);
+    let evicting = Step::Requeue(Duration::from_secs(15));
+    let evict = Step::Evict(observed.pods[0].clone());
+    assert!(steps.ends_with(&[evict, evicting]), "{steps:?}");
+    assert!(reasons(&steps).contains(&("Job", "NotEvicted")));
+    active(&mut observed).canary = Canary::Unreachable;
+    let steps = after_objects(&mut observed, &mut memory);
+    assert!(!steps.iter().any(|s| matches!(s, Step::Evict(_))));
+}
+
+#[test]
+fn running_pods_are_updated_where_the_operator_may_patch_them() {
+    let stored = stored(json!({"sidecar": {"updateStrategy": {"type": "InPlace"}}}));
+    let mut older = current(running("a"));
+    older.config_generation = Some(6);
+    let mut observed = observed(&stored, [older]);
+    let steps = after_objects(&mut observed, &mut Memory::default());
+    let told = events(&steps);
+    assert_eq!(told.last().unwrap().reason, "PodPatchNotAllowed");
+    active(&mut observed).allow_pod_patch = true;
+    let steps = after_objects(&mut observed, &mut Memory::default());
+    let config = pods::Step::Config(observed.pods.clone());
+    assert!(matches!(steps.last(), Some(Step::Update(step, _)) if *step == config));
+}
+
+#[test]
+fn a_pool_that_cannot_be_read_gets_a_status() {
+    let stored = stored(json!({}));
+    let mut observed = observed(&stored, [running("a")]);
+    observed.pool = Pool::Malformed("no such field");
+    let mut memory = Memory::default();
+    let steps = plan(&observed, &mut memory);
+    assert!(matches!(&*steps, [Step::Status(..)]), "{steps:?}");
+    apply(steps, &mut observed, &mut memory);
+    assert_eq!(plan(&observed, &mut memory), []);
+    assert_eq!(after_objects(&mut observed, &mut memory), []);
+}
+
+fn wanted(found: Result<Option<JobState>, kube::Error>) -> Purge {
+    let job = PurgeJob {
+        name: "purge".to_owned(),
+        wanted: json!({"kind": "Job"}),
+        found,
+    };
+    Purge::Wanted {
+        shared: vec![("redis", "serving/other".to_owned())],
+        job: Some(job),
+    }
+}
+
+fn refused(code: u16) -> kube::Error {
+    kube::Error::Api(Box::new(Status {
+        code,
+        ..Status::default()
+    }))
+}
+
+/// The steps, but for the next pass, which is always due in two seconds, and for the tier that is left alone.
+fn purging(observed: &Observed<'_>, memory: &mut Memory) -> Vec<Step> {
+    let mut steps = plan(observed, memory);
+    assert_eq!(steps.pop(), Some(Step::Requeue(Duration::from_secs(2))));
+    if reasons(&steps).first() == Some(&("KVCachePool", "PurgeSkipped")) {
+        steps.remove(0);
+    }
+    steps
+}
+
+/// The only step gives the pool up; the reason in its event.
+fn released(steps: &[Step]) -> Option<&str> {
+    match steps {
+        [Step::Release(others, event)] if others.is_empty() => {
+            Some(event.as_ref().map_or("", |e| &e.reason))
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn a_deleted_pool_is_held_until_its_job_has_ended() {
+    let mut stored = stored(json!({}));
+    stored.0.as_mut().unwrap().metadata.finalizers = Some(vec![names::PURGE.to_owned()]);
+    let mut observed = observed(&stored, []);
+    let mut memory = Memory::default();
+    let mut look = |purge| {
+        observed.pool = Pool::Deleted(purge);
+        purging(&observed, &mut memory)
+    };
+    assert_eq!(
+        look(wanted(Ok(None))),
+        [Step::CreateJob(json!({"kind": "Job"}))]
+    );
+    assert_eq!(look(wanted(Ok(Some(JobState::Running)))), []);
+    let complete = look(wanted(Ok(Some(JobState::Complete))));
+    assert_eq!(released(&complete), Some("Purged"));
+    let failed = look(wanted(Ok(Some(JobState::Failed("denied".to_owned())))));
+    assert_eq!(released(&failed), Some("PurgeFailed"));
+    assert_eq!(released(&look(Purge::NotWanted)), Some(""));
+    assert_eq!(
+        released(&look(Purge::NotAccepted(Vec::new()))),
+        Some("PurgeFailed")
+    );
+    assert_eq!(
+        released(&look(Purge::Malformed(String::new()))),
+        Some("PurgeFailed")
+    );
+}
+
+#[test]
+fn a_job_that_the_api_server_refuses_is_tried_for_ten_minutes_unless_it_is_refused_for_good() {
+    let stored = stored(json!({}));
+    let mut observed = observed(&stored, []);
+    observed.pool = Pool::Deleted(wanted(Ok(None)));
+    let mut memory = Memory::default();
+    let mut after = |code, second| {
+        observed.now = at(second);
+        observed.outcome = Some(Outcome {
+            job_refused: Some(refused(code)),
+            ..Outcome::default()
+        });
+        purging(&observed, &mut memory)
+    };
+    assert_eq!(reasons(&after(500, 10)), [("KVCachePool", "ApplyFailed")]);
+    assert_eq!(reasons(&after(500, 610)), [("KVCachePool", "ApplyFailed")]);
+    assert_eq!(released(&after(500, 611)), Some("PurgeFailed"));
+    assert_eq!(
+        released(&after(404, 20)),
+        Some("PurgeFailed"),
+        "no namespace"
+    );
+
+    observed.pool = Pool::Deleted(wanted(Err(refused(500))));
+    (observed.outcome, memory.purge_refused) = (None, None);
+    observed.now = at(10);
+    assert_eq!(purging(&observed, &mut memory), []);
+    observed.now = at(611);
+    let late = purging(&observed, &mut memory);
+    assert_eq!(released(&late), Some("PurgeFailed"));
+}
