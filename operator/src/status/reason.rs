@@ -1,5 +1,4 @@
 //! The table of reasons of conditions, tiers and events. Reasons of `Accepted` are in `api`, those of refused pods in `inject`.
-//! injection.
 
 crate::reasons::reasons! {
     "Why a condition or a tier has its state, or what an event reports."
