@@ -102,7 +102,9 @@ def test_a_request_across_a_change_leaves_nothing_behind(reloading: Pod, other_t
     engine.reset()
     prompt = token_ids(6000, 730)
     engine.add("across", prompt)
-    engine.step()
+    while engine.states()["across"] == "WAITING":
+        engine.step()
+    assert engine.states()["across"] == "RUNNING"
     _reload(engine, _OTHER)
     engine.run()
     engine.drain()

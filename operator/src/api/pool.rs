@@ -5,6 +5,7 @@ use super::{
     schema::{self, is_default},
 };
 use kube::CustomResource;
+use kvcachepool_protocol::config;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -115,11 +116,12 @@ pub struct Cache {
 
 impl Default for Cache {
     fn default() -> Self {
+        let of_sidecar = config::Cache::default();
         Self {
-            chunk_tokens: 256,
-            save: Save::Prompt,
-            min_load_tokens: 512,
-            load_timeout: Duration("2s".to_string()),
+            chunk_tokens: of_sidecar.chunk_tokens.into(),
+            save: Save::default(),
+            min_load_tokens: of_sidecar.min_load_tokens.into(),
+            load_timeout: Duration(of_sidecar.load_timeout.to_string()),
         }
     }
 }

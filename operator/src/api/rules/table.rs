@@ -70,6 +70,17 @@ const PREFIX: Form = Form {
     },
 };
 
+/// The range that the sidecar accepts for this key of its config.
+fn range(key: &str) -> RangeInclusive<u64> {
+    config::range(key).unwrap_or(0..=0)
+}
+
+/// The same for a number of the API.
+fn whole(key: &str) -> RangeInclusive<i64> {
+    let range = range(key);
+    range.start().cast_signed()..=range.end().cast_signed()
+}
+
 pub(super) fn rules() -> Vec<Rule> {
     let mut rules = vec![pool_name()];
     rules.extend(cache());
@@ -83,13 +94,15 @@ pub(super) fn rules() -> Vec<Rule> {
 
 fn cache() -> Vec<Rule> {
     vec![
-        number("spec.cache.chunkTokens", 1..=65_536, |s| {
+        number("spec.cache.chunkTokens", whole("cache.chunkTokens"), |s| {
             Some(s.cache.chunk_tokens)
         }),
-        number("spec.cache.minLoadTokens", 0..=1_000_000_000, |s| {
-            Some(s.cache.min_load_tokens)
-        }),
-        time("spec.cache.loadTimeout", 1..=HOUR_MS, |s| {
+        number(
+            "spec.cache.minLoadTokens",
+            whole("cache.minLoadTokens"),
+            |s| Some(s.cache.min_load_tokens),
+        ),
+        time("spec.cache.loadTimeout", range("cache.loadTimeout"), |s| {
             Some(&s.cache.load_timeout)
         }),
     ]
@@ -97,7 +110,7 @@ fn cache() -> Vec<Rule> {
 
 fn local() -> Vec<Rule> {
     vec![
-        size("spec.local.memory.perPod", 64 * MI..=16 * TI, |s| {
+        size("spec.local.memory.perPod", range("memory.size"), |s| {
             Some(&s.local.memory.per_pod)
         }),
         one_of("spec.local.disk", ["emptyDir", "ephemeral"], |s| {
@@ -200,16 +213,16 @@ fn s3() -> Vec<Rule> {
         text("spec.shared.s3.ca.name", NAME, |s| {
             Some(&s.shared.s3.as_ref()?.ca.as_ref()?.name)
         }),
-        number("spec.shared.s3.maxConcurrency", 1..=1_024, |s| {
+        number("spec.shared.s3.maxConcurrency", whole("s3.maxConcurrency"), |s| {
             Some(s.shared.s3.as_ref()?.max_concurrency)
         }),
         size("spec.shared.s3.capacity", GI..=1024 * TI, |s| {
             s.shared.s3.as_ref()?.capacity.as_ref()
         }),
-        number("spec.shared.s3.evictAtPercent", 1..=100, |s| {
+        number("spec.shared.s3.evictAtPercent", whole("s3.evictAtPercent"), |s| {
             Some(s.shared.s3.as_ref()?.evict_at_percent)
         }),
-        number("spec.shared.s3.evictToPercent", 1..=100, |s| {
+        number("spec.shared.s3.evictToPercent", whole("s3.evictToPercent"), |s| {
             Some(s.shared.s3.as_ref()?.evict_to_percent)
         }),
         Rule {

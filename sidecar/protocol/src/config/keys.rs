@@ -67,6 +67,18 @@ const MI: u64 = 1 << 20;
 const TI: u64 = 1 << 40;
 const HOUR_MS: u64 = 3_600_000;
 
+/// The smallest and the largest value of a key: a number, bytes, milliseconds or percent. `None`: an unknown key, or one without a range.
+pub fn range(path: &str) -> Option<RangeInclusive<u64>> {
+    let mut config = Config::default();
+    let key = keys(&mut config).into_iter().find(|key| key.path == path)?;
+    match key.slot {
+        Slot::Size(_, range) | Slot::Time(_, range) | Slot::Number(_, range) => Some(range),
+        Slot::Count(_, range) => Some(u64::from(*range.start())..=u64::from(*range.end())),
+        Slot::Share(_, range) => Some(u64::from(*range.start())..=u64::from(*range.end())),
+        _ => None,
+    }
+}
+
 /// All keys in the order of the printed file. Keys of one section are adjacent.
 pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
     use Reload::{Live, Restart, Servers};
@@ -137,7 +149,7 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
         key(
             "cache.minLoadTokens",
             Live,
-            Slot::Count(&mut c.cache.min_load_tokens, 0..=u32::MAX),
+            Slot::Count(&mut c.cache.min_load_tokens, 0..=1_000_000_000),
             "Shorter hits are recomputed. Lower tiers are not used if they add fewer tokens than this to the hit in memory.",
         ),
         key(

@@ -12,7 +12,7 @@ pub use footprint::{
     CHUNK_BYTES, CONTEXT_BYTES, PACKING_BYTES, PAGE_BYTES, UNPACKING_BYTES, beside_arena,
     disk_objects_max,
 };
-pub use keys::{Changes, Reload};
+pub use keys::{Changes, Reload, range};
 pub use parse::{ConfigError, Problem, UnknownKey};
 pub use s3::{AddressingStyle, Checksums, HttpVersion, S3};
 pub use units::{BadUnit, ByteSize, Duration, Percent};
