@@ -366,7 +366,6 @@ class Worker:
         took = time.monotonic() - start
         good = not failure and not lost and crashed is None
         with self._wake:
-            self._running = None
             if failure:
                 self._count(failure)
             if failure.endswith(_BROKEN_WINDOW):
@@ -380,6 +379,8 @@ class Worker:
             elif crashed and window is not None:
                 self._count(f"{task.job.kind}Failed/windowCopyFailed")
                 self._give_window_up(window, f"CopyFailed: {crashed}")
+            # Until here the copy loop would report the job if anything above raised.
+            self._running = None
             self._finish(task, good, not lost)
             broken = crashed is not None and window is None
             self._failures = self._failures + 1 if broken else 0
