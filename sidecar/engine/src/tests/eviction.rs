@@ -249,7 +249,9 @@ fn a_domain_with_other_slot_sizes_gets_segments_of_the_first() {
 #[test]
 fn a_segment_that_changes_its_slot_size_raises_the_generations_of_all_its_rows() {
     use crate::table::Table;
-    let mut rig = Rig::new(4 << 20, Config::default(), plan(1, false, 16 << 10));
+    let mut config = Config::default();
+    config.limits.granted_bytes_max = 0;
+    let mut rig = Rig::new(4 << 20, config, plan(1, false, 16 << 10));
     for n in 0..FIT {
         rig.store(&[n]);
     }

@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(spared((100 << 20) + MARGIN_BYTES, 100 << 20), Ok(()));
         let none = spared((100 << 20) + MARGIN_BYTES - 1, 100 << 20).unwrap_err();
         assert_eq!(none.why, Unavailable::OutOfMemory);
-        assert!(none.detail.starts_with("355 MiB"), "{none}");
+        assert!(none.detail.starts_with("the device has 355 MiB"), "{none}");
     }
 
     #[test]

@@ -264,7 +264,7 @@ mod tests {
             (
                 Some(no_symbol),
                 Some(GpuReason::DriverUnusable),
-                "no cuInit",
+                "lacks the function cuInit",
             ),
             (
                 Some(init(NO_DEVICE)),

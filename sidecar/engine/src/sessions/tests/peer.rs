@@ -196,10 +196,12 @@ impl World {
     }
 
     pub fn config() -> Config {
-        Config {
+        let mut config = Config {
             arena_bytes: 8 << 20,
             ..Config::default()
-        }
+        };
+        config.limits.granted_bytes_max = 0;
+        config
     }
 
     pub fn of(pod: Pod, found: Option<MemoryTable>) -> Self {

@@ -19,7 +19,7 @@ pub fn process(script: &str, task: &str, folder: &Path) -> String {
         .arg(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "tiers::disk::tests::processes::body",
+            "disk::tests::processes::body",
             "--nocapture",
         ])
         .env(TASK, format!("{task} {}", folder.display()))
