@@ -13,7 +13,7 @@ from pathlib import Path
 from chart import ROOT
 
 CONNECTOR = ROOT / "sidecar" / "connector" / "kvcachepool"
-SIDECAR = ROOT / "sidecar" / "src"
+SIDECAR = ROOT / "sidecar"
 NAME = re.compile(r"^[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*(/([A-Za-z0-9]+|\.\.\.))?$")
 
 
@@ -92,12 +92,12 @@ def _unshared_reasons() -> set[str]:
 def _degradations() -> set[str]:
     """Names under which a sidecar serves less than configured."""
     reasons: set[str] = set()
-    for file in SIDECAR.rglob("*.rs"):
+    for file in [*SIDECAR.glob("src/**/*.rs"), *SIDECAR.glob("*/src/**/*.rs")]:
         text = file.read_text()
         reasons |= set(re.findall(r'\.degrade\(\s*"(\w+)"', text))
         reasons |= set(re.findall(r'no_arena = \(\s*"(\w+)"', text))
-    codes = (SIDECAR / "config_file" / "mod.rs").read_text()
-    standby = (SIDECAR / "supervisor" / "standby.rs").read_text()
+    codes = (SIDECAR / "src" / "config_file" / "mod.rs").read_text()
+    standby = (SIDECAR / "src" / "supervisor" / "standby.rs").read_text()
     return reasons | set(re.findall(r'=> "(Config\w+)"', codes)) | set(re.findall(r'"(Engine\w+): ', standby))
 
 

@@ -17,11 +17,7 @@ pub fn process(script: &str, task: &str, folder: &Path) -> String {
     let output = Command::new("sh")
         .args(["-ec", script, "sh"])
         .arg(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "disk::tests::processes::body",
-            "--nocapture",
-        ])
+        .args(["--exact", "disk::tests::processes::body", "--nocapture"])
         .env(TASK, format!("{task} {}", folder.display()))
         .output()
         .unwrap();
