@@ -88,7 +88,7 @@ def test_what_does_not_exist_is_said_in_a_sentence_and_fails(kubernetes: Kuberne
     for arguments, said in (
         (("explain", "pod/none"), f"there is no pod none in namespace {ways}"),
         (("status", "none"), f"there is no KVCachePool none in namespace {ways}"),
-        (("explain", "deployment/web"), "deployment/web is no pod; write pod/NAME"),
+        (("explain", "deployment/web"), "deployment/web is not a pod; write pod/NAME"),
     ):
         done = plugin(kubernetes, *arguments, "-n", ways)
         assert done.returncode != 0

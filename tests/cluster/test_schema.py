@@ -96,7 +96,7 @@ def test_managed_and_external_redis_are_not_exchanged_in_one_step(kubernetes: Ku
     del none["spec"]["shared"]["redis"]
     ((field, message),) = _broken(kubernetes, "PUT", at, managed)
     assert field == "spec.shared.redis"
-    assert "remove spec.shared.redis, apply, then write it anew" in message
+    assert "remove spec.shared.redis, apply, then add it again" in message
     between = kubernetes.request("PUT", at, none)
     managed["metadata"]["resourceVersion"] = between["metadata"]["resourceVersion"]
     assert _broken(kubernetes, "PUT", at, managed) == set()
