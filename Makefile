@@ -57,7 +57,6 @@ test-gpu:  ## what only a GPU can say: kernels, windows, the worker's copies; ne
 	@PYTHONPATH=tests $(GPU_PYTHON) -m gpu $(ONLY)
 bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copies,ttft
 	@cargo build --quiet --bins --examples
-	@cargo build --quiet --package kvcachepool-simulation --examples
 	@PYTHONPATH=tests:sidecar/connector $(PYTHON) -m bench $(ONLY)
 bench-gpu:  ## speeds on a GPU beside what bounds them: target/bench/gpu.json. GPU_PYTHON=python3
 	@cargo build --quiet --bin kvcachepool-sidecar --example gpu_bench

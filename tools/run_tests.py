@@ -37,7 +37,7 @@ def commands(suite: str) -> list[list[str]]:
     everything = ["cargo", "build", "--bins", "--example", "stand_in_engine"]
     load = ["cargo", "build", "--bin", "kvcachepool-sidecar", "--example"]
     return {
-        "rust": [["cargo", "test", "--no-fail-fast"], ["cargo", "test", "--package", "kvcachepool-simulation"]],
+        "rust": [["cargo", "test", "--no-fail-fast"]],
         "connector": [[*sidecar, "--example", "gpu_check", "--example", "gpu_bench"], [*pytest, "tests/connector"]],
         "chart": [[*pytest, "tests/chart"]],
         "cluster": [everything, [*pytest, "--durations=8", "tests/cluster"]],

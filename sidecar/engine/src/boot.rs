@@ -4,7 +4,7 @@ use super::entry::{Entry, NONE};
 use super::evict::Why;
 use super::grant::Grant;
 use super::index::Name;
-use super::mistake::{Mistake, made};
+use super::mistake::Mistake;
 use super::table::{COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
 use super::{Engine, Time};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId};
@@ -172,7 +172,7 @@ impl<T: Table> Engine<T> {
     fn take_over_fetches(&mut self, now: Time) {
         if let Some(engine) = self.owners.get(&0).cloned() {
             // the kernel may still complete reads for a dead engine
-            let wait = self.config.fetch_outlives_engine && !made(Mistake::FetchOutlives);
+            let wait = self.config.fetch_outlives_engine && !T::makes(Mistake::FetchOutlives);
             if wait {
                 self.owner_died(now, 0, self.config.quarantine_ms);
             } else {

@@ -4,7 +4,7 @@
 
 use super::config::Verify;
 use super::entry::NONE;
-use super::mistake::{Mistake, made};
+use super::mistake::Mistake;
 use super::pace::CHECKS;
 use super::table::{COMMITTED, FREE, PUBLISHED, Table};
 use super::{Action, Engine, Time};
@@ -23,7 +23,9 @@ impl<T: Table> Engine<T> {
     pub(crate) fn must_check(&self, entry: u32, since_ms: u64) -> bool {
         let checked = self.entries.get(entry as usize).and_then(|e| e.checked_ms);
         match self.config.verify {
-            Verify::Always => checked.is_none_or(|at| at < since_ms && !made(Mistake::AnswerFirst)),
+            Verify::Always => {
+                checked.is_none_or(|at| at < since_ms && !T::makes(Mistake::AnswerFirst))
+            }
             Verify::Background => checked.is_none(),
         }
     }
@@ -114,7 +116,7 @@ impl<T: Table> Engine<T> {
         let row = self.table.row(row_number);
         let same = row.generation == generation;
         match row.state {
-            COMMITTED if same || made(Mistake::DigestGeneration) => match digest {
+            COMMITTED if same || T::makes(Mistake::DigestGeneration) => match digest {
                 Some(digest) => self.publish(now, row_number, &row, digest),
                 None => self.lose_committed(row_number),
             },
@@ -152,7 +154,7 @@ impl<T: Table> Engine<T> {
             return;
         };
         e.checking = e.checking.saturating_sub(1);
-        if digest == Some(row.digest) || made(Mistake::IgnoreMismatch) {
+        if digest == Some(row.digest) || T::makes(Mistake::IgnoreMismatch) {
             if e.checking == 0 {
                 e.checked_ms = Some(e.check_began_ms);
                 self.recount(entry);

@@ -3,7 +3,7 @@
 
 use super::entry::{Handle, NONE};
 use super::index::Name;
-use super::mistake::{Mistake, made};
+use super::mistake::Mistake;
 use super::table::{PUBLISHED, ROW_BYTES, Table};
 use super::{Engine, Time};
 use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId, chunk_key};
@@ -53,7 +53,7 @@ impl<T: Table> Engine<T> {
     fn take_free_row(&mut self, size: u32, section: u32) -> Option<u32> {
         let taken = self.alloc.take(size, section)?;
         if let Some((first, count)) = taken.resized
-            && !made(Mistake::Carve)
+            && !T::makes(Mistake::Carve)
         {
             // a reader may hold references to slots that began at other rows of this segment
             for row in first..first + count {
@@ -71,8 +71,8 @@ impl<T: Table> Engine<T> {
         self.entries.get(entry as usize).is_some_and(|e| {
             e.live
                 && e.open.is_none()
-                && (!e.pinned() || made(Mistake::EvictPinned))
-                && (e.first_child == NONE || made(Mistake::ParentFirst))
+                && (!e.pinned() || T::makes(Mistake::EvictPinned))
+                && (e.first_child == NONE || T::makes(Mistake::ParentFirst))
         })
     }
 

@@ -3,7 +3,7 @@
 
 use super::entry::NONE;
 use super::evict::Why;
-use super::mistake::{Mistake, made};
+use super::mistake::Mistake;
 use super::table::{GRANTED, Table};
 use super::{Engine, GrantContext, Time, Wish};
 use kvcachepool_protocol::message::{GRANT_GRANTED, GRANT_NO_ROOM};
@@ -123,7 +123,7 @@ impl<T: Table> Engine<T> {
             .map(|g| g.rows.clone())
             .unwrap_or_default();
         self.void(id.0);
-        if made(Mistake::CancelWait) {
+        if T::makes(Mistake::CancelWait) {
             for row in rows {
                 self.free_row(row, Why::Ended);
             }

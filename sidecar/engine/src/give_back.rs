@@ -3,7 +3,7 @@
 use super::entry::{Handle, NONE};
 use super::evict::Why;
 use super::grant::Grant;
-use super::mistake::{Mistake, made};
+use super::mistake::Mistake;
 use super::table::{COMMITTED, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
 use super::{Action, Engine, Time};
 use kvcachepool_protocol::key::EngineHash;
@@ -19,8 +19,8 @@ impl<T: Table> Engine<T> {
         if row.state != GRANTED
             || row.owner != owner
             || owner == 0
-            || !(as_named || made(Mistake::CommitGeneration))
-            || (self.copied.contains_key(&row_number) && !made(Mistake::CopyCommit))
+            || !(as_named || T::makes(Mistake::CommitGeneration))
+            || (self.copied.contains_key(&row_number) && !T::makes(Mistake::CopyCommit))
         {
             self.stats.commits_ignored += 1;
             return false;
@@ -74,7 +74,7 @@ impl<T: Table> Engine<T> {
         self.committed_bytes = self.committed_bytes.saturating_sub(bytes);
         self.table.set_digest(row_number, digest);
         self.table.set_state(row_number, PUBLISHED);
-        if made(Mistake::GenerationLate) {
+        if T::makes(Mistake::GenerationLate) {
             self.table
                 .set_generation(row_number, row.generation.wrapping_add(1));
         }
@@ -87,7 +87,7 @@ impl<T: Table> Engine<T> {
             e.have |= 1 << row.section.min(127);
             enough = e.complete() && !e.known;
             self.recount(row.chunk);
-            if made(Mistake::HalfChunk) {
+            if T::makes(Mistake::HalfChunk) {
                 let handle = self.handle(row.chunk);
                 self.filled(handle, 0);
             }
@@ -129,7 +129,7 @@ impl<T: Table> Engine<T> {
         if needed & !e.have == 0 {
             e.needed |= needed;
         }
-        if made(Mistake::HalfChunk) {
+        if T::makes(Mistake::HalfChunk) {
             e.needed = e.have;
         }
         let (after, news) = (e.needed, e.complete() && !e.known);
@@ -211,7 +211,7 @@ impl<T: Table> Engine<T> {
             self.void(id);
         }
         if let Some(copied) = self.copied.get_mut(&row_number)
-            && !made(Mistake::CopyOutlives)
+            && !T::makes(Mistake::CopyOutlives)
         {
             copied.comes_back = true;
             return;
@@ -234,7 +234,7 @@ impl<T: Table> Engine<T> {
     /// A scheduler's ABORT: takes back what its GRANT `tag` granted and the scheduler never shipped, void or not. `hashes` restricts this
     /// to the chunks with these last blocks. Returns the number of slots taken back; 0 for an unknown tag.
     pub fn abort_grant(&mut self, scheduler: u64, tag: u64, hashes: Option<&[EngineHash]>) -> u32 {
-        let ids = if made(Mistake::AbortTag) {
+        let ids = if T::makes(Mistake::AbortTag) {
             let names: Vec<_> = self
                 .by_tag
                 .get(&(scheduler, tag))
@@ -403,7 +403,7 @@ impl<T: Table> Engine<T> {
         if self.checks.remove(&row_number).is_some_and(|c| c.sweep) {
             self.sweeping -= 1;
         }
-        if !(made(Mistake::InPlace) && why == Why::Evicted) {
+        if !(T::makes(Mistake::InPlace) && why == Why::Evicted) {
             self.table.set_state(row_number, FREE);
         }
         self.alloc.give(row_number);

@@ -3,7 +3,7 @@
 
 use super::entry::Handle;
 use super::index::Name;
-use super::mistake::{Mistake, made};
+use super::mistake::Mistake;
 use super::table::{ChunkRecord, GRANTED, ROW_BYTES, Row, Table};
 use super::{Engine, Time};
 use kvcachepool_protocol::domain::{SectionPlan, slot_rows};
@@ -324,7 +324,7 @@ impl<T: Table> Engine<T> {
 
     /// The order of these writes is part of the protocol: see `protocol::table`.
     fn write_grant(&mut self, row: u32, fields: &Row) {
-        if !made(Mistake::GenerationLate) {
+        if !T::makes(Mistake::GenerationLate) {
             let generation = self.table.row(row).generation.wrapping_add(1);
             self.table.set_generation(row, generation);
         }

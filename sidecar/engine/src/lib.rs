@@ -4,7 +4,6 @@
 
 mod admin;
 mod allocator;
-#[cfg(any(test, feature = "simulation"))]
 mod audit;
 mod boot;
 mod check;
@@ -16,7 +15,6 @@ mod give_back;
 mod grant;
 mod index;
 pub mod lower;
-#[cfg(any(test, feature = "simulation"))]
 pub mod memory_table;
 mod mirror;
 pub mod mistake;

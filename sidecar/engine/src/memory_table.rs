@@ -1,5 +1,6 @@
 //! A slot table in private memory, for tests and the simulation.
 
+use super::mistake::{Mistake, made};
 use super::table::{ChunkRecord, Geometry, Row, Table};
 use zerocopy::FromZeros;
 
@@ -30,6 +31,10 @@ impl MemoryTable {
 }
 
 impl Table for MemoryTable {
+    fn makes(mistake: Mistake) -> bool {
+        made(mistake)
+    }
+
     fn geometry(&self) -> Geometry {
         self.geometry
     }

@@ -1,5 +1,8 @@
-//! Deliberate mistakes for the simulation and tests, which must detect each of them. In a production build `made` is a constant `false`, so
-//! no branch for a mistake remains.
+//! Deliberate mistakes, which the simulation must detect. Whether one is made is decided by the implementation of the seam:
+//! [`Table::makes`](super::table::Table::makes) for the engine. The product's implementations make none, so no branch for a mistake remains
+//! in its build.
+
+use std::cell::Cell;
 
 /// One protocol rule that the sidecar leaves out. Names follow the design's model of the slot protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,31 +106,16 @@ pub enum Mistake {
     WindowEnds,
 }
 
-#[cfg(any(test, feature = "simulation"))]
-mod switch {
-    use std::cell::Cell;
-
-    thread_local! {
-        static MADE: Cell<u64> = const { Cell::new(0) };
-    }
-
-    /// True if this thread makes the mistake.
-    pub fn made(mistake: super::Mistake) -> bool {
-        MADE.get() >> (mistake as u8) & 1 == 1
-    }
-
-    /// Sets the mistakes that this thread makes from now on.
-    pub fn make(mistakes: &[super::Mistake]) {
-        MADE.set(mistakes.iter().fold(0, |set, m| set | 1 << (*m as u8)));
-    }
+thread_local! {
+    static MADE: Cell<u64> = const { Cell::new(0) };
 }
 
-#[cfg(any(test, feature = "simulation"))]
-pub use switch::{made, make};
+/// Sets the mistakes that seams for tests make on this thread from now on.
+pub fn make(mistakes: &[Mistake]) {
+    MADE.set(mistakes.iter().fold(0, |set, m| set | 1 << (*m as u8)));
+}
 
-/// Always false in production.
-#[cfg(not(any(test, feature = "simulation")))]
-#[inline(always)]
-pub const fn made(_: Mistake) -> bool {
-    false
+/// True if this thread makes the mistake. Seams for tests ask it; the product's do not.
+pub fn made(mistake: Mistake) -> bool {
+    MADE.get() >> (mistake as u8) & 1 == 1
 }

@@ -3,7 +3,7 @@
 use super::entry::{Handle, NONE};
 use super::index::Name;
 use super::lower::{Asking, Reach};
-use super::mistake::{Mistake, made};
+use super::mistake::Mistake;
 use super::table::Table;
 use super::{Action, Engine, Time};
 use kvcachepool_protocol::key::{ChunkKey, LayoutId};
@@ -112,14 +112,12 @@ pub(crate) struct Lease {
     held: Vec<Handle>,
 }
 
-#[cfg(any(test, feature = "simulation"))]
 impl Probe {
     pub fn soft_pins(&self) -> impl Iterator<Item = Handle> + '_ {
         self.pins.iter().flatten().copied()
     }
 }
 
-#[cfg(any(test, feature = "simulation"))]
 impl Lease {
     pub fn held(&self) -> &[Handle] {
         &self.held
@@ -219,7 +217,7 @@ impl<T: Table> Engine<T> {
         let e = self.entries.get(entry as usize)?;
         let usable = e.name.key == key
             && e.name.layout == layout
-            && (e.complete() || made(Mistake::HalfChunk) && e.have != 0)
+            && (e.complete() || T::makes(Mistake::HalfChunk) && e.have != 0)
             && !e.expired(now.unix_s)
             && e.tokens == q.tokens_of(at);
         usable.then_some(Handle {
@@ -439,7 +437,7 @@ impl<T: Table> Engine<T> {
         let adds = if e.soft_pins == 0 { e.weight } else { 0 };
         let share =
             self.geometry.arena_bytes * u64::from(self.config.limits.soft_pin_percent_max) / 100;
-        while self.leases.soft_bytes + adds > share && !made(Mistake::PinShare) {
+        while self.leases.soft_bytes + adds > share && !T::makes(Mistake::PinShare) {
             let oldest = self
                 .leases
                 .probes
@@ -565,7 +563,7 @@ impl<T: Table> Engine<T> {
         let mut late = Vec::new();
         for (id, probe) in &self.leases.probes {
             if !probe.answered && probe.open() {
-                let waits_on = probe.waits.is_empty() && made(Mistake::TierDelays);
+                let waits_on = probe.waits.is_empty() && T::makes(Mistake::TierDelays);
                 if !waits_on && now.mono_ms >= probe.asked_ms + probe.question.wait_ms {
                     late.push(*id);
                 }

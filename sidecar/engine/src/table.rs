@@ -1,6 +1,7 @@
 //! Access to the slot table, as a trait, so that the same engine runs in production (on a shared memory map) and in the simulation (on a
 //! vector that can lose every write after the n-th).
 
+use super::mistake::Mistake;
 pub use kvcachepool_protocol::geometry::{Geometry, UnusableTable};
 pub use kvcachepool_protocol::table::{
     COMMITTED, ChunkRecord, FREE, GRANTED, NO_CHUNK, PUBLISHED, ROW_BYTES, Row,
@@ -12,6 +13,11 @@ pub use kvcachepool_protocol::table::{
 /// Implementations keep the order of calls (release stores). The engine, not the implementation, enforces the rules of `protocol::table`.
 /// Beyond the counts of [`Table::geometry`], reads return zeros and writes have no effect.
 pub trait Table {
+    /// True if the engine over this table makes a mistake on purpose. Only the simulation's table makes any.
+    #[inline(always)]
+    fn makes(_: Mistake) -> bool {
+        false
+    }
     fn geometry(&self) -> Geometry;
     /// Number of rows with populated arena pages, starting at row 0.
     fn populated_rows(&self) -> u32;

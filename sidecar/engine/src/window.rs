@@ -2,7 +2,7 @@
 //! the copy has ended, COMMIT is refused and the slot is not taken back.
 
 use super::Engine;
-use super::mistake::{Mistake, made};
+use super::mistake::Mistake;
 use super::table::{FREE, GRANTED, ROW_BYTES, Table};
 use kvcachepool_protocol::window::{Direction, Reason, Run};
 
@@ -53,11 +53,12 @@ impl<T: Table> Engine<T> {
                     .get(&owner)
                     .is_some_and(|o| o.free_at_ms.is_none());
                 let granted = row.state == GRANTED && row.owner == owner;
-                (owner != 0 && granted && owner_lives && !coming_back) || made(Mistake::CopyUnowned)
+                (owner != 0 && granted && owner_lives && !coming_back)
+                    || T::makes(Mistake::CopyUnowned)
             }
             Direction::Load => true,
         };
-        if !((same || made(Mistake::CopyUnowned)) && mine) {
+        if !((same || T::makes(Mistake::CopyUnowned)) && mine) {
             return Err(refused);
         }
         let end = u64::from(run.offset) + u64::from(run.bytes);

@@ -2,7 +2,7 @@
 //! copy is left.
 
 use super::mover::{Mover, Slots, Step};
-use kvcachepool_engine::mistake::{Mistake, made};
+use kvcachepool_engine::mistake::Mistake;
 use std::time::Duration;
 
 /// A copy that still runs this long after its window's end is in doubt. A stage normally takes milliseconds.
@@ -65,7 +65,7 @@ impl Course {
         Turn {
             step,
             doubted,
-            ended: self.over && (step.moving == 0 || made(Mistake::WindowEnds)),
+            ended: self.over && (step.moving == 0 || slots.makes(Mistake::WindowEnds)),
         }
     }
 }

@@ -3,13 +3,17 @@
 
 use super::device::{Device, Part, Progress, Ticket};
 use super::page::FlagPage;
-use kvcachepool_engine::mistake::{Mistake, made};
+use kvcachepool_engine::mistake::Mistake;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::window::{Order, Reason, State, Word, decode};
 use std::sync::Arc;
 
 /// Ownership of slots.
 pub trait Slots {
+    /// True if a window makes a mistake on purpose. Only the simulation makes any.
+    fn makes(&self, _: Mistake) -> bool {
+        false
+    }
     /// Asks for permission to start a copy. A permitted copy is ended with [`Slots::ended`].
     fn begins(&self, order: &Order) -> Result<(), Reason>;
     /// A copy has ended, successfully or not. Called before the worker can see the end.
@@ -120,8 +124,8 @@ impl Mover {
         };
         if let Some(mut moving) = stage.moving.take() {
             let moved = match self.device.progress(moving.ticket) {
-                Progress::Running if made(Mistake::CopyEnds) => true,
-                Progress::Unknown(_) if made(Mistake::DoubtEnds) => false,
+                Progress::Running if slots.makes(Mistake::CopyEnds) => true,
+                Progress::Unknown(_) if slots.makes(Mistake::DoubtEnds) => false,
                 Progress::Running => {
                     stage.moving = Some(moving);
                     return false;
@@ -145,7 +149,7 @@ impl Mover {
                 true => (State::Moved, Reason::None),
                 false => (State::Refused, Reason::CopyFailed),
             };
-            if made(Mistake::FlagFirst) {
+            if slots.makes(Mistake::FlagFirst) {
                 self.page.answer(number, moving.word, state, reason);
             }
             slots.ended(&moving.order, moved);
@@ -162,7 +166,7 @@ impl Mover {
         stage.looked_at = word.sequence;
         match self.begin(number, word, slots) {
             Ok(moving) => {
-                if made(Mistake::StageEarly) {
+                if slots.makes(Mistake::StageEarly) {
                     self.page.answer(number, word, State::Moved, Reason::None);
                 }
                 if let Some(stage) = self.stages.get_mut(number as usize) {

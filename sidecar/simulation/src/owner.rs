@@ -1,6 +1,7 @@
 //! What a mover asks of the state machine, and tells it, within one turn.
 
 use super::host::SimHost;
+use kvcachepool_engine::mistake::{Mistake, made};
 use kvcachepool_engine::sessions::{Core, Now, Output, WindowId};
 use kvcachepool_gpu::mover::Slots;
 use kvcachepool_memory::mapping::Mapping;
@@ -47,6 +48,10 @@ impl Owner<'_> {
 }
 
 impl Slots for Owner<'_> {
+    fn makes(&self, mistake: Mistake) -> bool {
+        made(mistake)
+    }
+
     fn begins(&self, order: &Order) -> Result<(), Reason> {
         let mut core = self.core.borrow_mut();
         let begins = core.window_copy_begins(self.id, self.region, order);

@@ -2,6 +2,7 @@
 
 use super::memory::Shared;
 use super::rules::Rule;
+use kvcachepool_engine::mistake::{Mistake, made};
 use kvcachepool_engine::table::{ChunkRecord, FREE, Geometry, PUBLISHED, Row, Table};
 use zerocopy::FromZeros;
 
@@ -25,6 +26,10 @@ impl SimTable {
 }
 
 impl Table for SimTable {
+    fn makes(mistake: Mistake) -> bool {
+        made(mistake)
+    }
+
     fn geometry(&self) -> Geometry {
         self.geometry
     }

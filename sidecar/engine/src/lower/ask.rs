@@ -1,7 +1,7 @@
 //! Lookups of a PROBE in lower tiers. The nearest tier is asked first; later tiers are asked only for chunks that nearer ones lack.
 
 use super::super::index::Name;
-use super::super::mistake::{Mistake, made};
+use super::super::mistake::Mistake;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Action, Engine, Time};
@@ -372,7 +372,7 @@ impl<T: Table> Engine<T> {
         let Some(asking) = probe.asking.as_mut() else {
             return;
         };
-        if made(Mistake::NoCancel) {
+        if T::makes(Mistake::NoCancel) {
             return;
         }
         if let Some(lookup) = asking.lookup.take()

@@ -1,7 +1,7 @@
 //! Clear of the lower tiers. From the clear until the shell has removed the objects, a tier is neither read nor written. Objects from
 //! before a clear are therefore never served after it, however long the removal takes.
 
-use super::super::mistake::{Mistake, made};
+use super::super::mistake::Mistake;
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use super::stats::count;
@@ -36,7 +36,7 @@ impl<T: Table> Engine<T> {
     /// Clears all tiers. The disk is cleared completely, because it belongs to this sidecar; a shared tier loses only the domains that
     /// this engine knows.
     pub(crate) fn clear_tiers(&mut self) {
-        if self.lower.tiers.is_empty() || made(Mistake::ClearMemoryOnly) {
+        if self.lower.tiers.is_empty() || T::makes(Mistake::ClearMemoryOnly) {
             return;
         }
         for entry in 0..self.entries.len() as u32 {

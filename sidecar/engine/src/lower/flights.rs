@@ -4,7 +4,7 @@ use super::super::entry::Handle;
 use super::super::fetch::FetchId;
 use super::super::grant::GrantContext;
 use super::super::index::Name;
-use super::super::mistake::{Mistake, made};
+use super::super::mistake::Mistake;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Engine, Time, Wish};
@@ -297,7 +297,7 @@ impl<T: Table> Engine<T> {
         let most = self.fetch_bytes_max(t);
         let bounded =
             t.fetches >= t.config.fetches_max || t.fetches > 0 && t.fetch_bytes + bytes > most;
-        if bounded && !made(Mistake::FetchBounds) {
+        if bounded && !T::makes(Mistake::FetchBounds) {
             return Err(Not::Yet);
         }
         if bytes > self.granted_bytes_max() {
@@ -335,7 +335,7 @@ impl<T: Table> Engine<T> {
         }
         let came = self.there(name).map(|handle| (handle, Stand::Memory));
         for (id, at) in waiters {
-            self.tell_waiter(now, id, at, came, after(why));
+            self.tell_waiter(now, id, at, came, after::<T>(why));
         }
     }
 
@@ -348,9 +348,9 @@ impl<T: Table> Engine<T> {
 }
 
 /// The waiters' next state after a failed fetch. If memory was the reason, no other tier is tried.
-pub(super) fn after(why: &str) -> Stand {
+pub(super) fn after<T: Table>(why: &str) -> Stand {
     let memory = ["NoRoom", "BeingStored", "Voided", "stored", "cancelled"];
-    if made(Mistake::NoNextTier) {
+    if T::makes(Mistake::NoNextTier) {
         Stand::Absent
     } else if memory.contains(&why) {
         Stand::Cut

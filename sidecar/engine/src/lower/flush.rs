@@ -3,7 +3,7 @@
 //! A flush begins when the last engine disconnects, when the pod is terminated, and when memory holds chunks of an earlier boot. If the
 //! tier is down, or goes down during the walk, the flush begins once it is up.
 
-use super::super::mistake::{Mistake, made};
+use super::super::mistake::Mistake;
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use super::Tier;
@@ -133,7 +133,7 @@ impl<T: Table> Engine<T> {
                     return Some(walk);
                 }
                 walk.at += 1;
-            } else if !walk.again && !made(Mistake::FlushBelieves) {
+            } else if !walk.again && !T::makes(Mistake::FlushBelieves) {
                 (walk.at, walk.again) = (0, true);
             } else {
                 let writes = &self.lower.tiers.get(at)?.writes;
@@ -162,7 +162,7 @@ impl<T: Table> Engine<T> {
         let full =
             writes.queue_bytes > self.waiting_bytes_max(tier).min(room) && !writes.queue.is_empty();
         if full {
-            return Some(made(Mistake::FlushForgets));
+            return Some(T::makes(Mistake::FlushForgets));
         }
         self.not_written(at, chunk);
         self.queue_put(now, at, chunk, true, 0);

@@ -3,7 +3,7 @@
 use super::super::entry::NONE;
 use super::super::fetch::FetchId;
 use super::super::grant::record;
-use super::super::mistake::{Mistake, made};
+use super::super::mistake::Mistake;
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use super::ask::Stand;
@@ -50,7 +50,7 @@ impl<T: Table> Engine<T> {
             .there(&flight.name)
             .filter(|_| result.is_ok())
             .map(|handle| (handle, Stand::Came(flight.tier)));
-        let otherwise = after(result.err().unwrap_or("Voided"));
+        let otherwise = after::<T>(result.err().unwrap_or("Voided"));
         for (id, at) in want.map(|w| w.waiters).unwrap_or_default() {
             self.tell_waiter(now, id, at, came, otherwise);
         }
@@ -80,7 +80,7 @@ impl<T: Table> Engine<T> {
             Ok(()) if flight.doubtful => {}
             Ok(()) => known.usable(flight.name, flight.tier, now.mono_ms),
             Err(_) if gone => known.absent(flight.name, flight.tier, now.mono_ms),
-            Err(why) if unusable.contains(&why) && !made(Mistake::AskUnusable) => {
+            Err(why) if unusable.contains(&why) && !T::makes(Mistake::AskUnusable) => {
                 known.unusable(flight.name, flight.tier, now.mono_ms);
             }
             Err(_) => {}
@@ -117,7 +117,7 @@ impl<T: Table> Engine<T> {
         flight: &Flight,
         landed: &Landed,
     ) -> Result<(), &'static str> {
-        compare(now, flight, landed)?;
+        compare::<T>(now, flight, landed)?;
         if !self.fetch_stands(fetch) {
             // cleared or expired during the fetch
             return Err("Voided");
@@ -182,7 +182,7 @@ fn expired_long_ago(now: Time, landed: &Result<Landed, Cause>) -> bool {
 }
 
 /// Compares a received object with the requested chunk, and its bytes with the head's digests.
-fn compare(now: Time, flight: &Flight, landed: &Landed) -> Result<(), &'static str> {
+fn compare<T: Table>(now: Time, flight: &Flight, landed: &Landed) -> Result<(), &'static str> {
     let (object, chunk) = (&landed.object, &flight.chunk);
     let domain = &chunk.reach.domain;
     let same = object.kind == KeyKind::Prefix
@@ -217,7 +217,7 @@ fn compare(now: Time, flight: &Flight, landed: &Landed) -> Result<(), &'static s
                 if section.raw_bytes != u64::from(target.section.length.get()) {
                     return Err(Cause::Shape.name());
                 }
-                if section.raw_digest != *digest && !made(Mistake::FetchDigest) {
+                if section.raw_digest != *digest && !T::makes(Mistake::FetchDigest) {
                     return Err(Cause::Corrupt.name());
                 }
             }

@@ -4,7 +4,6 @@
 
 mod answer;
 mod ask;
-#[cfg(any(test, feature = "simulation"))]
 mod audit;
 mod claims;
 mod clearing;
@@ -315,7 +314,6 @@ impl<T: Table> Engine<T> {
     }
 
     /// True if no tier is asked and nothing waits for one.
-    #[cfg(any(test, feature = "simulation"))]
     pub fn lower_idle(&self) -> bool {
         self.lower.lookups.is_empty()
             && self.lower.wants.is_empty()

@@ -1,7 +1,7 @@
 //! Selects the chunks of a PROBE to fetch, in prefix order, up to the first missing chunk.
 
 use super::super::entry::Handle;
-use super::super::mistake::{Mistake, made};
+use super::super::mistake::Mistake;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Engine, Time};
@@ -57,17 +57,17 @@ impl<T: Table> Engine<T> {
             match asking.stands.get(at).copied().unwrap_or_default() {
                 Stand::Memory | Stand::Came(_) | Stand::Coming(_) => {}
                 Stand::Open | Stand::Asked(_) => {
-                    if !made(Mistake::FetchHoles) {
+                    if !T::makes(Mistake::FetchHoles) {
                         return false;
                     }
                 }
                 Stand::Absent | Stand::Cut => {
-                    if !made(Mistake::FetchHoles) {
+                    if !T::makes(Mistake::FetchHoles) {
                         self.cut(id, probe, asking, at);
                         return false;
                     }
                 }
-                Stand::There(_) if at >= worth.until && !made(Mistake::FetchHoles) => {
+                Stand::There(_) if at >= worth.until && !T::makes(Mistake::FetchHoles) => {
                     if let Some(why) = worth.declined {
                         self.decline(asking, why);
                         self.cut(id, probe, asking, worth.there);
@@ -78,7 +78,7 @@ impl<T: Table> Engine<T> {
                     let stand = self.want(now, id, at, probe, asking, tier);
                     set(asking, at, stand);
                     asking.changed = true;
-                    if stand == Stand::Cut && !made(Mistake::FetchHoles) {
+                    if stand == Stand::Cut && !T::makes(Mistake::FetchHoles) {
                         self.cut(id, probe, asking, at);
                         return false;
                     }

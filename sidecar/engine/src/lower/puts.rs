@@ -3,7 +3,7 @@
 use super::super::entry::Handle;
 use super::super::grant::sections_of;
 use super::super::index::Name;
-use super::super::mistake::{Mistake, made};
+use super::super::mistake::Mistake;
 use super::super::table::{PUBLISHED, Table};
 use super::super::{Engine, Time};
 use super::offers::Offer;
@@ -86,11 +86,11 @@ impl<T: Table> Engine<T> {
         let config = tier.config;
         let writing = self.lower.writing.entry(name).or_default();
         // also if that is an evicted chunk of the same name: this chunk is offered when that write ends
-        if *writing >> at & 1 == 1 && !made(Mistake::PutTwice) {
+        if *writing >> at & 1 == 1 && !T::makes(Mistake::PutTwice) {
             return;
         }
         tier.stats.offered_chunks += 1;
-        if !tier.up() && !made(Mistake::TierIsDown) {
+        if !tier.up() && !T::makes(Mistake::TierIsDown) {
             count(&mut tier.stats.puts, "TierDown", 1);
             if *writing == 0 {
                 self.lower.writing.remove(&name);
@@ -114,7 +114,7 @@ impl<T: Table> Engine<T> {
         let most = config.put_queue_bytes_max;
         self.drop_waiting(at, "QueueFull", |tier| {
             let full = tier.writes.queue_bytes > most && tier.writes.queue.len() > 1;
-            full && !made(Mistake::PutBounds)
+            full && !T::makes(Mistake::PutBounds)
         });
     }
 
@@ -195,7 +195,7 @@ impl<T: Table> Engine<T> {
         let (config, writes) = (&tier.config, &mut tier.writes);
         let full =
             writes.puts >= config.puts_max || writes.puts > 0 && writes.put_bytes + bytes > most;
-        if full && !made(Mistake::PutBounds) || !self.writes.take(now.mono_ms, at, bytes) {
+        if full && !T::makes(Mistake::PutBounds) || !self.writes.take(now.mono_ms, at, bytes) {
             return None;
         }
         writes.queue.pop_front();
@@ -231,7 +231,7 @@ impl<T: Table> Engine<T> {
                 doubtful: false,
             },
         );
-        if !made(Mistake::PutUnleased) {
+        if !T::makes(Mistake::PutUnleased) {
             self.lease(waiting.chunk);
         }
     }
@@ -243,7 +243,7 @@ impl<T: Table> Engine<T> {
             return;
         };
         let same = self.put_stands(&done);
-        if !made(Mistake::PutUnleased) {
+        if !T::makes(Mistake::PutUnleased) {
             self.unlease(done.chunk);
         }
         self.not_writing(&done.name, done.chunk, done.tier);
@@ -333,7 +333,7 @@ impl<T: Table> Engine<T> {
 
     /// The tier went down: drops its queue. Writes in flight end when the shell reports them.
     pub(super) fn end_puts_of(&mut self, at: usize) {
-        if !made(Mistake::TierIsDown) {
+        if !T::makes(Mistake::TierIsDown) {
             self.drop_waiting(at, "TierDown", |_| true);
         }
         for e in &mut self.entries {

@@ -1,7 +1,7 @@
 //! Decides which part of a prefix to fetch. Chunks are not fetched if they add too little to the hit, or if prefill is expected to be
 //! quicker.
 
-use super::super::mistake::{Mistake, made};
+use super::super::mistake::Mistake;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Engine, Time};
@@ -107,7 +107,7 @@ impl<T: Table> Engine<T> {
     pub(super) fn worth(&self, now: Time, probe: &Probe, asking: &Asking) -> Worth {
         let prefix = Prefix::of(asking);
         let there = prefix.there;
-        if there == prefix.comes || made(Mistake::FetchWorthless) {
+        if there == prefix.comes || T::makes(Mistake::FetchWorthless) {
             return Worth {
                 until: there,
                 there,

@@ -7,7 +7,8 @@ use super::register::Instance;
 use super::seam::{ConnId, FdFacts, FdKind, Host, HostError, Input, Now, Output, ProcessId, Start};
 use super::window::WaitingAbort;
 use crate::config::Config;
-use crate::mistake::{Mistake, made};
+use crate::mistake::Mistake;
+use crate::table::Table;
 use crate::tier::Kind;
 use crate::{Action, Engine, Order, Report, Unwritten};
 use kvcachepool_protocol::PROTOCOL_VERSION;
@@ -405,7 +406,7 @@ impl<H: Host> Core<H> {
             if role == Role::Scheduler {
                 engine.cancel_waiting(id);
             }
-            if made(Mistake::FreeOnEof)
+            if H::Table::makes(Mistake::FreeOnEof)
                 && role == Role::Worker
                 && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
             {
@@ -479,9 +480,9 @@ impl<H: Host> Core<H> {
     fn quarantine_ms(&self, gpu: Option<bool>) -> u64 {
         let gpu = match gpu {
             Some(gpu) => gpu,
-            None => !made(Mistake::BootQuarantine),
+            None => !H::Table::makes(Mistake::BootQuarantine),
         };
-        if gpu && !made(Mistake::NoQuarantine) {
+        if gpu && !H::Table::makes(Mistake::NoQuarantine) {
             self.config.quarantine_ms
         } else {
             0

@@ -5,7 +5,8 @@ use super::memory::{Verdict, passed};
 use super::peers::Session;
 use super::seam::{ConnId, FdFacts, FdKind, FdType, Host, Now, Output, ProcessId};
 use super::window::Mode;
-use crate::mistake::{Mistake, made};
+use crate::mistake::Mistake;
+use crate::table::Table;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::message::{self, ErrorCode, Hello, HelloReply, Memory, Role};
 use kvcachepool_protocol::refs;
@@ -235,14 +236,14 @@ impl<H: Host> Core<H> {
         let Some(session) = self.peers.sessions.get_mut(&id) else {
             return Ok(id);
         };
-        if hello.number <= session.hello && !made(Mistake::HelloNumbers) {
+        if hello.number <= session.hello && !H::Table::makes(Mistake::HelloNumbers) {
             let said = format!("HELLO {} is not newer than {}", hello.number, session.hello);
             return Err(Refusal::later(ErrorCode::StaleHello, said));
         }
         session.hello = hello.number;
         let older = session.conn.filter(|c| *c != conn);
         if let Some(older) = older
-            && !made(Mistake::OldFrames)
+            && !H::Table::makes(Mistake::OldFrames)
         {
             self.close(older, "Superseded", out);
         }
@@ -316,7 +317,7 @@ impl<H: Host> Core<H> {
         }
         match hello.lock {
             Some(lock) => self.confirm_lock(process, lock, out)?,
-            None if made(Mistake::LockFirst) => {}
+            None if H::Table::makes(Mistake::LockFirst) => {}
             None => {
                 if let Some(p) = self.peers.processes.get_mut(&process) {
                     p.lock = None;
@@ -344,10 +345,10 @@ impl<H: Host> Core<H> {
         let mapped = matches!(verdict.memory, Memory::Held | Memory::Sent);
         if hello.role == Role::Scheduler {
             if let Some(engine) = &mut self.engine {
-                if !made(Mistake::NoLeaseEnd) {
+                if !H::Table::makes(Mistake::NoLeaseEnd) {
                     engine.keep_requests(session, &hello.requests);
                 }
-                if made(Mistake::RoleHello)
+                if H::Table::makes(Mistake::RoleHello)
                     && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
                 {
                     engine.reconcile(lock, &[]);

@@ -3,7 +3,7 @@
 use super::core::{Core, Refusal};
 use super::seam::{FdFacts, FdId, FdType, Host, Now, Output, ProcessId};
 use crate::Engine;
-use crate::mistake::{Mistake, made};
+use crate::mistake::Mistake;
 use crate::table::{Geometry, Table};
 use kvcachepool_protocol::message::{ErrorCode, Hello, Memory};
 use std::collections::BTreeSet;
@@ -53,7 +53,7 @@ impl<H: Host> Core<H> {
             );
             return;
         };
-        if !earlier.is_empty() && !made(Mistake::Populate) {
+        if !earlier.is_empty() && !H::Table::makes(Mistake::Populate) {
             let count = earlier.len();
             self.no_arena = (
                 "ArenaHeldByEarlierBoot",
@@ -172,7 +172,7 @@ impl<H: Host> Core<H> {
                 let same_files = passed(hello, fds)
                     .iter()
                     .all(|(_, f)| !matches!(f, FdType::Memfd { live: false, .. }));
-                if (theirs == ours && same_files) || made(Mistake::Regions) {
+                if (theirs == ours && same_files) || H::Table::makes(Mistake::Regions) {
                     Verdict::plain(Memory::Held)
                 } else {
                     Verdict::unmap("OtherRegion")
@@ -216,7 +216,7 @@ impl<H: Host> Core<H> {
             return Ok(Verdict::unmap("Unsealed"));
         };
         match self.host.adopt(arena, table) {
-            Ok(table) if table.geometry().region == theirs || made(Mistake::Regions) => {
+            Ok(table) if table.geometry().region == theirs || H::Table::makes(Mistake::Regions) => {
                 out.push(Output::Log {
                     event: "ArenaAdopted",
                     detail: format!("region {theirs}"),
@@ -226,7 +226,7 @@ impl<H: Host> Core<H> {
                 self.host.keep();
                 self.earlier_locks = Some(BTreeSet::new());
                 self.counters.event("ArenaAdopted");
-                if made(Mistake::OneBack)
+                if H::Table::makes(Mistake::OneBack)
                     && let Some(engine) = &mut self.engine
                 {
                     for owner in engine.living_owners() {

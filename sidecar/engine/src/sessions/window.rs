@@ -3,7 +3,8 @@
 use super::core::{Asked, Core, Refusal, text};
 use super::seam::{ConnId, Host, Now, Output, ProcessId, WindowId, WindowNews};
 use crate::config::TransferMode;
-use crate::mistake::{Mistake, made};
+use crate::mistake::Mistake;
+use crate::table::Table;
 use kvcachepool_protocol::message::{self, AbortReply, ErrorCode, Register, Role, Window};
 use kvcachepool_protocol::window::{Order, Reason, Unavailable};
 use std::collections::BTreeMap;
@@ -216,7 +217,7 @@ impl<H: Host> Core<H> {
             .and_then(|p| p.lock);
         let owner = match lock {
             Some(lock) => lock,
-            None if made(Mistake::CopyUnowned) => 0,
+            None if H::Table::makes(Mistake::CopyUnowned) => 0,
             None => return Err(Reason::Closed),
         };
         let engine = self.engine.as_mut().ok_or(Reason::Closed)?;

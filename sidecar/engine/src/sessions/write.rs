@@ -3,7 +3,8 @@
 use super::core::{Asked, Core, Refusal};
 use super::read::namespace;
 use super::seam::{Host, Now, Output};
-use crate::mistake::{Mistake, made};
+use crate::mistake::Mistake;
+use crate::table::Table;
 use crate::{GrantContext, Wish};
 use kvcachepool_protocol::key::{EngineHash, KeyKind, chunk_key, unpack_hashes};
 use kvcachepool_protocol::message::{
@@ -95,7 +96,7 @@ impl<H: Host> Core<H> {
         let sections: Sections = message::decode(body)?;
         let unpacked = refs::unpack(&sections.refs)
             .map_err(|e| Refusal::new(ErrorCode::BadBody, e.to_string()))?;
-        if Some(sections.region) != self.region() && !made(Mistake::Regions) {
+        if Some(sections.region) != self.region() && !H::Table::makes(Mistake::Regions) {
             self.counters.ignored("OtherRegion");
             return Ok(Vec::new());
         }
