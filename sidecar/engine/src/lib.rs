@@ -2,61 +2,41 @@
 //! Pure decision code: no clocks, sockets, threads or wire format. Time is an argument, and side effects are returned as [`Action`]s.
 //! `sessions/` checks permissions and decides when a process counts as dead.
 
-mod admin;
-mod allocator;
-mod audit;
-mod boot;
 mod check;
 pub mod config;
-mod entry;
-mod evict;
-mod fetch;
-mod give_back;
-mod grant;
-mod index;
+mod effect;
 pub mod lower;
+mod memory;
 pub mod memory_table;
-mod mirror;
 pub mod mistake;
+mod name;
 mod pace;
-mod policy;
 mod probe;
-mod ring;
 pub mod sessions;
 pub mod table;
 pub mod tier;
-mod window;
+mod verifier;
 
 #[cfg(test)]
 mod tests;
 
-pub use admin::{Found, PinError, Usage};
-pub use fetch::FetchId;
-pub use grant::{GrantContext, Wish};
-pub use lower::{
-    Domains, Estimate, Landed, LoadStats, Order, Reach, Report, Target, TierStats, TierView,
-    Unwritten,
+pub use effect::{
+    ClearJob, Completion, DigestJob, Domains, Effect, FetchJob, Landed, LookupJob, Target, WriteJob,
 };
+pub use lower::{Estimate, LoadStats, Reach, TierStats, TierView, Unwritten};
+pub use memory::{EventDomain, FetchId, Found, GrantContext, PinError, Ring, Usage, Wish};
 pub use pace::PaceStats;
 pub use probe::{Answer, Question};
-pub use ring::{EventDomain, Ring};
 
-use allocator::Allocator;
-use check::Check;
 use config::Config;
-use entry::{Class, Entry, Handle};
-use grant::{Grant, Owner};
-use index::{FastMap, Name};
-use kvcachepool_protocol::key::LayoutId;
+use kvcachepool_protocol::key::ChunkKey;
+use kvcachepool_protocol::message::Event as ChunkEvent;
 use lower::Lower;
-use mirror::Mirror;
+use memory::{ENTRIES_PER_PAGE_MAX, Event, MemoryTier};
 use pace::Pace;
-use policy::Policy;
 use probe::Leases;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use table::{Geometry, Table};
-use window::Copied;
+use verifier::Verifier;
 
 /// The current time. The shell reads it once before each call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -67,20 +47,13 @@ pub struct Time {
     pub unix_s: u64,
 }
 
-/// A side effect that the engine requests from the shell.
+/// A waiting PROBE whose answer changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// Compute the digest of a slot and return it through [`Engine::digest_done`].
-    Digest {
-        slot: u32,
-        generation: u32,
-        /// Number of the check, returned with the digest. 0 marks the digest that publishes a slot.
-        check: u64,
-        length: u64,
-        urgent: bool,
-    },
-    /// The answer to a waiting PROBE is ready: call [`Engine::final_answer`].
-    ProbeDone { probe: u64 },
+pub enum Changed {
+    /// More is known: call [`Engine::partial_answer`].
+    Partial { probe: u64 },
+    /// The answer is ready: call [`Engine::final_answer`].
+    Final { probe: u64 },
 }
 
 /// Counters since the engine's start.
@@ -115,112 +88,79 @@ pub struct Stats {
     pub soft_pins_displaced: u64,
 }
 
-/// Index, slots, leases and order of eviction over one arena.
+/// Snapshot pages of chunks from this number on cover the disk.
+const DISK_PAGES: u32 = 1 << 31;
+
+/// The parts of the engine, and what one part must learn of another.
 #[derive(Debug)]
 pub struct Engine<T> {
-    table: Mirror<T>,
-    geometry: Geometry,
     config: Config,
-    entries: Vec<Entry>,
-    census: [u64; Class::COUNT],
-    vacant: Vec<u32>,
-    index: FastMap<Name, u32>,
-    layouts: Vec<LayoutId>,
-    /// Entries whose parent is not in the index, by the parent's name.
-    orphans: FastMap<Name, Vec<Handle>>,
-    alloc: Allocator,
-    grants: FastMap<u64, Grant>,
-    next_grant: u64,
-    /// Grant id of each GRANTED or COMMITTED row.
-    by_row: FastMap<u32, u64>,
-    by_tag: FastMap<(u64, u64), Vec<u64>>,
-    owners: FastMap<u32, Owner>,
-    /// Rows that the sidecar itself copies from a window.
-    copied: FastMap<u32, Copied>,
-    granted_bytes: u64,
-    /// Bytes of COMMITTED slots. They share a limit with granted bytes.
-    committed_bytes: u64,
-    policy: Box<dyn Policy>,
-    /// Evictable incomplete chunks, with the time since which each one waits.
-    incomplete: VecDeque<(Handle, Option<u64>)>,
-    expiries: BinaryHeap<Reverse<(u64, Handle)>>,
+    pub(crate) memory: MemoryTier<T>,
+    verifier: Verifier,
     leases: Leases,
-    admin_pins: BTreeMap<u32, u64>,
-    admin_pinned_bytes: u64,
-    /// Digest checks in flight, by row.
-    checks: FastMap<u32, Check>,
-    last_check: u64,
-    sweeping: u32,
-    sweep_queue: VecDeque<Handle>,
-    ring: Ring,
     lower: Lower,
     /// Rate limit of reads from tiers.
     reads: Pace,
     /// Rate limit of writes to tiers and of background digest checks.
     writes: Pace,
     stats: Stats,
-    actions: Vec<Action>,
+    effects: Vec<Effect>,
+    changed: Vec<Changed>,
 }
 
 impl<T: Table> Engine<T> {
     /// Creates an engine over an empty table or over the table of an earlier engine. `cold` frees everything PUBLISHED.
     pub fn new(now: Time, table: T, config: Config, cold: bool) -> Self {
-        let geometry = table.geometry();
+        let (memory, adopted) = MemoryTier::new(now, table, config.clone(), cold);
         let mut engine = Self {
-            geometry,
-            entries: Vec::new(),
-            census: [0; Class::COUNT],
-            vacant: Vec::new(),
-            index: FastMap::default(),
-            layouts: Vec::new(),
-            orphans: FastMap::default(),
-            alloc: Allocator::new(geometry.rows, geometry.segment_rows()),
-            grants: FastMap::default(),
-            next_grant: 1,
-            by_row: FastMap::default(),
-            by_tag: FastMap::default(),
-            owners: FastMap::default(),
-            copied: FastMap::default(),
-            granted_bytes: 0,
-            committed_bytes: 0,
-            policy: policy::new(config.policy),
-            incomplete: VecDeque::new(),
-            expiries: BinaryHeap::new(),
+            memory,
+            verifier: Verifier::default(),
             leases: Leases::default(),
-            admin_pins: BTreeMap::new(),
-            admin_pinned_bytes: 0,
-            checks: FastMap::default(),
-            last_check: 0,
-            sweeping: 0,
-            sweep_queue: VecDeque::new(),
-            ring: Ring::new(config.limits.events_max),
             lower: Lower::new(&config.tiers),
             reads: Pace::new(config.read_bytes_per_s),
             writes: Pace::new(config.write_bytes_per_s),
             stats: Stats::default(),
-            actions: Vec::new(),
-            table: Mirror::new(table),
+            effects: Vec::new(),
+            changed: Vec::new(),
             config,
         };
-        engine.take_over(now, cold);
+        // an earlier boot may have written its chunks, so they are looked up first
+        engine.lower.adopted = !adopted.is_empty();
+        engine.verifier.adopt(adopted);
+        engine.sweep(now);
         engine
     }
 
     pub fn geometry(&self) -> Geometry {
-        self.geometry
+        self.memory.geometry
     }
 
     pub fn table(&self) -> &T {
-        &self.table.shared
+        &self.memory.table.shared
+    }
+
+    /// Sizes and counts of the memory tier.
+    pub fn usage(&self) -> Usage {
+        self.memory.usage()
+    }
+
+    /// Chunks of this key, in all layouts.
+    pub fn find_key(&self, key: &ChunkKey) -> Vec<Found> {
+        self.memory.find_key(key)
     }
 
     /// Rows whose pages are present.
     pub fn populated_rows(&self) -> u32 {
-        self.table.populated_rows()
+        self.memory.table.populated_rows()
     }
 
-    pub fn stats(&self) -> &Stats {
-        &self.stats
+    pub fn stats(&self) -> Stats {
+        Stats {
+            checks: self.stats.checks,
+            soft_pins_expired: self.stats.soft_pins_expired,
+            soft_pins_displaced: self.stats.soft_pins_displaced,
+            ..self.memory.stats
+        }
     }
 
     /// Counters of the two rate limits: reads from tiers; writes to tiers and background digest checks.
@@ -230,19 +170,48 @@ impl<T: Table> Engine<T> {
 
     /// Events of stored and removed chunks.
     pub fn ring(&self) -> &Ring {
-        &self.ring
+        &self.memory.ring
     }
 
-    /// Actions requested since the last call.
-    pub fn take_actions(&mut self) -> Vec<Action> {
-        std::mem::take(&mut self.actions)
+    /// Effects requested since the last call. Also starts queued work for which there is room now.
+    pub fn take_effects(&mut self, now: Time) -> Vec<Effect> {
+        self.settle();
+        self.advance_tiers(now);
+        self.settle();
+        let mut effects = std::mem::take(&mut self.lower.effects);
+        effects.append(&mut self.effects);
+        effects
+    }
+
+    /// Waiting PROBEs whose answers changed since the last call.
+    pub fn take_changed(&mut self) -> Vec<Changed> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// An effect has ended, or a tier went up or down.
+    pub fn completed(&mut self, now: Time, completion: Completion) {
+        self.settle();
+        match completion {
+            Completion::Digest {
+                slot,
+                generation,
+                check,
+                digest,
+            } => self.digest_done(now, slot, generation, check, digest),
+            Completion::Lookup { lookup, present } => self.looked_up(now, lookup, present),
+            Completion::Fetch { fetch, landed } => self.landed(now, fetch, landed),
+            Completion::Write { put, stored } => self.put_done(now, put, stored),
+            Completion::Clear { tier, removed } => self.cleared(now, tier, removed),
+            Completion::Tier { tier, down } => self.tier_state(now, tier, down),
+        }
+        self.settle();
     }
 
     /// Applies a changed configuration. Sizes, the eviction policy and the set of tiers keep their values.
     pub fn configure(&mut self, config: &Config) {
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
         let otherwise = self.lower.configure(&config.tiers);
-        for e in &mut self.entries {
+        for e in &mut self.memory.entries {
             // the next request for the chunk may qualify it for these tiers
             e.missed |= otherwise & !e.written;
         }
@@ -253,31 +222,50 @@ impl<T: Table> Engine<T> {
             policy,
             ..config.clone()
         };
+        self.memory.configure(&self.config);
     }
 
     /// Marks the first `rows` rows of the arena as populated.
     pub fn populated(&mut self, rows: u32) {
-        let rows = rows.min(self.geometry.rows);
-        if rows > self.table.populated_rows() {
-            self.table.set_populated_rows(rows);
-            self.alloc.populate(rows);
-        }
+        self.memory.populated(rows);
     }
 
     /// Runs timers. Call it only after every readable socket was read.
     pub fn tick(&mut self, now: Time) {
         self.end_pins(now);
-        self.end_quarantines(now);
-        self.end_by_time(now);
-        self.end_admin_pins(now);
+        self.memory.tick(now);
+        self.settle();
         self.sweep(now);
     }
 
-    fn layout_number(&mut self, layout: LayoutId) -> u32 {
-        if let Some(at) = self.layouts.iter().position(|l| *l == layout) {
-            return at as u32;
+    /// Passes the memory tier's events on to the parts that they concern.
+    fn settle(&mut self) {
+        for event in self.memory.take_events() {
+            match event {
+                Event::Committed(job) => self.effects.push(Effect::Digest(job)),
+                Event::Readable(chunk) => self.offer(chunk),
+                Event::Unlisted(chunk) => self.wake_waiters(chunk),
+                Event::Freed { row, generation } => self.verifier.forget(row, generation),
+            }
         }
-        self.layouts.push(layout);
-        self.layouts.len() as u32 - 1
+    }
+
+    /// Removes every chunk, as [`MemoryTier::clear`] does. Lower tiers are not asked before they have removed their objects. Returns the
+    /// number of chunks removed from the index.
+    pub fn clear(&mut self) -> u64 {
+        self.clear_tiers();
+        self.memory.clear()
+    }
+
+    /// A page of a domain's chunks in memory and on disk, and the start of the next page.
+    pub fn resident(&self, from: u32, domain: EventDomain) -> (Vec<ChunkEvent>, Option<u32>) {
+        if let Some(number) = from.checked_sub(DISK_PAGES) {
+            let (events, next) =
+                self.claimed(number as usize, ENTRIES_PER_PAGE_MAX as usize, domain);
+            return (events, next.map(|number| DISK_PAGES + number as u32));
+        }
+        let (events, next) = self.memory.resident(from, domain);
+        let disk = (!self.lower.claims.is_empty()).then_some(DISK_PAGES);
+        (events, next.or(disk))
     }
 }

@@ -1,11 +1,11 @@
 //! Read access of requests: lookups, soft pins and read leases. Only the scheduler's session holds them.
 
-use super::entry::{Handle, NONE};
-use super::index::Name;
 use super::lower::{Asking, Reach};
+use super::memory::{Handle, NONE};
 use super::mistake::Mistake;
+use super::name::Name;
 use super::table::Table;
-use super::{Action, Engine, Time};
+use super::{Changed, Engine, Time};
 use kvcachepool_protocol::key::{ChunkKey, LayoutId};
 use kvcachepool_protocol::message as wire;
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
@@ -50,7 +50,7 @@ pub struct Answer {
     /// Packed references, `sections` per ready chunk.
     pub refs: Vec<u8>,
     pub tiers: Vec<u8>,
-    /// Chunks wait for a check or a lower tier: `Action::ProbeDone` follows.
+    /// Chunks wait for a check or a lower tier: `Changed::Final` follows.
     pub pending: bool,
     /// Expected wait of the pending chunks. Milliseconds.
     pub pending_ms: u64,
@@ -133,14 +133,12 @@ pub(crate) struct Leases {
     pub probes: BTreeMap<u64, Probe>,
     pub next_probe: u64,
     /// PROBEs that wait for the digest check of an entry.
-    pub waiters: BTreeMap<u32, Vec<u64>>,
+    pub waiters: BTreeMap<Handle, Vec<u64>>,
     pub requests: u32,
-    pub soft_bytes: u64,
-    pub leased_bytes: u64,
 }
 
 impl<T: Table> Engine<T> {
-    /// Looks up chunks and soft-pins those found. If chunks must be checked first, the answer is pending and [`Action::ProbeDone`]
+    /// Looks up chunks and soft-pins those found. If chunks must be checked first, the answer is pending and [`Changed::Final`]
     /// follows; otherwise the answer is final. None: too many requests hold pins.
     pub fn probe(&mut self, now: Time, mut question: Question) -> Option<Answer> {
         let known = self
@@ -154,7 +152,7 @@ impl<T: Table> Engine<T> {
         self.lower.now_ms = now.mono_ms;
         let id = self.leases.next_probe;
         self.leases.next_probe += 1;
-        let layout = self.layout_number(question.layout);
+        let layout = self.memory.layout_number(question.layout);
         let reach = question.reach.take();
         let mut probe = Probe {
             asked_ms: now.mono_ms,
@@ -188,7 +186,7 @@ impl<T: Table> Engine<T> {
             if !probe.waits.contains(handle) {
                 continue;
             }
-            let waiters = self.leases.waiters.entry(handle.entry).or_default();
+            let waiters = self.leases.waiters.entry(*handle).or_default();
             if waiters.last() != Some(&id) {
                 waiters.push(id);
                 self.start_check(now, handle.entry, true, false);
@@ -213,8 +211,8 @@ impl<T: Table> Engine<T> {
         at: usize,
         key: ChunkKey,
     ) -> Option<Handle> {
-        let entry = self.find(&Name { layout, key })?;
-        let e = self.entries.get(entry as usize)?;
+        let entry = self.memory.find(&Name { layout, key })?;
+        let e = self.memory.entries.get(entry as usize)?;
         let usable = e.name.key == key
             && e.name.layout == layout
             && (e.complete() || T::makes(Mistake::HalfChunk) && e.have != 0)
@@ -240,7 +238,7 @@ impl<T: Table> Engine<T> {
             declined: self.declined(probe),
         };
         for (at, pin) in probe.pins.iter().enumerate() {
-            let entry = pin.and_then(|h| self.get(h).filter(|e| e.listed).map(|e| (h, e)));
+            let entry = pin.and_then(|h| self.memory.get(h).filter(|e| e.listed).map(|e| (h, e)));
             let Some((handle, e)) = entry else {
                 let (state, tier, waits) = self.stand_of(probe, at);
                 answer.states.push(state);
@@ -265,7 +263,7 @@ impl<T: Table> Engine<T> {
                 let row_number = e.slot(section);
                 let there = row_number != NONE && e.have >> section & 1 == 1;
                 let reference = if there {
-                    let row = self.table.row(row_number);
+                    let row = self.memory.table.row(row_number);
                     SectionRef::new(row_number, row.generation, row.length as u32, section)
                 } else {
                     SectionRef::new(NO_SLOT, 0, 0, section)
@@ -306,10 +304,10 @@ impl<T: Table> Engine<T> {
             for at in 0..probe.pins.len() {
                 if probe.pins[at] == Some(handle) {
                     probe.pins[at] = None;
-                    self.unpin_softly(handle);
+                    self.memory.unpin_softly(handle);
                 }
             }
-            self.forget_waiter(handle.entry, id);
+            self.forget_waiter(handle, id);
         }
         let answer = self.answer(&probe);
         let reply = (probe.question.scheduler, probe.question.tag, answer);
@@ -345,14 +343,16 @@ impl<T: Table> Engine<T> {
         let mut held = Vec::new();
         for (at, handle) in (0u32..).zip(&chunks) {
             let Some(handle) = *handle else { continue };
-            let Some(e) = self.get(handle) else { continue };
+            let Some(e) = self.memory.get(handle) else {
+                continue;
+            };
             // the engine holds the chunks before the loaded range, so they count as used
             if at < to && e.known {
-                self.policy.touch(handle.entry);
+                self.memory.touch(handle);
                 self.touched(handle);
             }
             if at >= from && at < to {
-                self.lease(handle);
+                self.memory.lease(handle);
                 held.push(handle);
             }
         }
@@ -386,7 +386,7 @@ impl<T: Table> Engine<T> {
             self.end_probe(id);
         }
         for handle in lease.held {
-            self.unlease(handle);
+            self.memory.unlease(handle);
         }
         if let Some(lease) = self
             .leases
@@ -430,14 +430,9 @@ impl<T: Table> Engine<T> {
         }
     }
 
+    /// Soft-pins a chunk for a PROBE. Ends the pins of older PROBEs as needed; false if there are none.
     pub(crate) fn pin_softly(&mut self, handle: Handle, for_probe: u64) -> bool {
-        let Some(e) = self.get(handle) else {
-            return false;
-        };
-        let adds = if e.soft_pins == 0 { e.weight } else { 0 };
-        let share =
-            self.geometry.arena_bytes * u64::from(self.config.limits.soft_pin_percent_max) / 100;
-        while self.leases.soft_bytes + adds > share && !T::makes(Mistake::PinShare) {
+        while !self.memory.pin_softly(handle) {
             let oldest = self
                 .leases
                 .probes
@@ -446,58 +441,13 @@ impl<T: Table> Engine<T> {
             let Some(oldest) = oldest.map(|(id, _)| *id) else {
                 return false;
             };
+            if self.memory.get(handle).is_none() {
+                return false;
+            }
             self.stats.soft_pins_displaced += 1;
             self.drop_soft_pins(oldest);
         }
-        let Some(e) = self.get_mut(handle) else {
-            return false;
-        };
-        e.soft_pins += 1;
-        if e.soft_pins == 1 {
-            self.leases.soft_bytes += adds;
-        }
         true
-    }
-
-    fn unpin_softly(&mut self, handle: Handle) {
-        let Some(e) = self.get_mut(handle) else {
-            return;
-        };
-        e.soft_pins = e.soft_pins.saturating_sub(1);
-        if e.soft_pins == 0 {
-            let bytes = e.weight;
-            self.leases.soft_bytes = self.leases.soft_bytes.saturating_sub(bytes);
-            self.let_go(handle.entry);
-        }
-    }
-
-    pub(crate) fn lease(&mut self, handle: Handle) {
-        let Some(e) = self.get_mut(handle) else {
-            return;
-        };
-        e.leases += 1;
-        if e.leases == 1 {
-            let bytes = e.weight;
-            self.leases.leased_bytes += bytes;
-        }
-    }
-
-    pub(crate) fn unlease(&mut self, handle: Handle) {
-        let Some(e) = self.get_mut(handle) else {
-            return;
-        };
-        e.leases = e.leases.saturating_sub(1);
-        if e.leases == 0 {
-            let bytes = e.weight;
-            self.leases.leased_bytes = self.leases.leased_bytes.saturating_sub(bytes);
-            self.let_go(handle.entry);
-        }
-    }
-
-    /// A pin or lease of the entry ended.
-    pub(crate) fn let_go(&mut self, entry: u32) {
-        self.remove_if_idle(entry);
-        self.unpark(entry);
     }
 
     /// Ends a PROBE's soft pins. A pending answer then reports every chunk as missing.
@@ -510,14 +460,14 @@ impl<T: Table> Engine<T> {
         let pins: Vec<Handle> = probe.pins.iter_mut().filter_map(Option::take).collect();
         let waits = std::mem::take(&mut probe.waits);
         self.leases.probes.insert(id, probe);
-        for handle in &waits {
-            self.forget_waiter(handle.entry, id);
+        for handle in waits {
+            self.forget_waiter(handle, id);
         }
         for handle in pins {
-            self.unpin_softly(handle);
+            self.memory.unpin_softly(handle);
         }
         if open {
-            self.actions.push(Action::ProbeDone { probe: id });
+            self.changed.push(Changed::Final { probe: id });
         }
     }
 
@@ -548,11 +498,11 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn forget_waiter(&mut self, entry: u32, id: u64) {
-        if let Some(list) = self.leases.waiters.get_mut(&entry) {
+    fn forget_waiter(&mut self, chunk: Handle, id: u64) {
+        if let Some(list) = self.leases.waiters.get_mut(&chunk) {
             list.retain(|p| *p != id);
             if list.is_empty() {
-                self.leases.waiters.remove(&entry);
+                self.leases.waiters.remove(&chunk);
             }
         }
     }
@@ -576,34 +526,12 @@ impl<T: Table> Engine<T> {
             }
         }
         for id in late {
-            self.actions.push(Action::ProbeDone { probe: id });
+            self.changed.push(Changed::Final { probe: id });
         }
         for (id, scheduler, request) in expired {
             self.stats.soft_pins_expired += 1;
             self.end_probe(id);
             self.forget_if_empty(scheduler, &request);
-        }
-    }
-
-    /// Drops all pins of a removed entry.
-    pub(crate) fn drop_pins(&mut self, entry: u32) {
-        let Some(e) = self.entries.get_mut(entry as usize) else {
-            return;
-        };
-        let bytes = e.weight;
-        let (soft, leased) = (
-            std::mem::take(&mut e.soft_pins),
-            std::mem::take(&mut e.leases),
-        );
-        if soft > 0 {
-            self.leases.soft_bytes = self.leases.soft_bytes.saturating_sub(bytes);
-        }
-        if leased > 0 {
-            self.leases.leased_bytes = self.leases.leased_bytes.saturating_sub(bytes);
-        }
-        if std::mem::take(&mut e.admin_pin) {
-            self.admin_pins.remove(&entry);
-            self.admin_pinned_bytes = self.admin_pinned_bytes.saturating_sub(bytes);
         }
     }
 }

@@ -2,6 +2,7 @@
 //! the results.
 
 use crate::mapping::Mapping;
+use kvcachepool_engine::DigestJob;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,14 +23,9 @@ pub struct Pace {
 pub struct Job {
     pub bytes: Arc<Mapping>,
     pub region: u64,
-    /// First row of the slot.
-    pub slot: u32,
-    pub generation: u32,
-    pub check: u64,
     /// Offset in the arena.
     pub offset: u64,
-    pub length: u64,
-    pub urgent: bool,
+    pub work: DigestJob,
 }
 
 struct Queues {
@@ -78,9 +74,9 @@ impl Pool {
                 .name(format!("verify-{index}"))
                 .spawn(move || {
                     while let Some(job) = shared.next() {
-                        let digest = job.bytes.xxh3_128(job.offset, job.length);
+                        let digest = job.bytes.xxh3_128(job.offset, job.work.length);
                         done(&job, digest);
-                        if !job.urgent {
+                        if !job.work.urgent {
                             shared.queues.lock().background_running -= 1;
                         }
                     }
@@ -139,7 +135,7 @@ impl Queues {
     }
 
     fn push(&mut self, job: Job, now: Instant) {
-        if job.urgent {
+        if job.work.urgent {
             self.urgent.push_back(job);
             return;
         }
@@ -167,7 +163,7 @@ impl Queues {
             return Next::Wait;
         };
         let nanos =
-            job.length.saturating_mul(1_000_000_000) / self.pace.background_bytes_per_s.max(1);
+            job.work.length.saturating_mul(1_000_000_000) / self.pace.background_bytes_per_s.max(1);
         self.background_at = now + Duration::from_nanos(nanos);
         self.background_running += 1;
         Next::Do(job)
@@ -185,12 +181,14 @@ mod tests {
         Job {
             bytes: bytes.clone(),
             region: 1,
-            slot,
-            generation: slot,
-            check: 0,
             offset: 0,
-            length,
-            urgent,
+            work: DigestJob {
+                slot,
+                generation: slot,
+                check: 0,
+                length,
+                urgent,
+            },
         }
     }
 
@@ -232,7 +230,7 @@ mod tests {
         /// The slot of the next job, or the wait before it; `None` = until a push.
         fn next(&mut self) -> Result<u32, Option<Duration>> {
             match self.queues.next(self.now) {
-                Next::Do(job) => Ok(job.slot),
+                Next::Do(job) => Ok(job.work.slot),
                 Next::WaitUntil(at) => Err(Some(at - self.now)),
                 Next::Wait => Err(None),
             }
@@ -315,7 +313,7 @@ mod tests {
         bytes.write(0, b"bytes");
         let (tx, rx) = mpsc::channel();
         let pool = Pool::start(pace(2), move |job, digest| {
-            tx.send((job.slot, digest)).unwrap();
+            tx.send((job.work.slot, digest)).unwrap();
         })
         .unwrap();
         for slot in 0..5 {

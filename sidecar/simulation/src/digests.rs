@@ -6,17 +6,15 @@ use super::rules::Rule;
 use super::world::{World, say};
 use kvcachepool_engine::sessions::Input;
 use kvcachepool_engine::table::PUBLISHED;
+use kvcachepool_engine::{Completion, DigestJob};
 use kvcachepool_protocol::refs::SectionRef;
 use std::collections::BTreeMap;
 
 /// A digest under way.
 #[derive(Debug, Clone)]
-pub struct DigestJob {
+pub struct Digest {
     pub region: usize,
-    pub slot: u32,
-    pub generation: u32,
-    pub check: u64,
-    pub length: u64,
+    pub work: DigestJob,
     pub begun: Option<[u8; 16]>,
     pub clean: bool,
 }
@@ -36,11 +34,11 @@ impl World {
             let digest = self
                 .memory
                 .borrow()
-                .digest(job.region, job.slot, job.length);
+                .digest(job.region, job.work.slot, job.work.length);
             let writes = self.memory.borrow().regions[job.region]
                 .writers
                 .iter()
-                .any(|w| overlap(w.slot, w.rows, job.slot, rows_of(job.length)));
+                .any(|w| overlap(w.slot, w.rows, job.work.slot, rows_of(job.work.length)));
             self.side.digests[at].begun = Some(digest);
             self.side.digests[at].clean = !writes;
             return true;
@@ -56,15 +54,15 @@ impl World {
             self.hit(Fault::DigestFailed);
             digest = None;
         }
-        let row = self.memory.borrow().regions[job.region].rows[job.slot as usize];
-        if row.generation != job.generation || !matches!(row.state, 2 | 3) {
+        let row = self.memory.borrow().regions[job.region].rows[job.work.slot as usize];
+        if row.generation != job.work.generation || !matches!(row.state, 2 | 3) {
             self.hit(Fault::DigestOfStaleSlot);
         }
         let differs = row.state == PUBLISHED
-            && row.generation == job.generation
+            && row.generation == job.work.generation
             && digest != Some(row.digest);
         if differs {
-            self.memory.borrow_mut().may_go = Some(job.slot);
+            self.memory.borrow_mut().may_go = Some(job.work.slot);
             if digest.is_some() {
                 self.hit(Fault::FlipFound);
             }
@@ -72,16 +70,16 @@ impl World {
         say!(
             self,
             "digest of slot {} generation {} ends, differs {differs}",
-            job.slot,
-            job.generation
+            job.work.slot,
+            job.work.generation
         );
         let boot = self.side.boot;
-        self.drive(Input::DigestDone {
-            slot: job.slot,
-            generation: job.generation,
-            check: job.check,
+        self.drive(Input::Completed(Completion::Digest {
+            slot: job.work.slot,
+            generation: job.work.generation,
+            check: job.work.check,
             digest,
-        });
+        }));
         self.memory.borrow_mut().may_go = None;
         if differs && self.side.core.is_some() && self.side.boot == boot {
             self.mismatch_counts(&job);
@@ -90,22 +88,22 @@ impl World {
     }
 
     /// A slot whose digest differs again and again should be gone.
-    fn mismatch_counts(&mut self, job: &DigestJob) {
-        let row = self.memory.borrow().regions[job.region].rows[job.slot as usize];
-        if row.state != PUBLISHED || row.generation != job.generation {
+    fn mismatch_counts(&mut self, job: &Digest) {
+        let row = self.memory.borrow().regions[job.region].rows[job.work.slot as usize];
+        if row.state != PUBLISHED || row.generation != job.work.generation {
             return;
         }
         let list = &mut self.side.mismatches;
         let seen = match list
             .iter_mut()
-            .find(|(s, g, _)| (*s, *g) == (job.slot, job.generation))
+            .find(|(s, g, _)| (*s, *g) == (job.work.slot, job.work.generation))
         {
             Some((_, _, n)) => {
                 *n += 1;
                 *n
             }
             None => {
-                list.push((job.slot, job.generation, 1));
+                list.push((job.work.slot, job.work.generation, 1));
                 1
             }
         };
@@ -113,7 +111,7 @@ impl World {
             self.broke(Rule::S6, || {
                 format!(
                     "slot {} is still readable after {seen} digests that differ",
-                    job.slot
+                    job.work.slot
                 )
             });
         }

@@ -8,7 +8,7 @@ use super::world::{World, say};
 use kvcachepool_engine::sessions::Input;
 use kvcachepool_engine::table::PUBLISHED;
 use kvcachepool_engine::tier::Cause;
-use kvcachepool_engine::{FetchId, Landed, Report, Target};
+use kvcachepool_engine::{Completion, FetchId, Landed, Target};
 use kvcachepool_protocol::key::ChunkKey;
 
 impl World {
@@ -54,7 +54,7 @@ impl World {
             } else {
                 present.pop();
             }
-            self.tell_core(Report::LookedUp {
+            self.tell_core(Completion::Lookup {
                 lookup,
                 present: Ok(present),
             });
@@ -70,7 +70,7 @@ impl World {
             }
             Ok(present)
         };
-        self.tell_core(Report::LookedUp { lookup, present });
+        self.tell_core(Completion::Lookup { lookup, present });
     }
 
     /// What a tier says to have may be there, to whoever asked.
@@ -87,9 +87,9 @@ impl World {
         self.lower.ever.extend(believed);
     }
 
-    pub(super) fn tell_core(&mut self, report: Report) {
-        say!(self, "reported: {report:?}");
-        self.drive(Input::Tier(report));
+    pub(super) fn tell_core(&mut self, completion: Completion) {
+        say!(self, "completed: {completion:?}");
+        self.drive(Input::Completed(completion));
         self.audit_tiers();
     }
 
@@ -99,7 +99,7 @@ impl World {
             return;
         }
         let engine = self.side.core.as_ref().and_then(|c| c.engine());
-        if let Some(Err(what)) = engine.map(|e| e.audit_lower()) {
+        if let Some(Err(what)) = engine.map(|e| e.check_tiers()) {
             self.broke(Rule::S11, || what);
         }
     }
@@ -235,11 +235,11 @@ impl World {
             }
         };
         let again = self.faults_on && self.rng.chance(50);
-        let report = Report::Fetched { fetch, landed };
-        self.tell_core(report.clone());
+        let completion = Completion::Fetch { fetch, landed };
+        self.tell_core(completion.clone());
         if again {
             // said twice: the second one is nobody's
-            self.tell_core(report);
+            self.tell_core(completion);
         }
     }
 }

@@ -10,7 +10,7 @@ use super::writing::{PUT_BYTES_MAX, PUTS_MAX};
 use kvcachepool_engine::config::{Admission, TierConfig, WritePolicy};
 use kvcachepool_engine::sessions::Input;
 use kvcachepool_engine::tier::{Cause, Kind};
-use kvcachepool_engine::{Domains, FetchId, Report, Target};
+use kvcachepool_engine::{Completion, Domains, FetchId, Target};
 use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::key::{
     ChunkKey, EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes,
@@ -273,7 +273,7 @@ impl World {
         store.spoilt.clear();
         let down = (!up).then(|| "Io".to_owned());
         say!(self, "tier {tier} is up: {up}");
-        self.drive(Input::Tier(Report::State { tier, down }));
+        self.drive(Input::Completed(Completion::Tier { tier, down }));
     }
 
     /// A tier drops some of what it holds, for want of room or by age, and tells nobody.
@@ -393,7 +393,7 @@ impl World {
         } else {
             Fault::TierCleared
         });
-        self.tell_core(Report::Cleared { tier, removed });
+        self.tell_core(Completion::Clear { tier, removed });
     }
 
     /// Answers to PROBEs are final when their wait is over, whatever tiers do.

@@ -7,18 +7,19 @@ use super::text::CHUNK_TOKENS;
 use super::world::{World, say};
 use kvcachepool_engine::table::ROW_BYTES;
 use kvcachepool_engine::tier::Kind;
-use kvcachepool_engine::{Order, Target};
+use kvcachepool_engine::{ClearJob, Effect, FetchJob, LookupJob, Target, WriteJob};
 use kvcachepool_protocol::key::ChunkKey;
 
 impl World {
     /// The state machine wants something of a tier.
-    pub(super) fn tier_ordered(&mut self, order: Order) {
-        match order {
-            Order::Lookup {
+    pub(super) fn effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Digest(_) => {}
+            Effect::Lookup(LookupJob {
                 lookup,
                 tier,
                 names,
-            } => {
+            }) => {
                 let task = Task::Lookup {
                     lookup,
                     keys: names.iter().map(|n| n.key).collect(),
@@ -26,16 +27,16 @@ impl World {
                 self.hit(Fault::TierAsked);
                 self.push_job(tier, 0, task);
             }
-            Order::CancelLookup { lookup } => {
+            Effect::CancelLookup { lookup } => {
                 let is = |t: &Task| matches!(t, Task::Lookup { lookup: l, .. } if *l == lookup);
                 self.cancel_job(is);
             }
-            Order::Fetch {
+            Effect::Fetch(FetchJob {
                 fetch,
                 tier,
                 name,
                 sections,
-            } => {
+            }) => {
                 let Some(region) = self.memory.borrow().supervisor else {
                     return;
                 };
@@ -54,18 +55,18 @@ impl World {
                 self.hit(Fault::FetchBegun);
                 self.push_job(tier, bytes, task);
             }
-            Order::CancelFetch { fetch } => {
+            Effect::CancelFetch { fetch } => {
                 let is = |t: &Task| matches!(t, Task::Fetch { fetch: f, .. } if *f == fetch);
                 self.cancel_job(is);
                 self.hit(Fault::FetchCancelled);
             }
-            Order::Put {
+            Effect::Write(WriteJob {
                 put,
                 tier,
                 object,
                 sections,
                 ..
-            } => {
+            }) => {
                 let Some(region) = self.memory.borrow().supervisor else {
                     return;
                 };
@@ -79,9 +80,10 @@ impl World {
                 };
                 self.push_job(tier, bytes, task);
             }
-            Order::Discard { tier, name } => self.discard(tier, &name.key),
-            Order::Clear { tier, domains } => self.push_job(tier, 0, Task::Clear { domains }),
-            Order::News { .. } => {}
+            Effect::Discard { tier, name } => self.discard(tier, &name.key),
+            Effect::Clear(ClearJob { tier, domains }) => {
+                self.push_job(tier, 0, Task::Clear { domains })
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The sidecar's shell: gives the real state machine its inputs, carries out what it wants, and dies at any table write.
 
 use super::counts::Fault;
-use super::digests::DigestJob;
+use super::digests::Digest;
 use super::host::SimHost;
 use super::lower::{TierJob, configs};
 use super::memory::{COPIES, ENGINE, EngineDied, FdObject};
@@ -9,6 +9,7 @@ use super::profile::{Profile, Slip};
 use super::table::SimTable;
 use super::windows::{Window, Wish};
 use super::world::{Wire, World, say};
+use kvcachepool_engine::Effect;
 use kvcachepool_engine::config::{Config, Limits, TransferMode};
 use kvcachepool_engine::mistake::{Mistake, made};
 use kvcachepool_engine::sessions::{
@@ -54,7 +55,7 @@ pub struct Sidecar {
     pub restart_at: u64,
     pub watched: Vec<(ProcessId, usize)>,
     pub peer_fds: Vec<(FdId, usize)>,
-    pub digests: Vec<DigestJob>,
+    pub digests: Vec<Digest>,
     pub jobs: Vec<TierJob>,
     pub populated: u32,
     pub asked: BTreeMap<(usize, u64), Asked>,
@@ -482,26 +483,17 @@ impl World {
                     self.side.watched.push((process, pid));
                 }
             }
-            Output::Digest {
-                slot,
-                generation,
-                check,
-                length,
-                ..
-            } => {
+            Output::Effect(Effect::Digest(work)) => {
                 if let Some(region) = self.memory.borrow().supervisor {
-                    self.side.digests.push(DigestJob {
+                    self.side.digests.push(Digest {
                         region,
-                        slot,
-                        generation,
-                        check,
-                        length,
+                        work,
                         begun: None,
                         clean: true,
                     });
                 }
             }
-            Output::Tier(order) => self.tier_ordered(order),
+            Output::Effect(effect) => self.effect(effect),
             Output::OpenWindow {
                 conn, process, tag, ..
             } => self.open_window(WindowId { conn, tag }, process),
@@ -603,7 +595,7 @@ impl World {
             .core
             .as_ref()
             .and_then(|c| c.engine())
-            .map_or(0, |e| read(e.stats()))
+            .map_or(0, |e| read(&e.stats()))
     }
 
     /// A hook wants everything written down.

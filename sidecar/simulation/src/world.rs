@@ -441,7 +441,7 @@ impl World {
             }
         }
         for d in &mut self.side.digests {
-            if d.region == region && overlap(d.slot, rows_of(d.length), slot, rows) {
+            if d.region == region && overlap(d.work.slot, rows_of(d.work.length), slot, rows) {
                 d.clean = false;
             }
         }

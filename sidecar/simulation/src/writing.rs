@@ -7,7 +7,7 @@ use super::rules::Rule;
 use super::world::World;
 use kvcachepool_engine::table::ROW_BYTES;
 use kvcachepool_engine::tier::{Cause, Kind, Stored};
-use kvcachepool_engine::{Report, Target};
+use kvcachepool_engine::{Completion, Target};
 use kvcachepool_protocol::object::Object;
 use std::collections::btree_map::Entry;
 
@@ -153,6 +153,6 @@ impl World {
             Err(Cause::Corrupt) => Fault::PutCorrupt,
             Err(_) => Fault::PutFailed,
         });
-        self.tell_core(Report::PutDone { put, stored });
+        self.tell_core(Completion::Write { put, stored });
     }
 }

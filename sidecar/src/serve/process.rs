@@ -11,6 +11,7 @@ use crate::config_file::{self, Files, Loaded};
 use crate::supervisor::child::EXIT_RESTART;
 use crate::supervisor::messages::Claim;
 use crate::{admin, log};
+use kvcachepool_engine::Completion;
 use kvcachepool_engine::config::Config as CoreConfig;
 use kvcachepool_engine::sessions::{Core, Input, Start};
 use kvcachepool_memory::arena::Arena;
@@ -221,12 +222,15 @@ async fn serve(
     let tiers = Tiers::start(&config, daemon.boot_token, live.clone(), post.clone())?;
     let digests = Pool::start(pace, move |job, digest| {
         // A closed channel means that the process ends.
-        let _ = post.send(Posted::Digest {
-            region: job.region,
-            slot: job.slot,
-            generation: job.generation,
-            check: job.check,
+        let completion = Completion::Digest {
+            slot: job.work.slot,
+            generation: job.work.generation,
+            check: job.work.check,
             digest,
+        };
+        let _ = post.send(Posted::Completed {
+            region: Some(job.region),
+            completion,
         });
     })?;
     let parts = Parts {

@@ -8,10 +8,10 @@ use super::tiers::Tiers;
 use super::watch;
 use super::windows::Windows;
 use crate::admin::{self, metrics::Metrics};
-use kvcachepool_engine::Report;
 use kvcachepool_engine::sessions::{
     ConnId, Core, FdFacts, FdKind, Input, Now, Output, ProcessId, WindowId,
 };
+use kvcachepool_engine::{Completion, Effect};
 use kvcachepool_memory::facts;
 use kvcachepool_memory::lockfile::{LockFile, LockFileError};
 use kvcachepool_memory::verify::{Job, Pool};
@@ -37,21 +37,11 @@ pub enum Posted {
         /// The kernel's error.
         reason: String,
     },
-    Digest {
-        region: u64,
-        slot: u32,
-        /// Copied from the job.
-        generation: u32,
-        /// Copied from the job.
-        check: u64,
-        /// xxh3-128; `None` when the range is not inside the arena.
-        digest: Option<[u8; 16]>,
-    },
-    /// Result of an order for a lower tier, or a change of the tier's state.
-    Tier {
-        /// Region of the arena that the order was for; `None` when the report concerns the tier itself.
+    /// An effect has ended, or a tier went up or down.
+    Completed {
+        /// Region of the arena that the effect was for; `None` when the completion concerns the tier itself.
         region: Option<u64>,
-        report: Report,
+        completion: Completion,
     },
 }
 
@@ -366,22 +356,10 @@ impl Shell {
             Posted::Populated { region, rows } if live(region) => {
                 self.drive(Input::Populated { rows });
             }
-            Posted::Digest {
-                region,
-                slot,
-                generation,
-                check,
-                digest,
-            } if live(region) => self.drive(Input::DigestDone {
-                slot,
-                generation,
-                check,
-                digest,
-            }),
-            Posted::Tier { region, report } if region.is_none_or(live) => {
-                self.drive(Input::Tier(report));
+            Posted::Completed { region, completion } if region.is_none_or(live) => {
+                self.drive(Input::Completed(completion));
             }
-            Posted::Populated { .. } | Posted::Digest { .. } | Posted::Tier { .. } => {}
+            Posted::Populated { .. } | Posted::Completed { .. } => {}
             Posted::PopulationFailed { at_bytes, reason } => {
                 self.metrics.add("population_failures_total", &[], 1);
                 let message = format!(
@@ -437,25 +415,15 @@ impl Shell {
                 Some(pidfd) => watch::process(self.me.clone(), process, pidfd),
                 None => warn!(process = process.0, "missing pidfd of a process to watch"),
             },
-            Output::Digest {
-                slot,
-                generation,
-                check,
-                length,
-                urgent,
-            } => {
+            Output::Effect(Effect::Digest(work)) => {
                 let Some(arena) = self.live.get() else {
                     return;
                 };
                 self.digests.push(Job {
                     bytes: arena.bytes,
                     region: arena.geometry.region,
-                    slot,
-                    generation,
-                    check,
-                    offset: u64::from(slot) * ROW_BYTES,
-                    length,
-                    urgent,
+                    offset: u64::from(work.slot) * ROW_BYTES,
+                    work,
                 });
             }
             Output::OpenWindow {
@@ -481,9 +449,9 @@ impl Shell {
                     });
                 }
             }
-            Output::Tier(order) => {
+            Output::Effect(effect) => {
                 if let Some(tiers) = &self.tiers {
-                    tiers.carry_out(order);
+                    tiers.carry_out(effect);
                 }
             }
             Output::Log { event, detail } => {

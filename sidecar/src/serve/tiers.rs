@@ -5,7 +5,9 @@ use super::host::Live;
 use super::sections::read;
 use super::shell::Posted;
 use super::slow::Slow;
-use kvcachepool_engine::{Domains, FetchId, Landed, Order, Report, Target};
+use kvcachepool_engine::{
+    ClearJob, Completion, Domains, Effect, FetchId, FetchJob, Landed, LookupJob, Target, WriteJob,
+};
 use kvcachepool_memory::arena::Arena;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::config::Config;
@@ -244,15 +246,15 @@ impl Tiers {
         }
     }
 
-    /// Starts to carry out an order. Returns at once.
-    pub fn carry_out(&self, order: Order) {
+    /// Starts to carry out an effect on a tier. Returns at once.
+    pub fn carry_out(&self, effect: Effect) {
         let shared = self.shared.clone();
-        match order {
-            Order::Lookup {
+        match effect {
+            Effect::Lookup(LookupJob {
                 lookup,
                 tier,
                 names,
-            } => {
+            }) => {
                 let region = shared.region();
                 self.runtime.spawn(async move {
                     let present = match shared.tier(tier) {
@@ -260,15 +262,15 @@ impl Tiers {
                         Err(e) => Err(e),
                     };
                     let present = present.map_err(|e| shared.told(&e));
-                    shared.report(region, Report::LookedUp { lookup, present });
+                    shared.complete(region, Completion::Lookup { lookup, present });
                 });
             }
-            Order::Fetch {
+            Effect::Fetch(FetchJob {
                 fetch,
                 tier,
                 name,
                 sections,
-            } => {
+            }) => {
                 let (cancel, cancelled) = oneshot::channel();
                 shared.fetches.lock().insert(fetch, cancel);
                 let arena = shared.live.get();
@@ -276,22 +278,22 @@ impl Tiers {
                     let region = arena.as_ref().map(|a| a.geometry.region);
                     let landed = shared.fetch(arena, tier, name, sections, cancelled).await;
                     shared.fetches.lock().remove(&fetch);
-                    shared.report(region, Report::Fetched { fetch, landed });
+                    shared.complete(region, Completion::Fetch { fetch, landed });
                 });
             }
-            Order::CancelFetch { fetch } => {
+            Effect::CancelFetch { fetch } => {
                 if let Some(cancel) = shared.fetches.lock().remove(&fetch) {
                     // A fetch that has just ended does not receive it.
                     let _ = cancel.send(());
                 }
             }
-            Order::Put {
+            Effect::Write(WriteJob {
                 put,
                 tier,
                 object,
                 sections,
                 look_first,
-            } => {
+            }) => {
                 let arena = shared.live.get();
                 self.runtime.spawn(async move {
                     let region = arena.as_ref().map(|a| a.geometry.region);
@@ -301,10 +303,10 @@ impl Tiers {
                         shared.put(arena, tier, *object, sections).await
                     };
                     let stored = stored.map_err(|e| shared.told(&e));
-                    shared.report(region, Report::PutDone { put, stored });
+                    shared.complete(region, Completion::Write { put, stored });
                 });
             }
-            Order::Discard { tier, name } => {
+            Effect::Discard { tier, name } => {
                 self.runtime.spawn(async move {
                     let discarded = match shared.tier(tier) {
                         Ok(tier) => tier.remove(Removal::Unusable(&name)).await,
@@ -315,16 +317,16 @@ impl Tiers {
                     }
                 });
             }
-            Order::Clear { tier, domains } => {
+            Effect::Clear(ClearJob { tier, domains }) => {
                 let region = shared.region();
                 self.runtime.spawn(async move {
                     let removed = shared.clear(tier, domains).await;
                     let removed = removed.map_err(|e| shared.told(&e));
-                    shared.report(region, Report::Cleared { tier, removed });
+                    shared.complete(region, Completion::Clear { tier, removed });
                 });
             }
-            // A lookup has its own deadline, and its report is ignored; news concern only the core.
-            Order::CancelLookup { .. } | Order::News { .. } => {}
+            // A lookup has its own deadline, and its completion is ignored. Digests have a pool of their own.
+            Effect::CancelLookup { .. } | Effect::Digest(_) => {}
         }
     }
 }
@@ -334,9 +336,9 @@ impl Shared {
         self.live.get().map(|arena| arena.geometry.region)
     }
 
-    fn report(&self, region: Option<u64>, report: Report) {
+    fn complete(&self, region: Option<u64>, completion: Completion) {
         // A closed channel means that the process ends.
-        let _ = self.post.send(Posted::Tier { region, report });
+        let _ = self.post.send(Posted::Completed { region, completion });
     }
 
     /// Logs an error if it is worth a line, and returns its cause.
@@ -399,7 +401,7 @@ impl Shared {
             None => drop(self.down.lock().remove(&kind)),
         }
         let down = down.map(|e| e.cause.name().to_owned());
-        self.report(None, Report::State { tier: kind, down });
+        self.complete(None, Completion::Tier { tier: kind, down });
     }
 
     /// Opens a tier, with retries until it succeeds, then checks its usage periodically.

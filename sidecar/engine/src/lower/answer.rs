@@ -5,7 +5,8 @@ use super::super::Time;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::ask::Stand;
-use super::{Order, number};
+use super::number;
+use crate::Changed;
 use kvcachepool_protocol::message as wire;
 
 /// Shortest interval between two updates of one PROBE. Milliseconds.
@@ -102,7 +103,7 @@ impl<T: Table> Engine<T> {
             }
             asking.told_ms = now.mono_ms;
             asking.changed = false;
-            self.lower.orders.push(Order::News { probe: id });
+            self.changed.push(Changed::Partial { probe: id });
         }
     }
 }

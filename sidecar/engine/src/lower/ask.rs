@@ -1,13 +1,14 @@
 //! Lookups of a PROBE in lower tiers. The nearest tier is asked first; later tiers are asked only for chunks that nearer ones lack.
 
-use super::super::index::Name;
 use super::super::mistake::Mistake;
+use super::super::name::Name;
 use super::super::probe::Probe;
 use super::super::table::Table;
-use super::super::{Action, Engine, Time};
+use super::super::{Changed, Engine, Time};
 use super::stats::count;
 use super::worth::Chosen;
-use super::{Order, Reach, Tier, mean_ms};
+use super::{Reach, Tier, mean_ms};
+use crate::effect::{Effect, LookupJob};
 use crate::tier::Cause;
 use kvcachepool_protocol::key::ChunkKey;
 
@@ -159,7 +160,7 @@ impl<T: Table> Engine<T> {
         let done = !probe.answered && !probe.open();
         self.leases.probes.insert(id, probe);
         if done {
-            self.actions.push(Action::ProbeDone { probe: id });
+            self.changed.push(Changed::Final { probe: id });
         } else {
             self.lower.news.push(id);
         }
@@ -254,15 +255,15 @@ impl<T: Table> Engine<T> {
                 since_ms: now.mono_ms,
             },
         );
-        self.lower.orders.push(Order::Lookup {
+        self.lower.effects.push(Effect::Lookup(LookupJob {
             lookup,
             tier: kind,
             names,
-        });
+        }));
     }
 
     /// Handles a lookup result. The next tier is asked for missing chunks.
-    pub(super) fn looked_up(&mut self, now: Time, id: u64, present: Result<Vec<bool>, Cause>) {
+    pub(crate) fn looked_up(&mut self, now: Time, id: u64, present: Result<Vec<bool>, Cause>) {
         if self.claims_looked_up(now, id, &present) {
             return;
         }
@@ -363,7 +364,7 @@ impl<T: Table> Engine<T> {
         if let Some(t) = self.lower.tiers.get_mut(lookup.tier) {
             t.lookups = t.lookups.saturating_sub(1);
         }
-        self.lower.orders.push(Order::CancelLookup { lookup: id });
+        self.lower.effects.push(Effect::CancelLookup { lookup: id });
         Some(lookup)
     }
 

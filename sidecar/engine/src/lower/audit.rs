@@ -1,22 +1,22 @@
 //! Consistency checks of redundant state in `lower`, and of counters whose parts must add up.
 
 use super::super::Engine;
-use super::super::audit::say;
-use super::super::index::Name;
+use super::super::memory::say;
+use super::super::name::Name;
 use super::super::table::{GRANTED, Table};
 use super::ask::Stand;
 use std::collections::BTreeMap;
 
 impl<T: Table> Engine<T> {
     /// Returns the first violated invariant.
-    pub fn audit_lower(&self) -> Result<(), String> {
-        self.audit_waiters()?;
-        self.audit_bounds()?;
-        self.audit_flights()?;
-        self.audit_puts()
+    pub fn check_tiers(&self) -> Result<(), String> {
+        self.check_waiters()?;
+        self.check_bounds()?;
+        self.check_flights()?;
+        self.check_puts()
     }
 
-    fn audit_waiters(&self) -> Result<(), String> {
+    fn check_waiters(&self) -> Result<(), String> {
         let mut waiting: BTreeMap<(u64, usize), u32> = BTreeMap::new();
         for (id, probe) in &self.leases.probes {
             let Some(asking) = &probe.asking else {
@@ -80,7 +80,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    fn audit_bounds(&self) -> Result<(), String> {
+    fn check_bounds(&self) -> Result<(), String> {
         for (at, tier) in self.lower.tiers.iter().enumerate() {
             let lookups: Vec<_> = self
                 .lower
@@ -136,7 +136,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    fn audit_puts(&self) -> Result<(), String> {
+    fn check_puts(&self) -> Result<(), String> {
         let mut writing: BTreeMap<(Name, usize), u32> = BTreeMap::new();
         for (at, tier) in self.lower.tiers.iter().enumerate() {
             let w = &tier.writes;
@@ -181,7 +181,7 @@ impl<T: Table> Engine<T> {
         )?;
         for (id, put) in &self.lower.puts {
             // a corrupt chunk is removed while its lease still exists
-            let listed = self.get(put.chunk).is_some_and(|e| e.listed);
+            let listed = self.memory.get(put.chunk).is_some_and(|e| e.listed);
             say(
                 !listed || self.put_stands(put),
                 "WritesKeepTheirSlots",
@@ -191,10 +191,10 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    fn audit_flights(&self) -> Result<(), String> {
+    fn check_flights(&self) -> Result<(), String> {
         for (id, flight) in &self.lower.flights {
             for target in &flight.targets {
-                let row = self.table.row(target.section.slot.get());
+                let row = self.memory.table.row(target.section.slot.get());
                 let held = row.state == GRANTED
                     && row.owner == 0
                     && row.generation == target.section.generation.get();

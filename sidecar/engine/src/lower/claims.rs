@@ -1,12 +1,12 @@
 //! Chunks that EVENTS reports as stored on disk. A disk evicts objects on its own, so every claim is looked up again every few seconds and
 //! withdrawn when its object is missing. Shared tiers are not claimed: this sidecar cannot know when another one removes an object.
 
-use super::super::entry::Handle;
-use super::super::index::Name;
-use super::super::ring::EventDomain;
+use super::super::memory::EventDomain;
+use super::super::memory::Handle;
+use super::super::name::Name;
 use super::super::table::Table;
 use super::super::{Engine, Time};
-use super::Order;
+use crate::effect::{Effect, LookupJob};
 use crate::tier::{Cause, Kind};
 use kvcachepool_protocol::message::Event;
 use kvcachepool_protocol::object::{Fidelity, ObjectName};
@@ -71,14 +71,14 @@ impl Claims {
 impl<T: Table> Engine<T> {
     /// Starts keeping events and claiming objects on disk, at the first reader. A reader begins with a snapshot.
     pub fn want_events(&mut self) {
-        if self.ring.starts() {
+        if self.memory.ring.starts() {
             return;
         }
         let Some(at) = self.disk() else { return };
-        for entry in 0..self.entries.len() as u32 {
-            let e = self.entries.get(entry as usize);
+        for entry in 0..self.memory.entries.len() as u32 {
+            let e = self.memory.entries.get(entry as usize);
             if e.is_some_and(|e| e.live && e.written >> at & 1 == 1) {
-                self.claim(self.handle(entry), at);
+                self.claim(self.memory.handle(entry), at);
             }
         }
     }
@@ -91,17 +91,17 @@ impl<T: Table> Engine<T> {
     /// Records that a tier has a chunk.
     pub(super) fn claim(&mut self, chunk: Handle, at: usize) {
         let claims = &self.lower.claims.of;
-        if !self.ring.started() || self.disk() != Some(at) || claims.len() >= CLAIMS_MAX {
+        if !self.memory.ring.started() || self.disk() != Some(at) || claims.len() >= CLAIMS_MAX {
             return;
         }
-        let Some(e) = self.get(chunk).filter(|e| e.listed && e.complete()) else {
+        let Some(e) = self.memory.get(chunk).filter(|e| e.listed && e.complete()) else {
             return;
         };
         let name = e.name;
         if claims.contains_key(&name) {
             return;
         }
-        let Some((domain, event)) = self.event_of(chunk.entry, "stored") else {
+        let Some((domain, event)) = self.memory.event_of(chunk.entry, "stored") else {
             return;
         };
         let claim = Claim {
@@ -113,7 +113,7 @@ impl<T: Table> Engine<T> {
         };
         self.lower.claims.of.insert(name, claim);
         let tier = Kind::Disk.name().into();
-        self.ring.push(domain, Event { tier, ..event });
+        self.memory.ring.push(domain, Event { tier, ..event });
     }
 
     /// Withdraws all claims, because the content of the disk is unknown.
@@ -129,7 +129,7 @@ impl<T: Table> Engine<T> {
                 tier: Kind::Disk.name().into(),
                 ..Event::default()
             };
-            self.ring.push(domain, cleared);
+            self.memory.ring.push(domain, cleared);
         }
     }
 
@@ -161,11 +161,11 @@ impl<T: Table> Engine<T> {
         let lookup = self.lower.next_lookup;
         self.lower.next_lookup += 1;
         self.lower.claims.asked = Some((lookup, names));
-        self.lower.orders.push(Order::Lookup {
+        self.lower.effects.push(Effect::Lookup(LookupJob {
             lookup,
             tier: Kind::Disk,
             names: objects,
-        });
+        }));
     }
 
     /// Handles a lookup result. Returns false if the lookup is not one of claims.
@@ -184,7 +184,7 @@ impl<T: Table> Engine<T> {
             claims.last = names.last().copied();
             for (name, there) in names.iter().zip(present) {
                 if !there && let Some(claim) = self.lower.claims.of.remove(name) {
-                    self.ring.push(claim.domain, claim.event("removed"));
+                    self.memory.ring.push(claim.domain, claim.event("removed"));
                 }
             }
         }
@@ -205,7 +205,10 @@ impl<T: Table> Engine<T> {
             .take(most)
             .filter(|(_, claim)| claim.domain == domain)
             .map(|(name, claim)| {
-                let whole = self.find(name).and_then(|e| self.event_of(e, "stored"));
+                let whole = self
+                    .memory
+                    .find(name)
+                    .and_then(|e| self.memory.event_of(e, "stored"));
                 let tier = Kind::Disk.name().into();
                 whole.map_or_else(|| claim.event("stored"), |(_, e)| Event { tier, ..e })
             })

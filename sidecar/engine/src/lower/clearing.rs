@@ -4,11 +4,11 @@
 use super::super::mistake::Mistake;
 use super::super::table::Table;
 use super::super::{Engine, Time};
+use super::Tier;
 use super::stats::count;
-use super::{Order, Tier};
+use crate::effect::{ClearJob, Effect};
 use crate::tier::{Cause, Kind};
 use kvcachepool_protocol::key::{LayoutId, ModelId};
-use std::collections::BTreeSet;
 
 /// Retry interval after a failed removal. Milliseconds.
 const RETRY_MS: u64 = 5_000;
@@ -39,9 +39,14 @@ impl<T: Table> Engine<T> {
         if self.lower.tiers.is_empty() || T::makes(Mistake::ClearMemoryOnly) {
             return;
         }
-        for entry in 0..self.entries.len() as u32 {
-            if self.entries.get(entry as usize).is_some_and(|e| e.listed) {
-                let record = self.table.chunk(entry);
+        for entry in 0..self.memory.entries.len() as u32 {
+            if self
+                .memory
+                .entries
+                .get(entry as usize)
+                .is_some_and(|e| e.listed)
+            {
+                let record = self.memory.table.chunk(entry);
                 let domain = (ModelId(record.model), LayoutId(record.layout));
                 self.lower.domains.insert(domain);
             }
@@ -71,15 +76,15 @@ impl<T: Table> Engine<T> {
             }
             tier.clearing = Some(Clearing::Ordered);
             let domains = (tier.config.kind != Kind::Disk).then(|| self.lower.domains.clone());
-            self.lower.orders.push(Order::Clear {
+            self.lower.effects.push(Effect::Clear(ClearJob {
                 tier: tier.config.kind,
                 domains,
-            });
+            }));
         }
     }
 
     /// The shell finished or failed a removal.
-    pub(super) fn cleared(&mut self, now: Time, kind: Kind, removed: Result<u64, Cause>) {
+    pub(crate) fn cleared(&mut self, now: Time, kind: Kind, removed: Result<u64, Cause>) {
         let Some(at) = self.lower.tiers.iter().position(|t| t.config.kind == kind) else {
             return;
         };
@@ -119,6 +124,3 @@ impl<T: Table> Engine<T> {
         self.lower.domains.insert((model, layout));
     }
 }
-
-/// Domains as pairs of model and layout ids.
-pub type Domains = BTreeSet<(ModelId, LayoutId)>;

@@ -1,16 +1,17 @@
 //! Fetches: pending ones with their waiters, those in flight, and the limits on both.
 
-use super::super::entry::Handle;
-use super::super::fetch::FetchId;
-use super::super::grant::GrantContext;
-use super::super::index::Name;
+use super::super::memory::FetchId;
+use super::super::memory::GrantContext;
+use super::super::memory::Handle;
 use super::super::mistake::Mistake;
+use super::super::name::Name;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Engine, Time, Wish};
 use super::ask::{Asking, Stand};
 use super::stats::count;
-use super::{Order, Reach, Target, Tier};
+use super::{Reach, Tier};
+use crate::effect::{Effect, FetchJob, Target};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash};
 use kvcachepool_protocol::message::{GRANT_EXISTS, GRANT_NOT_READY};
 use kvcachepool_protocol::refs::SectionRef;
@@ -170,8 +171,8 @@ impl<T: Table> Engine<T> {
                     // makes sure that the computed chunk is written.
                     self.lower.known.doubted(name, flight.tier);
                 }
-                self.cancel_fetch(fetch);
-                self.lower.orders.push(Order::CancelFetch { fetch });
+                self.memory.cancel_fetch(fetch);
+                self.lower.effects.push(Effect::CancelFetch { fetch });
             }
             None => {
                 if let Some(t) = self.lower.tiers.get_mut(want.tier) {
@@ -237,7 +238,8 @@ impl<T: Table> Engine<T> {
         let [low, high] = plan.section_map(plan.all_groups());
         let sections = u128::from(low) | u128::from(high) << 64;
         let (fetch, refs) = self
-            .fetch_slots(now, &chunk.context(0), &chunk.wish(sections, &[]))
+            .memory
+            .fetch(now, &chunk.context(0), &chunk.wish(sections, &[]))
             .map_err(|result| {
                 self.reads.give_back(tier, bytes);
                 match result {
@@ -258,12 +260,12 @@ impl<T: Table> Engine<T> {
         t.speed.begins(now.mono_ms, t.fetches);
         t.fetches += 1;
         t.fetch_bytes += bytes;
-        self.lower.orders.push(Order::Fetch {
+        self.lower.effects.push(Effect::Fetch(FetchJob {
             fetch,
             tier: t.config.kind,
             name: chunk.reach.object(chunk.key),
             sections: targets.clone(),
-        });
+        }));
         self.lower.flights.insert(
             fetch.number(),
             Flight {
@@ -287,7 +289,7 @@ impl<T: Table> Engine<T> {
     pub(super) fn fetch_bytes_max(&self, tier: &Tier) -> u64 {
         tier.config
             .fetch_bytes_max
-            .min(self.granted_bytes_max() / 4)
+            .min(self.memory.granted_bytes_max() / 4)
     }
 
     fn may_fetch(&self, tier: usize, bytes: u64) -> Result<(), Not> {
@@ -300,11 +302,11 @@ impl<T: Table> Engine<T> {
         if bounded && !T::makes(Mistake::FetchBounds) {
             return Err(Not::Yet);
         }
-        if bytes > self.granted_bytes_max() {
+        if bytes > self.memory.granted_bytes_max() {
             return Err(Not::Ever("NoRoom"));
         }
         // checked first, because a refused grant counts as a refused GRANT of a worker
-        if self.granted_bytes + self.committed_bytes + bytes > self.granted_bytes_max() {
+        if !self.memory.may_grant(bytes) {
             return Err(Not::Yet);
         }
         Ok(())
@@ -312,9 +314,9 @@ impl<T: Table> Engine<T> {
 
     /// The chunk's handle, if it is readable.
     pub(super) fn there(&self, name: &Name) -> Option<Handle> {
-        let entry = self.find(name)?;
-        let complete = self.entries.get(entry as usize)?.complete();
-        complete.then(|| self.handle(entry))
+        let entry = self.memory.find(name)?;
+        let complete = self.memory.entries.get(entry as usize)?.complete();
+        complete.then(|| self.memory.handle(entry))
     }
 
     /// Ends a queued fetch. The chunk may have been stored meanwhile.

@@ -1,10 +1,10 @@
 //! Heads of objects: their content, and the domain data that it requires.
 
-use super::super::entry::{Handle, NONE};
-use super::super::grant::sections_of;
+use super::super::memory::sections_of;
+use super::super::memory::{Handle, NONE};
 use super::super::table::Table;
 use super::super::{Engine, Time};
-use super::Target;
+use crate::effect::Target;
 use kvcachepool_protocol::domain::{Domain, SectionPlan};
 use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
@@ -30,7 +30,7 @@ impl<T: Table> Engine<T> {
             return;
         }
         self.note_domain(domain.model_id, domain.layout_id);
-        let layout = self.layout_number(domain.layout_id);
+        let layout = self.memory.layout_number(domain.layout_id);
         let origin = || Origin {
             plan: domain.plan.clone(),
             form: domain.form,
@@ -52,6 +52,7 @@ impl<T: Table> Engine<T> {
         chunk: Handle,
     ) -> Result<(Object, Vec<Target>), &'static str> {
         let e = self
+            .memory
             .get(chunk)
             .filter(|e| e.listed && e.complete())
             .ok_or("Gone")?;
@@ -63,9 +64,9 @@ impl<T: Table> Engine<T> {
             return Err("SectionsComing");
         }
         let origin = self.lower.origins.get(&e.name.layout).ok_or("Gone")?;
-        let layout = self.layouts.get(e.name.layout as usize).ok_or("Gone")?;
+        let layout = self.memory.layout(e.name.layout).ok_or("Gone")?;
         // other processes can write to the record, so its chunk key is compared
-        let record = self.table.chunk(chunk.entry);
+        let record = self.memory.table.chunk(chunk.entry);
         let (model, last_hash) = (ModelId(record.model), EngineHash(record.last_hash));
         let namespace = NamespaceId(record.namespace);
         if !self.lower.models.contains(&model) || !self.lower.serves(at, &namespace) {
@@ -87,7 +88,7 @@ impl<T: Table> Engine<T> {
             if slot == NONE {
                 return Err("Gone");
             }
-            let row = self.table.row(slot);
+            let row = self.memory.table.row(slot);
             let group = group as u32;
             sections.push(Section {
                 group,
@@ -110,7 +111,7 @@ impl<T: Table> Engine<T> {
             form: origin.form,
             cipher: Cipher::None,
             model,
-            layout: *layout,
+            layout,
             namespace,
             last_hash,
             parent: e.parent_key,

@@ -1,7 +1,7 @@
 //! A bounded cache of sightings: which objects were seen in which tier. An entry may be out of date; then a fetch misses, or a write finds
 //! the object present.
 
-use super::super::index::{FastMap, Name};
+use super::super::name::{FastMap, Name};
 use super::TIERS_MAX;
 use std::collections::VecDeque;
 

@@ -1,15 +1,16 @@
 //! How fetches end: the received chunk is compared with the request, and published only if it matches.
 
-use super::super::entry::NONE;
-use super::super::fetch::FetchId;
-use super::super::grant::record;
+use super::super::memory::FetchId;
+use super::super::memory::NONE;
+use super::super::memory::record;
 use super::super::mistake::Mistake;
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use super::ask::Stand;
 use super::flights::{Flight, after};
 use super::stats::count;
-use super::{Landed, Order, Tier, mean_ms};
+use super::{Tier, mean_ms};
+use crate::effect::{Effect, Landed};
 use crate::tier::Cause;
 use kvcachepool_protocol::key::KeyKind;
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object};
@@ -19,7 +20,7 @@ const CLOCKS_DIFFER_S: u64 = 300;
 
 impl<T: Table> Engine<T> {
     /// A fetch ended: nothing writes into its slots any more. A cancelled fetch returns its slots, whatever it received.
-    pub(super) fn landed(&mut self, now: Time, fetch: FetchId, landed: Result<Landed, Cause>) {
+    pub(crate) fn landed(&mut self, now: Time, fetch: FetchId, landed: Result<Landed, Cause>) {
         let Some(flight) = self.lower.flights.remove(&fetch.number()) else {
             // from an earlier boot
             return;
@@ -36,9 +37,9 @@ impl<T: Table> Engine<T> {
             Ok(landed) => self.take_in(now, fetch, &flight, landed),
         };
         if result.is_err() {
-            self.cancel_fetch(fetch);
+            self.memory.cancel_fetch(fetch);
             for target in &flight.targets {
-                self.fetch_ended(target.section);
+                self.memory.fetch_ended(target.section);
             }
         }
         self.remember(now, &flight, &landed, result);
@@ -102,7 +103,7 @@ impl<T: Table> Engine<T> {
         let Some(tier) = self.lower.tiers.get(flight.tier).filter(writes) else {
             return false;
         };
-        self.lower.orders.push(Order::Discard {
+        self.lower.effects.push(Effect::Discard {
             tier: tier.config.kind,
             name: flight.chunk.reach.object(flight.chunk.key),
         });
@@ -118,7 +119,7 @@ impl<T: Table> Engine<T> {
         landed: &Landed,
     ) -> Result<(), &'static str> {
         compare::<T>(now, flight, landed)?;
-        if !self.fetch_stands(fetch) {
+        if !self.memory.fetch_stands(fetch) {
             // cleared or expired during the fetch
             return Err("Voided");
         }
@@ -126,11 +127,12 @@ impl<T: Table> Engine<T> {
         for (target, digest) in flight.targets.iter().zip(&landed.digests) {
             match digest {
                 Some(digest) => {
-                    self.fetched(now, target.section, *digest);
+                    self.memory.fetched(now, target.section, *digest);
                 }
-                None => self.fetch_lacks(target.section),
+                None => self.memory.fetch_lacks(target.section),
             }
         }
+        self.settle();
         let there = self.there(&flight.name);
         match there {
             Some(chunk) if flight.doubtful => self.missed(chunk, flight.tier),
@@ -148,10 +150,10 @@ impl<T: Table> Engine<T> {
 
     /// Copies block hashes and expiry from the object's head to the record of a new chunk.
     fn complete_record(&mut self, flight: &Flight, object: &Object) {
-        let Some(entry) = self.find(&flight.name) else {
+        let Some(entry) = self.memory.find(&flight.name) else {
             return;
         };
-        let Some(e) = self.entries.get_mut(entry as usize) else {
+        let Some(e) = self.memory.entries.get_mut(entry as usize) else {
             return;
         };
         // the record of a chunk with readable sections does not change
@@ -167,9 +169,9 @@ impl<T: Table> Engine<T> {
         };
         let wish = flight.chunk.wish(e.needed, hashes);
         let record = record(&flight.chunk.context(object.expires_unix_s), &wish);
-        self.table.set_chunk(entry, &record);
+        self.memory.table.set_chunk(entry, &record);
         if object.expires_unix_s != 0 {
-            self.expires_at(entry, object.expires_unix_s);
+            self.memory.expires_at(entry, object.expires_unix_s);
         }
     }
 }

@@ -13,25 +13,23 @@ mod head;
 mod known;
 mod landing;
 mod offers;
-mod orders;
 mod prefix;
 mod puts;
 mod speed;
 mod stats;
 mod worth;
 
-pub use clearing::Domains;
 pub use flush::Unwritten;
-pub use orders::{Landed, Order, Report, Target};
 pub use speed::Estimate;
 pub use stats::{LoadStats, TierStats, TierView};
 
 pub(crate) use ask::Asking;
 
 use super::config::{TierConfig, WritePolicy};
-use super::index::{FastMap, Name};
+use super::name::{FastMap, Name};
 use super::table::Table;
 use super::{Engine, Time};
+use crate::effect::{Domains, Effect};
 use crate::tier::{Cause, Kind};
 use ask::Lookup;
 use claims::Claims;
@@ -202,7 +200,7 @@ pub(crate) struct Lower {
     pub models: BTreeSet<ModelId>,
     /// Domains whose objects may be in tiers.
     pub domains: Domains,
-    pub orders: Vec<Order>,
+    pub effects: Vec<Effect>,
     /// Monotonic time of the last call.
     pub now_ms: u64,
     /// PROBEs whose answers changed since their last update.
@@ -257,10 +255,10 @@ impl Lower {
 }
 
 impl<T: Table> Engine<T> {
-    /// Orders for the shell since the last call. Also starts queued work for which there is room now.
-    pub fn take_orders(&mut self, now: Time) -> Vec<Order> {
+    /// Starts queued work of the tiers for which there is room now.
+    pub(crate) fn advance_tiers(&mut self, now: Time) {
         if self.lower.tiers.is_empty() {
-            return Vec::new();
+            return;
         }
         self.lower.now_ms = now.mono_ms;
         self.go_on_clearing(now);
@@ -270,21 +268,10 @@ impl<T: Table> Engine<T> {
         self.walk_on(now);
         self.begin_puts(now);
         self.tell_news(now);
-        std::mem::take(&mut self.lower.orders)
-    }
-
-    pub fn reported(&mut self, now: Time, report: Report) {
-        match report {
-            Report::State { tier, down } => self.tier_state(now, tier, down),
-            Report::LookedUp { lookup, present } => self.looked_up(now, lookup, present),
-            Report::Fetched { fetch, landed } => self.landed(now, fetch, landed),
-            Report::PutDone { put, stored } => self.put_done(now, put, stored),
-            Report::Cleared { tier, removed } => self.cleared(now, tier, removed),
-        }
     }
 
     /// A tier went up, or down with a reason. Requests stop waiting for a tier that is down; its orders end when the shell reports them.
-    fn tier_state(&mut self, now: Time, kind: Kind, down: Option<String>) {
+    pub(crate) fn tier_state(&mut self, now: Time, kind: Kind, down: Option<String>) {
         let Some(at) = self.lower.tiers.iter().position(|t| t.config.kind == kind) else {
             return;
         };

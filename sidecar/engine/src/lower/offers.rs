@@ -1,7 +1,7 @@
 //! Offers of readable chunks to the tiers that lack them. A chunk is offered when it becomes readable, and again when a request asks for a
 //! chunk that a tier rejected or may have lost.
 
-use super::super::entry::{Entry, Handle};
+use super::super::memory::{Entry, Handle};
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use crate::config::{Admission, WritePolicy};
@@ -23,9 +23,9 @@ impl Offer {
 
 impl<T: Table> Engine<T> {
     /// Offers a chunk that became readable.
-    pub(crate) fn offer(&mut self, entry: u32) {
+    pub(crate) fn offer(&mut self, chunk: Handle) {
         if !self.lower.tiers.is_empty() {
-            let (chunk, tiers) = (self.handle(entry), u8::MAX);
+            let tiers = u8::MAX;
             self.lower.offers.push(Offer { chunk, tiers });
         }
     }
@@ -38,7 +38,7 @@ impl<T: Table> Engine<T> {
             takes |= u8::from(tier.up() && tier.is_written()) << at;
             reused |= tier.config.admission == Admission::Reused;
         }
-        let Some(e) = self.get_mut(chunk) else {
+        let Some(e) = self.memory.get_mut(chunk) else {
             return;
         };
         let first = !std::mem::replace(&mut e.reused, true) && reused;
@@ -51,7 +51,11 @@ impl<T: Table> Engine<T> {
     /// Queues the offered chunks for the tiers that should have them.
     pub(super) fn take_offers(&mut self, now: Time) {
         for offer in std::mem::take(&mut self.lower.offers) {
-            let Some(e) = self.get(offer.chunk).filter(|e| e.listed && e.complete()) else {
+            let Some(e) = self
+                .memory
+                .get(offer.chunk)
+                .filter(|e| e.listed && e.complete())
+            else {
                 continue;
             };
             let (name, missed) = (e.name, e.missed);
@@ -82,7 +86,8 @@ impl<T: Table> Engine<T> {
         self.lower.tiers.get(at).is_some_and(|tier| {
             let (writes, most) = (&tier.writes, tier.config.put_queue_bytes_max);
             now.mono_ms < writes.refused_until_ms
-                || !writes.queue.is_empty() && writes.queue_bytes + self.stored_bytes(chunk) > most
+                || !writes.queue.is_empty()
+                    && writes.queue_bytes + self.memory.stored_bytes(chunk) > most
         })
     }
 
@@ -101,7 +106,7 @@ impl<T: Table> Engine<T> {
 
     /// The readable chunk, if the tier takes it.
     fn meant_for(&self, at: usize, chunk: Handle) -> Option<&Entry> {
-        let (e, tier) = (self.get(chunk)?, self.lower.tiers.get(at)?);
+        let (e, tier) = (self.memory.get(chunk)?, self.lower.tiers.get(at)?);
         let wanted = match (tier.config.write, tier.config.admission) {
             (WritePolicy::None, _) => false,
             (_, Admission::All) => true,
@@ -112,21 +117,21 @@ impl<T: Table> Engine<T> {
 
     /// Forgets that a tier has a chunk.
     pub(super) fn not_written(&mut self, at: usize, chunk: Handle) {
-        if let Some(e) = self.get_mut(chunk) {
+        if let Some(e) = self.memory.get_mut(chunk) {
             e.written &= !(1 << at);
         }
     }
 
     /// Records that a tier did not take a chunk, so that the next request for it offers it again.
     pub(super) fn missed(&mut self, chunk: Handle, at: usize) {
-        if let Some(e) = self.get_mut(chunk) {
+        if let Some(e) = self.memory.get_mut(chunk) {
             e.missed |= 1 << at;
         }
     }
 
     /// Records that a tier has a chunk.
     pub(super) fn written(&mut self, chunk: Handle, at: usize) {
-        if let Some(e) = self.get_mut(chunk) {
+        if let Some(e) = self.memory.get_mut(chunk) {
             e.written |= 1 << at;
             e.missed &= !(1 << at);
         }

@@ -1,6 +1,6 @@
 //! Selects the chunks of a PROBE to fetch, in prefix order, up to the first missing chunk.
 
-use super::super::entry::Handle;
+use super::super::memory::Handle;
 use super::super::mistake::Mistake;
 use super::super::probe::Probe;
 use super::super::table::Table;
@@ -117,11 +117,7 @@ impl<T: Table> Engine<T> {
                 stand = from;
                 if self.must_check(handle.entry, probe.asked_ms) {
                     probe.waits.insert(handle);
-                    self.leases
-                        .waiters
-                        .entry(handle.entry)
-                        .or_default()
-                        .push(id);
+                    self.leases.waiters.entry(handle).or_default().push(id);
                     self.start_check(now, handle.entry, true, false);
                 }
             }

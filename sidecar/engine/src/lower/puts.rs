@@ -1,14 +1,14 @@
 //! Writes: readable chunks are written to the tiers that lack them, within limits. A chunk is leased while it is read.
 
-use super::super::entry::Handle;
-use super::super::grant::sections_of;
-use super::super::index::Name;
+use super::super::memory::Handle;
 use super::super::mistake::Mistake;
+use super::super::name::Name;
 use super::super::table::{PUBLISHED, Table};
 use super::super::{Engine, Time};
+use super::Tier;
 use super::offers::Offer;
 use super::stats::count;
-use super::{Order, Target, Tier};
+use crate::effect::{Effect, Target, WriteJob};
 use crate::tier::{Cause, Status, Stored};
 use kvcachepool_protocol::object::Object;
 use std::collections::VecDeque;
@@ -73,13 +73,13 @@ impl<T: Table> Engine<T> {
         look_first: bool,
         failed: u32,
     ) {
-        let Some(name) = self.get(chunk).map(|e| e.name) else {
+        let Some(name) = self.memory.get(chunk).map(|e| e.name) else {
             return;
         };
         if !self.lacks(at, chunk) {
             return;
         }
-        let bytes = self.stored_bytes(chunk);
+        let bytes = self.memory.stored_bytes(chunk);
         let Some(tier) = self.lower.tiers.get_mut(at) else {
             return;
         };
@@ -108,7 +108,7 @@ impl<T: Table> Engine<T> {
             look_first,
             failed,
         });
-        if let Some(e) = self.get_mut(chunk) {
+        if let Some(e) = self.memory.get_mut(chunk) {
             e.missed &= !(1 << at);
         }
         let most = config.put_queue_bytes_max;
@@ -169,12 +169,14 @@ impl<T: Table> Engine<T> {
 
     /// Limit on bytes being written to a tier, because they cannot be evicted. A single larger chunk is still written.
     pub(super) fn put_bytes_max(&self, tier: &Tier) -> u64 {
-        tier.config.put_bytes_max.min(self.granted_bytes_max() / 4)
+        tier.config
+            .put_bytes_max
+            .min(self.memory.granted_bytes_max() / 4)
     }
 
     /// Limit on queued bytes: with `WriteBack`, the oldest chunks beyond it are written early; in a flush, it bounds the queue.
     pub(super) fn waiting_bytes_max(&self, tier: &Tier) -> u64 {
-        (tier.config.put_queue_bytes_max / 2).min(self.geometry.arena_bytes / 16)
+        (tier.config.put_queue_bytes_max / 2).min(self.memory.geometry.arena_bytes / 16)
     }
 
     fn next_put(&mut self, now: Time, at: usize) -> Option<Waiting> {
@@ -189,7 +191,7 @@ impl<T: Table> Engine<T> {
             return None;
         };
         // the chunk may have gained sections since it was queued
-        let bytes = self.stored_bytes(next.chunk);
+        let bytes = self.memory.stored_bytes(next.chunk);
         let most = self.put_bytes_max(self.lower.tiers.get(at)?);
         let tier = self.lower.tiers.get_mut(at)?;
         let (config, writes) = (&tier.config, &mut tier.writes);
@@ -211,13 +213,13 @@ impl<T: Table> Engine<T> {
         tier.writes.put_bytes += waiting.bytes;
         let put = self.lower.next_put;
         self.lower.next_put += 1;
-        self.lower.orders.push(Order::Put {
+        self.lower.effects.push(Effect::Write(WriteJob {
             put,
             tier: tier.config.kind,
             object: Box::new(object),
             sections: targets.clone(),
             look_first: waiting.look_first,
-        });
+        }));
         self.lower.puts.insert(
             put,
             Put {
@@ -232,19 +234,19 @@ impl<T: Table> Engine<T> {
             },
         );
         if !T::makes(Mistake::PutUnleased) {
-            self.lease(waiting.chunk);
+            self.memory.lease(waiting.chunk);
         }
     }
 
     /// A write ended. It counts only if the slots still hold what was read.
-    pub(super) fn put_done(&mut self, now: Time, put: u64, stored: Result<Stored, Cause>) {
+    pub(crate) fn put_done(&mut self, now: Time, put: u64, stored: Result<Stored, Cause>) {
         // from an earlier boot
         let Some(done) = self.lower.puts.remove(&put) else {
             return;
         };
         let same = self.put_stands(&done);
         if !T::makes(Mistake::PutUnleased) {
-            self.unlease(done.chunk);
+            self.memory.unlease(done.chunk);
         }
         self.not_writing(&done.name, done.chunk, done.tier);
         let result = match stored {
@@ -295,7 +297,7 @@ impl<T: Table> Engine<T> {
             self.queue_put(now, done.tier, done.chunk, true, done.failed + 1);
         }
         // the digests did not match: check the chunk in memory, and let its readers know
-        if stored == Err(Cause::Corrupt) && self.get(done.chunk).is_some_and(|e| e.listed) {
+        if stored == Err(Cause::Corrupt) && self.memory.get(done.chunk).is_some_and(|e| e.listed) {
             self.start_check(now, done.chunk.entry, false, false);
         }
     }
@@ -326,7 +328,7 @@ impl<T: Table> Engine<T> {
     /// True if the slots being read still belong to the chunk.
     pub(super) fn put_stands(&self, put: &Put) -> bool {
         put.targets.iter().all(|target| {
-            let row = self.table.row(target.section.slot.get());
+            let row = self.memory.table.row(target.section.slot.get());
             row.state == PUBLISHED && row.generation == target.section.generation.get()
         })
     }
@@ -336,7 +338,7 @@ impl<T: Table> Engine<T> {
         if !T::makes(Mistake::TierIsDown) {
             self.drop_waiting(at, "TierDown", |_| true);
         }
-        for e in &mut self.entries {
+        for e in &mut self.memory.entries {
             e.missed |= e.written & 1 << at;
             e.written &= !(1 << at);
         }
@@ -346,14 +348,5 @@ impl<T: Table> Engine<T> {
         if let Some(tier) = self.lower.tiers.get_mut(at) {
             (tier.writes.refused_until_ms, tier.writes.paused_until_ms) = (0, 0);
         }
-    }
-
-    /// Total bytes of a chunk's readable sections.
-    pub(crate) fn stored_bytes(&self, chunk: Handle) -> u64 {
-        self.get(chunk).map_or(0, |e| {
-            sections_of(e.have)
-                .map(|s| self.table.row(e.slot(s)).length)
-                .sum()
-        })
     }
 }

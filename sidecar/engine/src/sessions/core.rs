@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::mistake::Mistake;
 use crate::table::Table;
 use crate::tier::Kind;
-use crate::{Action, Engine, Order, Report, Unwritten};
+use crate::{Changed, Completion, Engine, Unwritten};
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Header, Op};
 use kvcachepool_protocol::message::{self, ErrorBody, ErrorCode, Role};
@@ -152,22 +152,12 @@ impl<H: Host> Core<H> {
             } => self.frame(now, conn, header, body, fds, out),
             Input::Disconnected { conn } => self.disconnected(conn),
             Input::ProcessDied { process } => self.process_died(now, process, out),
-            Input::DigestDone {
-                slot,
-                generation,
-                check,
-                digest,
-            } => {
-                if let Some(engine) = &mut self.engine {
-                    engine.digest_done(now, slot, generation, check, digest);
-                }
-            }
             Input::Populated { rows } => {
                 if let Some(engine) = &mut self.engine {
                     engine.populated(rows);
                 }
             }
-            Input::Tier(report) => self.tier_reported(now, report),
+            Input::Completed(completion) => self.completed(now, completion),
             Input::Window { window, news } => self.window_news(window, news, out),
             Input::Tick => self.tick(now, out),
             Input::Drain => {
@@ -410,7 +400,7 @@ impl<H: Host> Core<H> {
                 && role == Role::Worker
                 && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
             {
-                engine.reconcile(lock, &[]);
+                engine.memory.reconcile(lock, &[]);
             }
         }
     }
@@ -438,7 +428,7 @@ impl<H: Host> Core<H> {
             self.maps_nothing(lock);
             let quarantine_ms = self.quarantine_ms(process.gpu);
             if let Some(engine) = &mut self.engine {
-                engine.owner_died(now, lock, quarantine_ms);
+                engine.memory.owner_died(now, lock, quarantine_ms);
             }
         }
         self.make_arena(now, out);
@@ -504,7 +494,7 @@ impl<H: Host> Core<H> {
         let owners = self
             .engine
             .as_ref()
-            .map(Engine::living_owners)
+            .map(|e| e.memory.living_owners())
             .unwrap_or_default();
         let held = self.peers.processes.values().filter_map(|p| p.lock);
         let locks: BTreeSet<u32> = held.chain(owners).collect();
@@ -567,16 +557,16 @@ impl<H: Host> Core<H> {
         }
         let quarantine_ms = self.quarantine_ms(None);
         if let Some(engine) = &mut self.engine {
-            engine.owner_died(now, lock, quarantine_ms);
+            engine.memory.owner_died(now, lock, quarantine_ms);
         }
     }
 
-    fn tier_reported(&mut self, now: Now, report: Report) {
-        if let Report::State { tier, down } = &report {
+    fn completed(&mut self, now: Now, completion: Completion) {
+        if let Completion::Tier { tier, down } = &completion {
             self.tiers_down.insert(*tier, down.clone());
         }
         if let Some(engine) = &mut self.engine {
-            engine.reported(now, report);
+            engine.completed(now, completion);
         }
     }
 
@@ -584,48 +574,24 @@ impl<H: Host> Core<H> {
     pub(super) fn take_engine(&mut self, now: Now, mut engine: Engine<H::Table>) {
         for (tier, down) in &self.tiers_down {
             let (tier, down) = (*tier, down.clone());
-            engine.reported(now, Report::State { tier, down });
+            engine.completed(now, Completion::Tier { tier, down });
         }
         self.engine = Some(engine);
     }
 
-    /// Converts the engine's actions to outputs.
+    /// Converts the engine's effects and changed answers to outputs.
     pub(super) fn act(&mut self, now: Now, out: &mut Vec<Output>) {
-        loop {
-            let actions = self
-                .engine
-                .as_mut()
-                .map(Engine::take_actions)
-                .unwrap_or_default();
-            let orders = self.engine.as_mut().map(|e| e.take_orders(now));
-            let orders = orders.unwrap_or_default();
-            if actions.is_empty() && orders.is_empty() {
+        while let Some(engine) = &mut self.engine {
+            let effects = engine.take_effects(now);
+            let changed = engine.take_changed();
+            if effects.is_empty() && changed.is_empty() {
                 break;
             }
-            for order in orders {
-                match order {
-                    Order::News { probe } => self.probe_news(probe, out),
-                    order => out.push(Output::Tier(order)),
-                }
-            }
-            for action in actions {
-                match action {
-                    Action::Digest {
-                        slot,
-                        generation,
-                        check,
-                        length,
-                        urgent,
-                    } => {
-                        out.push(Output::Digest {
-                            slot,
-                            generation,
-                            check,
-                            length,
-                            urgent,
-                        });
-                    }
-                    Action::ProbeDone { probe } => self.finish_probe(now, probe, out),
+            out.extend(effects.into_iter().map(Output::Effect));
+            for change in changed {
+                match change {
+                    Changed::Partial { probe } => self.probe_news(probe, out),
+                    Changed::Final { probe } => self.finish_probe(now, probe, out),
                 }
             }
         }

@@ -351,7 +351,7 @@ impl<H: Host> Core<H> {
                 if H::Table::makes(Mistake::RoleHello)
                     && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
                 {
-                    engine.reconcile(lock, &[]);
+                    engine.memory.reconcile(lock, &[]);
                 }
             }
             return Ok(());
@@ -368,7 +368,7 @@ impl<H: Host> Core<H> {
                 .iter()
                 .map(|r| (r.slot.get(), r.generation.get()))
                 .collect();
-            let back = engine.reconcile(lock, &named);
+            let back = engine.memory.reconcile(lock, &named);
             self.counters.add_event("GrantsNotNamed", u64::from(back));
         }
         Ok(())

@@ -229,9 +229,9 @@ impl<H: Host> Core<H> {
                 if H::Table::makes(Mistake::OneBack)
                     && let Some(engine) = &mut self.engine
                 {
-                    for owner in engine.living_owners() {
+                    for owner in engine.memory.living_owners() {
                         if Some(owner) != hello.lock {
-                            engine.reconcile(owner, &[]);
+                            engine.memory.reconcile(owner, &[]);
                         }
                     }
                 }

@@ -2,7 +2,7 @@
 
 pub use crate::Time as Now;
 use crate::table::{Geometry, Table};
-use crate::{Order, Report};
+use crate::{Completion, Effect};
 use kvcachepool_protocol::frame::{Header, Op};
 use kvcachepool_protocol::message::Admin;
 
@@ -89,17 +89,6 @@ pub enum Input<'a> {
         /// As named in [`Output::WatchProcess`].
         process: ProcessId,
     },
-    /// Result of [`Output::Digest`]. `None`: the digest could not be computed.
-    DigestDone {
-        /// First row of the slot.
-        slot: u32,
-        /// Generation named in the output.
-        generation: u32,
-        /// Check number named in the output.
-        check: u64,
-        /// xxh3-128, little-endian.
-        digest: Option<[u8; 16]>,
-    },
     /// The arena's first `rows` rows are populated.
     Populated {
         /// Grows only.
@@ -107,8 +96,8 @@ pub enum Input<'a> {
     },
     /// Result of [`Output::OpenWindow`] or [`Output::ConfirmWindow`], or a later change of that window.
     Window { window: WindowId, news: WindowNews },
-    /// Report about a tier, or about an order in [`Output::Tier`].
-    Tier(Report),
+    /// An effect has ended, or a tier went up or down.
+    Completed(Completion),
     /// Timer. Sent about every 100 ms, and only after all readable sockets were read: a sidecar that was suspended must handle waiting PINs
     /// and COMMITs before its timers run.
     Tick,
@@ -155,18 +144,8 @@ pub enum Output {
     Close { conn: ConnId, reason: &'static str },
     /// Poll this pidfd, and report [`Input::ProcessDied`] when it is readable. The shell keeps the descriptor until then.
     WatchProcess { process: ProcessId, fd: FdId },
-    /// Compute the xxh3-128 of `length` bytes at `slot * 64 KiB` of the arena, and report [`Input::DigestDone`].
-    Digest {
-        /// First row of the slot.
-        slot: u32,
-        generation: u32,
-        check: u64,
-        length: u64,
-        /// A request waits for the digest: process it before those that are not urgent.
-        urgent: bool,
-    },
-    /// Carry out an order about a lower tier, and report its result with [`Input::Tier`]. Never sent without a configured tier.
-    Tier(Order),
+    /// Carry out an effect, and report its end with [`Input::Completed`].
+    Effect(Effect),
     /// Make a window for this connection and reply with `Op::Window`: a `WindowReply`, or the refusal `WindowUnavailable`. Ends the
     /// connection's earlier window. The window also ends with its connection.
     OpenWindow {

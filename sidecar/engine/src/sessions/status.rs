@@ -40,7 +40,10 @@ impl<H: Host> Core<H> {
         let Some(engine) = &self.engine else {
             return Err(self.no_arena_error());
         };
-        Ok(keys.iter().flat_map(|key| engine.find_key(key)).collect())
+        Ok(keys
+            .iter()
+            .flat_map(|key| engine.memory.find_key(key))
+            .collect())
     }
 
     /// Removes every chunk from memory, and starts the clear of lower tiers, which are unavailable meanwhile. Returns the number of chunks
@@ -65,7 +68,9 @@ impl<H: Host> Core<H> {
             return Err(self.no_arena_error());
         };
         for key in &keys {
-            engine.pin_key(now, key, ttl_s.saturating_mul(1000))?;
+            engine
+                .memory
+                .pin_key(now, key, ttl_s.saturating_mul(1000))?;
         }
         Ok(keys.len() as u64)
     }
@@ -81,7 +86,10 @@ impl<H: Host> Core<H> {
         let Some(engine) = &mut self.engine else {
             return Err(self.no_arena_error());
         };
-        let ended = keys.iter().filter(|key| engine.unpin_key(key)).count() as u64;
+        let ended = keys
+            .iter()
+            .filter(|key| engine.memory.unpin_key(key))
+            .count() as u64;
         self.act(now, out);
         Ok(ended)
     }
@@ -167,7 +175,7 @@ impl<H: Host> Core<H> {
                 ..MemoryTier::default()
             };
         };
-        let (usage, geometry) = (engine.usage(), engine.geometry());
+        let (usage, geometry) = (engine.memory.usage(), engine.geometry());
         MemoryTier {
             state: State::Ready,
             reason: String::new(),
@@ -208,7 +216,7 @@ impl<H: Host> Core<H> {
                 let domain = instance.and_then(|i| i.domain.as_ref());
                 let lock = self.peers.process_of_session(*id).and_then(|p| p.lock);
                 let granted = match (s.role, lock, &self.engine) {
-                    (Role::Worker, Some(lock), Some(engine)) => engine.granted_to(lock),
+                    (Role::Worker, Some(lock), Some(engine)) => engine.memory.granted_to(lock),
                     _ => 0,
                 };
                 let moves = s.role == Role::Worker && registered;
@@ -318,7 +326,7 @@ impl<H: Host> Core<H> {
     }
 
     fn counter_status(&self) -> Counters {
-        let stats = self.engine.as_ref().map(|e| *e.stats()).unwrap_or_default();
+        let stats = self.engine.as_ref().map(|e| e.stats()).unwrap_or_default();
         Counters {
             requested_tokens: self.counters.requested_tokens,
             hit_tokens: self.counters.hit_tokens.clone(),
@@ -415,7 +423,7 @@ impl<H: Host> Core<H> {
 
     fn engine_metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
         let Some(engine) = &self.engine else { return };
-        let (s, u) = (engine.stats(), engine.usage());
+        let (s, u) = (engine.stats(), engine.memory.usage());
         let counters = [
             ("stored_chunks_total", s.stored_chunks),
             ("adopted_chunks_total", s.adopted_chunks),

@@ -221,13 +221,15 @@ impl<H: Host> Core<H> {
             None => return Err(Reason::Closed),
         };
         let engine = self.engine.as_mut().ok_or(Reason::Closed)?;
-        engine.copy_begins(owner, order.direction, &order.runs)
+        engine
+            .memory
+            .copy_begins(owner, order.direction, &order.runs)
     }
 
     /// A copy ended, successfully or not. Call this before its stage is handed back.
     pub fn window_copy_ended(&mut self, now: Now, order: &Order, out: &mut Vec<Output>) {
         if let Some(engine) = &mut self.engine {
-            engine.copy_ended(order.direction, &order.runs);
+            engine.memory.copy_ended(order.direction, &order.runs);
         }
         self.answer_aborts(out);
         self.act(now, out);
@@ -252,7 +254,7 @@ impl<H: Host> Core<H> {
             return Err(Refusal::later(ErrorCode::LimitReached, said));
         }
         let engine = self.engine.as_ref();
-        slots.retain(|slot| engine.is_some_and(|e| e.copies_into(std::iter::once(*slot))));
+        slots.retain(|slot| engine.is_some_and(|e| e.memory.copies_into(std::iter::once(*slot))));
         self.waiting_aborts.push(WaitingAbort {
             asked,
             slots,
@@ -264,8 +266,9 @@ impl<H: Host> Core<H> {
 
     fn answer_aborts(&mut self, out: &mut Vec<Output>) {
         let engine = self.engine.as_ref();
-        let copied =
-            |w: &WaitingAbort| engine.is_some_and(|e| e.copies_into(w.slots.iter().copied()));
+        let copied = |w: &WaitingAbort| {
+            engine.is_some_and(|e| e.memory.copies_into(w.slots.iter().copied()))
+        };
         let waiting = std::mem::take(&mut self.waiting_aborts);
         let (wait, over): (Vec<_>, Vec<_>) = waiting.into_iter().partition(copied);
         self.waiting_aborts = wait;

@@ -51,7 +51,7 @@ impl<H: Host> Core<H> {
         for chunk in &grant.chunks {
             let result = match (&context, &mut self.engine) {
                 (Some(context), Some(engine)) => match wish(context, chunk) {
-                    Some(wish) => engine.grant(now, context, &wish, &mut packed),
+                    Some(wish) => engine.memory.grant(now, context, &wish, &mut packed),
                     None => GRANT_INVALID,
                 },
                 _ => GRANT_NOT_READY,
@@ -67,7 +67,7 @@ impl<H: Host> Core<H> {
     pub(super) fn commit(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
         for section in self.sections(body)? {
             if let Some((lock, engine)) = self.writer(session) {
-                engine.commit(lock, section);
+                engine.memory.commit(lock, section);
             }
         }
         Ok(())
@@ -84,7 +84,7 @@ impl<H: Host> Core<H> {
         let mut freed = 0;
         for section in &sections {
             if let Some((lock, engine)) = self.writer(session) {
-                freed += u32::from(engine.abort(lock, *section));
+                freed += u32::from(engine.memory.abort(lock, *section));
             }
         }
         let slots = sections.iter().map(|s| s.slot.get()).collect();
@@ -122,7 +122,7 @@ impl<H: Host> Core<H> {
         let freed = self
             .engine
             .as_mut()
-            .map_or(0, |e| e.abort_grant(session, abort.grant, only));
+            .map_or(0, |e| e.memory.abort_grant(session, abort.grant, only));
         self.reply(asked, 0, &AbortReply { freed }, Vec::new(), out);
         Ok(())
     }

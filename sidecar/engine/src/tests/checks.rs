@@ -2,7 +2,7 @@
 
 use super::rig::*;
 use crate::config::{Config, Verify};
-use crate::{Action, Engine};
+use crate::{Changed, DigestJob, Engine};
 use kvcachepool_protocol::key::ChunkKey;
 use kvcachepool_protocol::message::{CHUNK_ABSENT, CHUNK_PENDING, CHUNK_READY};
 
@@ -24,19 +24,16 @@ fn ask(rig: &mut Rig, request: &str) {
 }
 
 /// Digests that are asked for, and how many questions were answered; each of them must find the chunk.
-fn actions(rig: &mut Rig) -> (Vec<Action>, usize) {
-    let (digests, answers): (Vec<_>, Vec<_>) = rig
-        .engine
-        .take_actions()
-        .into_iter()
-        .partition(|action| matches!(action, Action::Digest { .. }));
+fn actions(rig: &mut Rig) -> (Vec<DigestJob>, usize) {
+    let digests = rig.digests();
+    let answers = rig.engine.take_changed();
     for answer in &answers {
-        if let Action::ProbeDone { probe } = answer {
+        if let Changed::Final { probe } = answer {
             let (_, _, answer) = rig.engine.final_answer(rig.now, *probe).unwrap();
             assert_eq!(answer.states, [CHUNK_READY]);
         }
     }
-    rig.audit();
+    rig.check();
     (digests, answers.len())
 }
 
@@ -90,12 +87,8 @@ fn two() -> (Rig, Vec<ChunkKey>) {
     (rig, vec![key(&[2], CHUNK_TOKENS), key(&[1], CHUNK_TOKENS)])
 }
 
-fn slots(digests: &[Action]) -> Vec<u32> {
-    let slot = |action: &Action| match action {
-        Action::Digest { slot, .. } => *slot,
-        _ => u32::MAX,
-    };
-    digests.iter().map(slot).collect()
+fn slots(digests: &[DigestJob]) -> Vec<u32> {
+    digests.iter().map(|job| job.slot).collect()
 }
 
 #[test]
@@ -139,25 +132,15 @@ fn a_chunk_whose_bytes_changed_is_dropped_and_its_parent_is_answered() {
     rig.now.mono_ms += 100;
     let (_, asked) = rig.probe("reader", &[1, 2]);
     assert_eq!(asked.states, [CHUNK_PENDING; 2]);
-    let digests = rig.engine.take_actions();
+    let digests = rig.digests();
     assert_eq!(digests.len(), 2);
     rig.end_digest(digests[0]);
-    let Action::Digest {
-        slot,
-        generation,
-        check,
-        ..
-    } = digests[1]
-    else {
-        panic!("{digests:?}")
-    };
-    rig.engine
-        .digest_done(rig.now, slot, generation, check, Some([0xee; 16]));
-    let Some(Action::ProbeDone { probe }) = rig.engine.take_actions().pop() else {
+    rig.digested(digests[1], Some([0xee; 16]));
+    let Some(Changed::Final { probe }) = rig.engine.take_changed().pop() else {
         panic!("no answer")
     };
     let (_, _, answer) = rig.engine.final_answer(rig.now, probe).unwrap();
     assert_eq!(answer.states, [CHUNK_READY, CHUNK_ABSENT]);
     assert_eq!(rig.engine.stats().corrupt_chunks, 1);
-    rig.audit();
+    rig.check();
 }

@@ -25,7 +25,7 @@ fn every_policy_makes_room_for_ever_and_evicts_children_first() {
                     "{policy:?} {prompt} {depth}"
                 );
             }
-            rig.audit();
+            rig.check();
             for other in 0..=prompt {
                 let held: Vec<bool> = (1..=20).map(|d| rig.has(&vec![other; d])).collect();
                 assert!(
@@ -34,7 +34,11 @@ fn every_policy_makes_room_for_ever_and_evicts_children_first() {
                 );
             }
         }
-        assert_eq!(rig.engine.usage().chunks, u64::from(FIT), "{policy:?}");
+        assert_eq!(
+            rig.engine.memory.usage().chunks,
+            u64::from(FIT),
+            "{policy:?}"
+        );
     }
 }
 
@@ -111,11 +115,11 @@ fn incomplete_chunks_go_first_and_die_young() {
     let (_, refs) = rig.grant(&[100], CHUNK_TOKENS, 1);
     rig.commit(&refs[..1]);
     rig.digest_all();
-    rig.engine.abort(OWNERS[1], refs[1]);
-    assert_eq!(rig.engine.usage().incomplete_chunks, 1);
-    rig.audit();
+    rig.engine.memory.abort(OWNERS[1], refs[1]);
+    assert_eq!(rig.engine.memory.usage().incomplete_chunks, 1);
+    rig.check();
     assert!(rig.store(&[101]));
-    assert_eq!(rig.engine.usage().incomplete_chunks, 0);
+    assert_eq!(rig.engine.memory.usage().incomplete_chunks, 0);
     assert_eq!(
         rig.engine.stats().evicted_chunks,
         0,
@@ -125,12 +129,12 @@ fn incomplete_chunks_go_first_and_die_young() {
     let (_, refs) = rig.grant(&[102], CHUNK_TOKENS, 1);
     rig.commit(&refs[..1]);
     rig.digest_all();
-    rig.engine.abort(OWNERS[1], refs[1]);
+    rig.engine.memory.abort(OWNERS[1], refs[1]);
     rig.engine.tick(rig.now);
     rig.now.mono_ms += 30_000;
     rig.engine.tick(rig.now);
-    assert_eq!(rig.engine.usage().incomplete_chunks, 0);
-    rig.audit();
+    assert_eq!(rig.engine.memory.usage().incomplete_chunks, 0);
+    rig.check();
 }
 
 #[test]
@@ -153,7 +157,7 @@ fn a_tail_goes_before_the_full_chunk_over_the_same_tokens() {
                 "{policy:?}: the full chunk went before {tails} tails"
             );
         }
-        rig.audit();
+        rig.check();
     }
 }
 
@@ -167,6 +171,7 @@ fn what_is_leased_pinned_or_granted_is_never_evicted() {
     rig.engine.pin(1, "leased", tag, 0, 1);
     rig.probe("waiting", &[1]);
     rig.engine
+        .memory
         .pin_key(rig.now, &key(&[2], CHUNK_TOKENS), 5_000)
         .unwrap();
     let (_, granted) = rig.grant(&[3, 3], CHUNK_TOKENS, 1);
@@ -183,7 +188,7 @@ fn what_is_leased_pinned_or_granted_is_never_evicted() {
     rig.engine.release(1, "leased");
     rig.now.mono_ms += 30_000;
     rig.engine.tick(rig.now);
-    rig.audit();
+    rig.check();
     for n in 10..250 {
         assert!(rig.store(&[n, n]) || rig.store(&[n]));
     }
@@ -201,8 +206,8 @@ fn two_hundred_waiting_long_prompts_do_not_pin_everything() {
     for waiting in 0..200u32 {
         let path = vec![(waiting % 6) as u8; 10];
         rig.probe(&format!("w{waiting}"), &path);
-        rig.audit();
-        assert!(rig.engine.usage().soft_pinned_bytes <= 2 << 20);
+        rig.check();
+        assert!(rig.engine.memory.usage().soft_pinned_bytes <= 2 << 20);
     }
     for n in 100..132 {
         assert!(rig.store(&[n]), "stores go on");
@@ -210,8 +215,8 @@ fn two_hundred_waiting_long_prompts_do_not_pin_everything() {
     for waiting in 0..200u32 {
         rig.engine.release(1, &format!("w{waiting}"));
     }
-    assert_eq!(rig.engine.usage().soft_pinned_bytes, 0);
-    rig.audit();
+    assert_eq!(rig.engine.memory.usage().soft_pinned_bytes, 0);
+    rig.check();
 }
 
 #[test]
@@ -223,11 +228,11 @@ fn nothing_but_leases_refuses_room_and_room_returns_with_them() {
         rig.engine.pin(1, &format!("r{n}"), tag, 0, 1);
     }
     assert_eq!(rig.grant(&[200], CHUNK_TOKENS, 1).0, GRANT_NO_ROOM);
-    rig.audit();
+    rig.check();
     rig.engine.release(1, "r5");
     assert!(rig.store(&[200]));
     assert!(!rig.has(&[5]));
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -237,12 +242,12 @@ fn a_domain_with_other_slot_sizes_gets_segments_of_the_first() {
         rig.store(&[n]);
         rig.store(&[n, 1]);
     }
-    assert_eq!(rig.engine.usage().chunks, 512);
+    assert_eq!(rig.engine.memory.usage().chunks, 512);
     rig.plan = plan(1, false, 256 << 10);
     rig.layout = kvcachepool_protocol::key::LayoutId([2; 32]);
     for n in 0..100 {
         assert!(rig.store(&[n, 0]) || rig.store(&[n]), "{n}");
-        rig.audit();
+        rig.check();
     }
 }
 
@@ -290,14 +295,14 @@ fn a_window_group_is_added_later_and_the_chunk_stays_readable_meanwhile() {
         GRANT_EXISTS,
         "in flight"
     );
-    rig.engine.abort(OWNERS[0], refs[0]);
+    rig.engine.memory.abort(OWNERS[0], refs[0]);
     assert!(rig.has(&[1]), "as readable as before");
     let (_, refs) = rig.grant(&[1], CHUNK_TOKENS, 3);
     rig.commit(&refs);
     rig.digest_all();
     let (_, answer) = rig.probe("r", &[1]);
     assert_eq!(answer.refs.len(), 3 * 16);
-    rig.audit();
+    rig.check();
     assert_eq!(
         rig.grant(&[2], CHUNK_TOKENS, 2).0,
         GRANT_INVALID,
@@ -313,8 +318,8 @@ fn nothing_is_remembered_for_ever_of_chunks_that_lost_their_parent() {
         rig.store(&[n, 1]);
         let (_, refs) = rig.grant(&[n, 1, 2], CHUNK_TOKENS, 1);
         rig.engine.clear();
-        rig.engine.abort(OWNERS[0], refs[0]);
-        rig.audit();
+        rig.engine.memory.abort(OWNERS[0], refs[0]);
+        rig.check();
     }
     for n in 0..200u8 {
         // the parent is lost to a wrong digest, the child stays until it is evicted
@@ -322,20 +327,11 @@ fn nothing_is_remembered_for_ever_of_chunks_that_lost_their_parent() {
         rig.store(&[n, 1]);
         rig.now.mono_ms += 60_001;
         rig.probe("r", &[n]);
-        for action in rig.engine.take_actions() {
-            if let crate::Action::Digest {
-                slot,
-                generation,
-                check,
-                ..
-            } = action
-            {
-                rig.engine
-                    .digest_done(rig.now, slot, generation, check, Some([0xEE; 16]));
-            }
+        for job in rig.digests() {
+            rig.digested(job, Some([0xEE; 16]));
         }
         rig.engine.release(1, "r");
-        rig.audit();
+        rig.check();
     }
-    assert!(rig.engine.orphans.len() <= usize::from(FIT));
+    assert!(rig.engine.memory.orphans.len() <= usize::from(FIT));
 }

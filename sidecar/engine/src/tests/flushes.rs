@@ -47,7 +47,7 @@ fn a_flush_looks_for_what_a_tier_was_seen_to_have_a_minute_ago_after_what_it_lac
     assert_eq!(puts(&mut rig), []);
     assert!(!rig.engine.flushes(), "it is over");
     assert_eq!(rig.engine.unwritten()[0].chunks, 0);
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn what_a_tier_refused_in_a_flush_is_not_offered_twice_by_it() {
     end(&mut rig, put, Err(Cause::Full));
     assert_eq!(puts(&mut rig), []);
     assert!(!rig.engine.flushes());
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn what_is_stored_anew_while_its_name_still_waits_is_written_in_its_place() {
     let mut rig = writing_back();
     rig.store(&[1]);
     assert_eq!(puts(&mut rig), [], "it waits");
-    rig.engine.clear_memory();
+    rig.engine.memory.clear();
     assert!(rig.store(&[1]));
     assert_eq!(puts(&mut rig), [], "its name waits");
     rig.engine.flush();
@@ -83,7 +83,7 @@ fn what_is_stored_anew_while_its_name_still_waits_is_written_in_its_place() {
     assert_eq!(puts(&mut rig), []);
     assert!(!rig.engine.flushes());
     assert_eq!(rig.engine.unwritten()[0].chunks, 0);
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_flush_waits_where_writes_fail_for_a_moment_and_loses_nothing() {
         end(&mut rig, put, Err(Cause::BreakerOpen));
         assert_eq!(puts(&mut rig), [], "others would fail as well");
         assert!(rig.engine.flushes());
-        rig.audit();
+        rig.check();
         rig.now.mono_ms += 1_000;
         first = puts(&mut rig);
     }
@@ -114,7 +114,7 @@ fn a_flush_waits_where_writes_fail_for_a_moment_and_loses_nothing() {
     assert_eq!(written, 3);
     assert!(!rig.engine.flushes());
     assert_eq!(rig.engine.unwritten()[0].chunks, 0);
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_flush_ends_where_one_chunk_or_everything_goes_on_failing() {
                 };
                 end(&mut rig, put, stored);
             }
-            rig.audit();
+            rig.check();
             if !rig.engine.flushes() {
                 break;
             }
@@ -172,6 +172,6 @@ fn a_flush_that_a_tier_was_down_for_or_went_down_in_begins_when_it_is_up() {
         assert_eq!(puts(&mut rig), []);
         fails_over(&mut rig);
         assert_eq!(puts(&mut rig), [], "once");
-        rig.audit();
+        rig.check();
     }
 }

@@ -109,21 +109,16 @@ impl Run {
 
     fn collect(&mut self) {
         loop {
-            let actions = self.rig.engine.take_actions();
-            if actions.is_empty() {
+            let digests = self.rig.digests();
+            let changed = self.rig.engine.take_changed();
+            if digests.is_empty() && changed.is_empty() {
                 return;
             }
-            for action in actions {
-                match action {
-                    Action::Digest {
-                        slot,
-                        generation,
-                        check,
-                        ..
-                    } => self.digests.push((slot, generation, check)),
-                    Action::ProbeDone { probe } => {
-                        self.rig.engine.final_answer(self.rig.now, probe);
-                    }
+            let known = digests.iter().map(|d| (d.slot, d.generation, d.check));
+            self.digests.extend(known);
+            for change in changed {
+                if let Changed::Final { probe } = change {
+                    self.rig.engine.final_answer(self.rig.now, probe);
                 }
             }
         }
@@ -143,11 +138,11 @@ impl Run {
             }
             Step::Commit { pick } if !self.granted.is_empty() => {
                 let r = self.granted.swap_remove(pick % self.granted.len());
-                rig.engine.commit(Self::owner(r.section.get()), r);
+                rig.engine.memory.commit(Self::owner(r.section.get()), r);
             }
             Step::Abort { pick } if !self.granted.is_empty() => {
                 let r = self.granted.swap_remove(pick % self.granted.len());
-                rig.engine.abort(Self::owner(r.section.get()), r);
+                rig.engine.memory.abort(Self::owner(r.section.get()), r);
             }
             Step::Fetch { path } => {
                 if let Some((id, refs)) = rig.fetch(&path) {
@@ -156,15 +151,18 @@ impl Run {
             }
             Step::Fetched { pick } if !self.fetched.is_empty() => {
                 let (_, r) = self.fetched.swap_remove(pick % self.fetched.len());
-                rig.engine.fetched(rig.now, r, [r.slot.get() as u8; 16]);
+                rig.engine
+                    .memory
+                    .fetched(rig.now, r, [r.slot.get() as u8; 16]);
             }
             Step::FetchEnded { pick } if !self.fetched.is_empty() => {
                 let (id, r) = self.fetched.swap_remove(pick % self.fetched.len());
-                rig.engine.cancel_fetch(id);
-                rig.engine.fetch_ended(r);
+                rig.engine.memory.cancel_fetch(id);
+                rig.engine.memory.fetch_ended(r);
             }
             Step::AbortTag { back } => {
                 rig.engine
+                    .memory
                     .abort_grant(1, rig.tag.saturating_sub(back), None);
             }
             Step::Digest { pick, wrong } if !self.digests.is_empty() => {
@@ -190,7 +188,10 @@ impl Run {
             Step::Death {
                 owner,
                 quarantine_ms,
-            } => rig.engine.owner_died(rig.now, OWNERS[owner], quarantine_ms),
+            } => rig
+                .engine
+                .memory
+                .owner_died(rig.now, OWNERS[owner], quarantine_ms),
             Step::Reconcile { owner, keep } => {
                 let named: Vec<(u32, u32)> = self
                     .granted
@@ -198,11 +199,12 @@ impl Run {
                     .skip(keep % 4)
                     .map(|r| (r.slot.get(), r.generation.get()))
                     .collect();
-                rig.engine.reconcile(OWNERS[owner], &named);
+                rig.engine.memory.reconcile(OWNERS[owner], &named);
             }
             Step::AdminPin { path } => {
                 let _ = rig
                     .engine
+                    .memory
                     .pin_key(rig.now, &key(&path, CHUNK_TOKENS), 10_000);
             }
             Step::Clear => {
@@ -229,10 +231,10 @@ impl Run {
             self.rig.engine.release(1, &format!("r{request}"));
         }
         for (_, r) in std::mem::take(&mut self.fetched) {
-            self.rig.engine.fetch_ended(r);
+            self.rig.engine.memory.fetch_ended(r);
         }
         for owner in OWNERS {
-            self.rig.engine.owner_died(self.rig.now, owner, 0);
+            self.rig.engine.memory.owner_died(self.rig.now, owner, 0);
         }
         for (slot, generation, check) in std::mem::take(&mut self.digests) {
             let digest = Some([slot as u8; 16]);
@@ -265,20 +267,20 @@ proptest! {
         for step in steps {
             let said = format!("{step:?}");
             run.take(step);
-            if let Err(broken) = run.rig.engine.audit() {
+            if let Err(broken) = run.rig.engine.check() {
                 return Err(TestCaseError::fail(format!("{broken} after {said}")));
             }
         }
         run.end();
-        prop_assert_eq!(run.rig.engine.audit(), Ok(()));
+        prop_assert_eq!(run.rig.engine.check(), Ok(()));
         let table = run.rig.engine.table();
         for row in 0..table.geometry().rows {
             let state = table.row(row).state;
             prop_assert!(state == FREE || state == PUBLISHED, "row {row} is {state}");
         }
-        let usage = run.rig.engine.usage();
+        let usage = run.rig.engine.memory.usage();
         prop_assert_eq!((usage.leased_bytes, usage.soft_pinned_bytes, usage.granted_bytes), (0, 0, 0));
         prop_assert_eq!(usage.incomplete_chunks, 0);
-        prop_assert!(run.rig.engine.grants.is_empty() && run.rig.engine.by_tag.is_empty());
+        prop_assert!(run.rig.engine.memory.grants.is_empty() && run.rig.engine.memory.by_tag.is_empty());
     }
 }

@@ -16,20 +16,20 @@ fn a_chunk_that_has_all_it_needs_does_not_wait_for_a_slot_of_a_grant_that_was_vo
     rig.commit(&first[..1]);
     rig.digest_all();
     // void from here on; the second section's writer has not ended its part
-    rig.engine.abort(OWNERS[0], first[2]);
+    rig.engine.memory.abort(OWNERS[0], first[2]);
     let (result, second) = rig.grant(&[1], CHUNK_TOKENS, WINDOW);
     assert_eq!((result, second.len()), (GRANT_GRANTED, 1));
     let (table, config) = (rig.engine.table().clone(), rig.engine.config.clone());
     rig.engine = Engine::new(rig.now, table, config, true);
-    rig.audit();
+    rig.check();
     assert!(!rig.has(&[1]));
     rig.commit(&second);
     rig.digest_all();
-    rig.audit();
+    rig.check();
     assert!(rig.has(&[1]), "and the policy knows it");
-    assert_eq!(rig.engine.usage().granted_slots, 1);
-    rig.engine.abort(OWNERS[1], first[1]);
-    rig.audit();
-    assert_eq!(rig.engine.usage().granted_slots, 0);
+    assert_eq!(rig.engine.memory.usage().granted_slots, 1);
+    rig.engine.memory.abort(OWNERS[1], first[1]);
+    rig.check();
+    assert_eq!(rig.engine.memory.usage().granted_slots, 0);
     assert!(rig.has(&[1]));
 }

@@ -97,7 +97,7 @@ impl Rig {
     pub fn grant(&mut self, path: &[u8], tokens: u32, groups: u32) -> (u8, Vec<SectionRef>) {
         let mut refs = Vec::new();
         let result = self.wish(path, tokens, groups, |engine, now, context, wish| {
-            engine.grant(now, context, wish, &mut refs)
+            engine.memory.grant(now, context, wish, &mut refs)
         });
         refs.retain(|r| r.slot.get() != NO_SLOT);
         (result, refs)
@@ -107,7 +107,7 @@ impl Rig {
     pub fn fetch(&mut self, path: &[u8]) -> Option<(FetchId, Vec<SectionRef>)> {
         let groups = self.plan.all_groups();
         self.wish(path, CHUNK_TOKENS, groups, |engine, now, context, wish| {
-            engine.fetch(now, context, wish)
+            engine.memory.fetch(now, context, wish).ok()
         })
     }
 
@@ -151,34 +151,54 @@ impl Rig {
 
     pub fn commit(&mut self, refs: &[SectionRef]) {
         for r in refs {
-            self.engine.commit(OWNERS[r.section.get() as usize % 2], *r);
+            self.engine
+                .memory
+                .commit(OWNERS[r.section.get() as usize % 2], *r);
         }
     }
 
     /// Ends a digest, if it is one; the bytes are what they should be.
-    pub fn end_digest(&mut self, action: Action) {
-        if let Action::Digest {
+    pub fn end_digest(&mut self, job: DigestJob) {
+        let digest = Some([job.slot as u8; 16]);
+        self.digested(job, digest);
+    }
+
+    pub fn digested(&mut self, job: DigestJob, digest: Option<[u8; 16]>) {
+        let DigestJob {
             slot,
             generation,
             check,
             ..
-        } = action
-        {
-            let digest = Some([slot as u8; 16]);
-            self.engine
-                .digest_done(self.now, slot, generation, check, digest);
-        }
+        } = job;
+        let done = Completion::Digest {
+            slot,
+            generation,
+            check,
+            digest,
+        };
+        self.engine.completed(self.now, done);
+    }
+
+    /// Digests that are asked for, without starting work of the tiers.
+    pub fn digests(&mut self) -> Vec<DigestJob> {
+        self.engine.settle();
+        let digest = |effect| match effect {
+            Effect::Digest(job) => job,
+            other => panic!("{other:?}"),
+        };
+        let effects = std::mem::take(&mut self.engine.effects);
+        effects.into_iter().map(digest).collect()
     }
 
     /// Ends all digests.
     pub fn digest_all(&mut self) {
         loop {
-            let actions = self.engine.take_actions();
-            if actions.is_empty() {
+            let digests = self.digests();
+            if digests.is_empty() {
                 return;
             }
-            for action in actions {
-                self.end_digest(action);
+            for job in digests {
+                self.end_digest(job);
             }
         }
     }
@@ -197,6 +217,7 @@ impl Rig {
 
     pub fn has(&self, path: &[u8]) -> bool {
         self.engine
+            .memory
             .find_key(&key(path, CHUNK_TOKENS))
             .iter()
             .any(|f| f.readable)
@@ -204,6 +225,7 @@ impl Rig {
 
     pub fn has_tail(&self, path: &[u8], tokens: u32) -> bool {
         self.engine
+            .memory
             .find_key(&key(path, tokens))
             .iter()
             .any(|f| f.readable)
@@ -248,7 +270,7 @@ impl Rig {
         self.engine.release(1, "reader");
     }
 
-    pub fn audit(&self) {
-        self.engine.audit().unwrap();
+    pub fn check(&self) {
+        self.engine.check().unwrap();
     }
 }

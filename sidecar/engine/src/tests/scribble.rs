@@ -8,7 +8,7 @@ use kvcachepool_protocol::refs::{SectionRef, unpack};
 use proptest::prelude::*;
 
 fn scribble(rig: &mut Rig, row: Row) {
-    let shared = &mut rig.engine.table.shared;
+    let shared = &mut rig.engine.memory.table.shared;
     for number in 0..shared.geometry().rows {
         shared.set_fields(number, &row);
         shared.set_generation(number, row.generation);
@@ -48,14 +48,14 @@ proptest! {
         }
         let (result, granted) = rig.grant(&[3], CHUNK_TOKENS, 1);
         prop_assert_eq!(result, GRANT_GRANTED);
-        let usage = rig.engine.usage();
+        let usage = rig.engine.memory.usage();
 
         scribble(&mut rig, row);
         let (_, answer) = rig.probe("r", &[1, 2]);
         prop_assert_eq!(answer.states, [CHUNK_READY; 2]);
         prop_assert_eq!(&unpack(&answer.refs).unwrap(), &stored);
         rig.engine.release(1, "r");
-        prop_assert_eq!(rig.engine.usage(), usage);
+        prop_assert_eq!(rig.engine.memory.usage(), usage);
 
         rig.commit(&granted);
         rig.digest_all();
@@ -67,10 +67,10 @@ proptest! {
         rig.read(&[1, 2]);
         rig.digest_all();
         prop_assert_eq!(rig.engine.stats().corrupt_chunks, 0);
-        prop_assert_eq!(rig.engine.audit_own(), Ok(()));
+        prop_assert_eq!(rig.engine.check_own(), Ok(()));
         rig.engine.clear();
-        prop_assert_eq!(rig.engine.usage().used_bytes, 0);
-        prop_assert_eq!(rig.engine.audit_own(), Ok(()));
+        prop_assert_eq!(rig.engine.memory.usage().used_bytes, 0);
+        prop_assert_eq!(rig.engine.check_own(), Ok(()));
     }
 }
 

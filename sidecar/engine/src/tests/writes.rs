@@ -3,7 +3,7 @@
 use super::rig::*;
 use crate::config::{Config, TierConfig, WritePolicy};
 use crate::tier::{Cause, Kind, Stored};
-use crate::{Order, Report};
+use crate::{Completion, Effect, WriteJob};
 use kvcachepool_protocol::domain::{Descriptor, Domain};
 use kvcachepool_protocol::key::ModelId;
 use kvcachepool_protocol::object::{Element, Form};
@@ -41,19 +41,20 @@ pub(super) fn with_tiers_as(change: impl Fn(&mut TierConfig)) -> Rig {
 
 pub(super) fn is_now(rig: &mut Rig, tier: Kind, down: Option<&str>) {
     let down = down.map(str::to_owned);
-    rig.engine.reported(rig.now, Report::State { tier, down });
+    rig.engine
+        .completed(rig.now, Completion::Tier { tier, down });
 }
 
 /// Puts that were ordered since: number, tier, and whether it is to be looked up first.
 pub(super) fn puts(rig: &mut Rig) -> Vec<(u64, Kind, bool)> {
-    let orders = rig.engine.take_orders(rig.now);
-    let put = orders.iter().filter_map(|order| match order {
-        Order::Put {
+    let effects = rig.engine.take_effects(rig.now);
+    let put = effects.iter().filter_map(|order| match order {
+        Effect::Write(WriteJob {
             put,
             tier,
             look_first,
             ..
-        } => Some((*put, *tier, *look_first)),
+        }) => Some((*put, *tier, *look_first)),
         _ => None,
     });
     put.collect()
@@ -61,7 +62,7 @@ pub(super) fn puts(rig: &mut Rig) -> Vec<(u64, Kind, bool)> {
 
 pub(super) fn end(rig: &mut Rig, put: u64, stored: Result<Stored, Cause>) {
     rig.engine
-        .reported(rig.now, Report::PutDone { put, stored });
+        .completed(rig.now, Completion::Write { put, stored });
 }
 
 /// Stores a chunk, which only Redis is up to take; the number of its put.
@@ -103,7 +104,7 @@ fn a_chunk_that_a_tier_did_not_take_is_offered_to_it_when_a_request_comes_back()
     end(&mut rig, put, Ok(Stored::Already));
     rig.read(&[1]);
     assert_eq!(puts(&mut rig), [], "it is there");
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -122,7 +123,7 @@ fn what_a_tier_refuses_for_now_is_offered_again_and_what_it_will_never_take_is_n
         rig.now.mono_ms += 30_000;
         rig.read(&[1]);
         assert_eq!(puts(&mut rig).len(), usize::from(again), "{cause:?}");
-        rig.audit();
+        rig.check();
     }
 }
 
@@ -136,7 +137,7 @@ fn what_a_tier_may_have_lost_is_looked_for_when_a_request_comes_back() {
     let [(_, Kind::Redis, true)] = puts(&mut rig)[..] else {
         panic!("it may have come back with less")
     };
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -165,7 +166,7 @@ fn a_tier_that_refuses_everything_is_left_alone_for_a_while() {
     fails_over(&mut rig);
     rig.read(&[1]);
     assert_eq!(puts(&mut rig).len(), 1);
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -179,7 +180,7 @@ fn what_a_tier_says_to_have_taken_while_it_went_down_is_looked_for() {
     let [(_, Kind::Redis, true)] = puts(&mut rig)[..] else {
         panic!("another one may have its place")
     };
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -212,7 +213,7 @@ fn what_is_offered_again_takes_no_place_from_what_was_not_offered_yet() {
     assert_eq!(puts(&mut rig).len(), 1, "now there is");
     let refused = &rig.engine.lower.tiers[0].stats.puts;
     assert_eq!(refused.get("QueueFull"), None);
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -227,7 +228,7 @@ fn a_budget_is_not_used_up_by_what_is_there() {
     };
     end(&mut rig, put, Ok(Stored::Already));
     assert_eq!(rig.engine.writes.stats.bytes, CHUNK_BYTES);
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -235,7 +236,7 @@ fn what_somebody_else_wrote_before_it_was_stored_here_is_looked_for_when_a_reque
     let mut rig = with_tiers();
     let put = ordered(&mut rig, 1);
     end(&mut rig, put, Ok(Stored::New));
-    rig.engine.clear_memory();
+    rig.engine.memory.clear();
     assert!(rig.store(&[1]));
     assert_eq!(puts(&mut rig), [], "it was there a moment ago");
     rig.read(&[1]);
@@ -245,7 +246,7 @@ fn what_somebody_else_wrote_before_it_was_stored_here_is_looked_for_when_a_reque
     let [(_, Kind::Redis, true)] = puts(&mut rig)[..] else {
         panic!("Redis may have dropped it since")
     };
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -257,12 +258,12 @@ fn what_is_stored_anew_while_its_name_is_being_written_is_written_where_that_fai
     ] {
         let mut rig = with_tiers();
         let put = ordered(&mut rig, 1);
-        rig.engine.clear_memory();
+        rig.engine.memory.clear();
         assert!(rig.store(&[1]));
         assert_eq!(puts(&mut rig), [], "it is on its way");
         end(&mut rig, put, stored);
         assert_eq!(puts(&mut rig).len(), usize::from(again), "{stored:?}");
-        rig.audit();
+        rig.check();
     }
 }
 
@@ -275,7 +276,7 @@ fn one_of_several_servers_that_refuses_keeps_nothing_from_the_others() {
     end(&mut rig, second, Ok(Stored::New));
     rig.read(&[1]);
     assert_eq!(puts(&mut rig).len(), 1, "it takes others");
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -287,7 +288,7 @@ fn a_tier_that_refuses_what_was_on_its_way_while_it_went_down_is_another_one_whe
     is_now(&mut rig, Kind::Redis, None);
     rig.read(&[1]);
     assert_eq!(puts(&mut rig).len(), 1);
-    rig.audit();
+    rig.check();
 }
 
 #[test]
@@ -316,5 +317,5 @@ fn what_was_stored_under_another_policy_is_written_when_a_request_comes_back() {
         [],
         "it is there, and the policy is the same"
     );
-    rig.audit();
+    rig.check();
 }

@@ -226,7 +226,7 @@ fn a_record_that_a_granted_slot_still_names_is_not_used_twice_after_a_restart() 
     assert_ne!(a[0].slot, b[0].slot);
     let found: ProbeReply = w.ask(scheduler, Op::Probe, &probe("r", &[10]));
     assert_eq!((found.states, found.refs), (vec![CHUNK_READY], pack(&a)));
-    w.core.engine().unwrap().audit().unwrap();
+    w.core.engine().unwrap().check().unwrap();
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn records_and_rows_that_no_engine_wrote_are_not_believed() {
     c1.parent = c2.key;
     circle.set_chunk(one, &c1);
     let (w, _, _) = restart(circle);
-    w.core.engine().unwrap().audit().unwrap();
+    w.core.engine().unwrap().check().unwrap();
 
     let mut foreign = table.clone();
     c1.last_hash = [0xaa; 32];

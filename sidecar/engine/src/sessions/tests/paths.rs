@@ -46,7 +46,7 @@ fn a_chunk_is_granted_committed_published_found_pinned_and_released() {
         },
         NO_FDS,
     );
-    let usage = w.core.engine().unwrap().usage();
+    let usage = w.core.engine().unwrap().memory.usage();
     assert_eq!((usage.leased_bytes, usage.soft_pinned_bytes), (2 << 16, 0));
     w.say(
         scheduler,
@@ -56,7 +56,7 @@ fn a_chunk_is_granted_committed_published_found_pinned_and_released() {
         },
         NO_FDS,
     );
-    assert_eq!(w.core.engine().unwrap().usage().leased_bytes, 0);
+    assert_eq!(w.core.engine().unwrap().memory.usage().leased_bytes, 0);
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn the_schedulers_hello_ends_what_it_does_not_name_and_its_death_ends_all() {
             NO_FDS,
         );
     }
-    let leased = |w: &World| w.core.engine().unwrap().usage().leased_bytes >> 16;
+    let leased = |w: &World| w.core.engine().unwrap().memory.usage().leased_bytes >> 16;
     assert_eq!(leased(&w), 2);
     let conn = w.connect();
     let again = Hello {
@@ -268,7 +268,7 @@ fn soft_pins_expire_and_timers_do_not_run_before_a_tick() {
     let (scheduler, worker) = w.instance();
     w.store(scheduler, worker, &[chunk(1)]);
     w.states(scheduler, "r", &[1]);
-    let pinned = |w: &World| w.core.engine().unwrap().usage().soft_pinned_bytes;
+    let pinned = |w: &World| w.core.engine().unwrap().memory.usage().soft_pinned_bytes;
     w.now.mono_ms += 60_000;
     w.say(scheduler, Op::Probe, &probe("r", &[1]), NO_FDS);
     w.digest_all();
@@ -334,7 +334,7 @@ fn after_a_start_a_hit_waits_for_its_own_check() {
     assert!(!partial);
     assert_eq!(reply.states, [CHUNK_READY, CHUNK_ABSENT]);
     assert_eq!(w.core.engine().unwrap().stats().corrupt_chunks, 1);
-    let pinned = |w: &World| w.core.engine().unwrap().usage().soft_pinned_bytes;
+    let pinned = |w: &World| w.core.engine().unwrap().memory.usage().soft_pinned_bytes;
     w.pass(29_999);
     assert!(pinned(&w) > 0, "pins last from the answer on");
     w.pass(1);
@@ -530,7 +530,7 @@ fn chunks_expire() {
         NO_FDS,
     );
     w.pass(5_000);
-    assert_eq!(w.core.engine().unwrap().usage().chunks, 0);
+    assert_eq!(w.core.engine().unwrap().memory.usage().chunks, 0);
 }
 
 #[test]

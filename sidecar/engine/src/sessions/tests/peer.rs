@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::memory_table::MemoryTable;
 use crate::sessions::*;
 use crate::table::Geometry;
+use crate::{Completion, DigestJob, Effect};
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_PARTIAL, Header, Op};
 use kvcachepool_protocol::key::EngineHash;
 use kvcachepool_protocol::message::{self, *};
@@ -421,13 +422,13 @@ impl World {
     pub fn digests(&mut self) -> Vec<Job> {
         let mut found = Vec::new();
         self.out.retain(|o| match o {
-            Output::Digest {
+            Output::Effect(Effect::Digest(DigestJob {
                 slot,
                 generation,
                 check,
                 urgent,
                 ..
-            } => {
+            })) => {
                 found.push(Job {
                     slot: *slot,
                     generation: *generation,
@@ -443,12 +444,12 @@ impl World {
 
     /// Ends a digest.
     pub fn digest_is(&mut self, job: &Job, digest: [u8; 16]) {
-        self.input(Input::DigestDone {
+        self.input(Input::Completed(Completion::Digest {
             slot: job.slot,
             generation: job.generation,
             check: job.check,
             digest: Some(digest),
-        });
+        }));
     }
 
     /// Ends all digests: the digest of a slot is its number.

@@ -118,7 +118,7 @@ fn a_rank_that_begins_is_granted_nothing_by_a_scheduler_of_the_ranks_before_it()
             ttl_s: 0,
         };
         w.say(earlier, Op::Grant, &grant, NO_FDS);
-        let usage = w.core.engine().unwrap().usage();
+        let usage = w.core.engine().unwrap().memory.usage();
         assert_eq!(usage.granted_bytes, 0, "buried first: {buried_first}");
         assert!(w.out.contains(&Output::Close {
             conn: earlier,
@@ -283,7 +283,7 @@ fn what_a_commit_or_abort_may_not_touch_it_does_not() {
     let mut w = World::new();
     let (scheduler, worker) = w.instance();
     let stored = w.store(scheduler, worker, &[chunk(1)]);
-    let before = w.core.engine().unwrap().usage();
+    let before = w.core.engine().unwrap().memory.usage();
     for slot in [0, 1, 5, u32::MAX - 1, u32::MAX] {
         for generation in [0, 1, 2, u32::MAX] {
             let section = kvcachepool_protocol::refs::SectionRef::new(slot, generation, 1, 200);
@@ -300,7 +300,7 @@ fn what_a_commit_or_abort_may_not_touch_it_does_not() {
             w.say(worker, Op::Abort, &Sections { region: 1, refs }, NO_FDS);
         }
     }
-    assert_eq!(w.core.engine().unwrap().usage(), before);
+    assert_eq!(w.core.engine().unwrap().memory.usage(), before);
 }
 
 #[test]

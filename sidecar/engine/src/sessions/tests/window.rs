@@ -345,7 +345,7 @@ fn a_dead_workers_slots_come_back_only_when_the_copy_has_ended() {
         );
         rig.ended(&order);
         rig.w.pass(100);
-        let audit = rig.w.core.engine().unwrap().audit();
+        let audit = rig.w.core.engine().unwrap().check();
         (during, rig.state(&section), audit)
     });
     assert_eq!(kept, (GRANTED, FREE, Ok(())));

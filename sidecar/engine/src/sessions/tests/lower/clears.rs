@@ -6,7 +6,8 @@ use crate::tier::Stored;
 
 /// Takes the only order, which must be a clear.
 fn clear_ordered(w: &mut World) -> (Kind, Option<Domains>) {
-    let [Order::Clear { tier, domains }] = <[Order; 1]>::try_from(orders(w)).expect("one order")
+    let [Effect::Clear(ClearJob { tier, domains })] =
+        <[Effect; 1]>::try_from(orders(w)).expect("one order")
     else {
         panic!("no clear")
     };
@@ -18,7 +19,7 @@ fn clear(w: &mut World) {
 }
 
 fn cleared(w: &mut World, tier: Kind, removed: Result<u64, Cause>) {
-    w.input(Input::Tier(Report::Cleared { tier, removed }));
+    w.input(Input::Completed(Completion::Clear { tier, removed }));
 }
 
 #[test]
@@ -52,7 +53,7 @@ fn of_a_tier_that_others_share_only_what_is_served_here_goes() {
 fn what_is_on_its_way_from_a_tier_is_not_readable_after_a_clear() {
     let (mut w, scheduler, _) = tiered(&[Kind::Disk]);
     let (looking, ..) = ask(&mut w, scheduler, "a", &[3]);
-    let Order::Lookup { lookup, .. } = orders(&mut w)[0] else {
+    let Effect::Lookup(LookupJob { lookup, .. }) = orders(&mut w)[0] else {
         panic!("no lookup")
     };
     let (fetching, ..) = ask(&mut w, scheduler, "b", &[1]);
@@ -60,10 +61,13 @@ fn what_is_on_its_way_from_a_tier_is_not_readable_after_a_clear() {
     let fetch = fetches(&mut w);
     clear(&mut w);
     for order in orders(&mut w) {
-        assert!(!matches!(order, Order::Lookup { .. } | Order::Fetch { .. }));
+        assert!(!matches!(
+            order,
+            Effect::Lookup(LookupJob { .. }) | Effect::Fetch(FetchJob { .. })
+        ));
     }
     let present = Ok(vec![true]);
-    w.input(Input::Tier(Report::LookedUp { lookup, present }));
+    w.input(Input::Completed(Completion::Lookup { lookup, present }));
     land(&mut w, &fetch[0]);
     cleared(&mut w, Kind::Disk, Ok(2));
     for tag in [looking, fetching] {
@@ -84,13 +88,13 @@ fn what_is_being_written_ends_before_the_removal_begins() {
     ask(&mut w, scheduler, "r", &[9]);
     look_up(&mut w, &[]);
     w.store(scheduler, worker, &[chunk(1)]);
-    let [Order::Put { put, .. }] = orders(&mut w)[..] else {
+    let [Effect::Write(WriteJob { put, .. })] = orders(&mut w)[..] else {
         panic!("no put")
     };
     clear(&mut w);
     assert!(orders(&mut w).is_empty());
     let stored = Ok(Stored::New);
-    w.input(Input::Tier(Report::PutDone { put, stored }));
+    w.input(Input::Completed(Completion::Write { put, stored }));
     assert_eq!(clear_ordered(&mut w).0, Kind::Disk);
     audit(&w);
 }

@@ -31,7 +31,7 @@ fn what_does_not_come_ends_the_prefix_and_is_counted_by_name() {
         assert_eq!(stats(&w, Kind::Disk).fetches[name], 1, "{name}");
         // the third one was under way: nobody waits for it any more
         let cancelled = orders(&mut w);
-        let third = Order::CancelFetch {
+        let third = Effect::CancelFetch {
             fetch: fetching[2].id,
         };
         assert_eq!(cancelled, [third]);
@@ -79,7 +79,7 @@ fn what_has_expired_by_every_clock_is_taken_away_and_written_anew() {
             land_as(&mut w, &fetching[0], Ok(expired));
             assert_eq!(stats(&w, Kind::Disk).fetches["Expired"], 1);
             let discards = goes && policy != WritePolicy::None;
-            let discard = Order::Discard {
+            let discard = Effect::Discard {
                 tier: Kind::Disk,
                 name: object(&w, 1, 1).name(),
             };
@@ -91,7 +91,7 @@ fn what_has_expired_by_every_clock_is_taken_away_and_written_anew() {
             );
             w.store(scheduler, worker, &[chunk(1)]);
             for order in orders(&mut w) {
-                let Order::Put { put, .. } = order else {
+                let Effect::Write(WriteJob { put, .. }) = order else {
                     panic!("{order:?}")
                 };
                 // it lies there still, or is new
@@ -101,7 +101,7 @@ fn what_has_expired_by_every_clock_is_taken_away_and_written_anew() {
                     Stored::Already
                 };
                 let stored = Ok(stored);
-                w.input(Input::Tier(Report::PutDone { put, stored }));
+                w.input(Input::Completed(Completion::Write { put, stored }));
             }
             let lacks = policy != WritePolicy::None && !discards;
             let unwritten: u64 = w.core.unwritten().iter().map(|u| u.chunks).sum();
@@ -152,7 +152,7 @@ fn a_cancelled_fetch_keeps_its_slots_until_nothing_writes_any_more() {
     look_up(&mut w, &[1]);
     let fetching = fetches(&mut w);
     release(&mut w, scheduler, "a");
-    let cancel = Order::CancelFetch {
+    let cancel = Effect::CancelFetch {
         fetch: fetching[0].id,
     };
     assert_eq!(orders(&mut w), [cancel]);
@@ -186,7 +186,7 @@ fn the_death_of_a_scheduler_and_its_broken_connection_cancel_what_it_waits_for()
         assert!(
             matches!(
                 ended[..],
-                [Order::CancelFetch { .. }, Order::CancelLookup { .. }]
+                [Effect::CancelFetch { .. }, Effect::CancelLookup { .. }]
             ),
             "{ended:?}"
         );
@@ -219,7 +219,7 @@ fn a_tier_that_hangs_delays_what_memory_has_no_longer_than_the_wait() {
         let ended = orders(&mut w);
         let cancelled = ended
             .iter()
-            .filter(|o| matches!(o, Order::CancelFetch { .. } | Order::CancelLookup { .. }));
+            .filter(|o| matches!(o, Effect::CancelFetch { .. } | Effect::CancelLookup { .. }));
         assert_eq!(cancelled.count(), 1, "{ended:?}");
         audit(&w);
     }
@@ -233,9 +233,9 @@ fn what_takes_longer_than_before_is_expected_to_take_as_long() {
     let (_, reply, _) = ask(&mut w, scheduler, "b", &[2]);
     assert!(reply.pending_ms >= 700, "the lookup hangs");
     for order in orders(&mut w) {
-        if let Order::Lookup { lookup, .. } = order {
+        if let Effect::Lookup(LookupJob { lookup, .. }) = order {
             let present = Ok(vec![true]);
-            w.input(Input::Tier(Report::LookedUp { lookup, present }));
+            w.input(Input::Completed(Completion::Lookup { lookup, present }));
         }
     }
     let fetching = fetches(&mut w);
@@ -284,7 +284,7 @@ fn a_tier_that_goes_down_is_waited_for_by_nobody() {
     let (mut w, scheduler, _) = limited(config);
     let (asks, ..) = ask(&mut w, scheduler, "a", &[1]);
     let (lookup, names) = match &orders(&mut w)[..] {
-        [Order::Lookup { lookup, names, .. }] => (*lookup, names.len()),
+        [Effect::Lookup(LookupJob { lookup, names, .. })] => (*lookup, names.len()),
         other => panic!("{other:?}"),
     };
     state(&mut w, Kind::Disk, Some("Io"));
@@ -292,13 +292,13 @@ fn a_tier_that_goes_down_is_waited_for_by_nobody() {
     assert!(
         matches!(
             &next[..],
-            [Order::CancelLookup { .. }, Order::Lookup { tier: Kind::S3, names, .. }] if names.len() == 1
+            [Effect::CancelLookup { .. }, Effect::Lookup(LookupJob { tier: Kind::S3, names, .. })] if names.len() == 1
         ),
         "{next:?}"
     );
     // what it says too late is not heard
     let present = Ok(vec![true; names]);
-    w.input(Input::Tier(Report::LookedUp { lookup, present }));
+    w.input(Input::Completed(Completion::Lookup { lookup, present }));
     assert!(orders(&mut w).is_empty());
     release(&mut w, scheduler, "a");
     last(&mut w, asks);
@@ -354,7 +354,7 @@ fn an_object_without_its_windows_is_a_chunk_without_them() {
         object: Box::new(object(&w, 1, 1)),
         digests: vec![Some([1; 16]), None],
     };
-    w.input(Input::Tier(Report::Fetched {
+    w.input(Input::Completed(Completion::Fetch {
         fetch: fetching[0].id,
         landed: Ok(landed),
     }));
@@ -382,10 +382,10 @@ fn block_hashes_and_expiry_of_an_object_become_those_of_its_chunk() {
     let head = object(&w, 1, 1);
     let events = engine.ring().after(0, (head.model, head.layout)).events;
     assert_eq!(events.last().unwrap().block_hashes.len(), 4 * 32);
-    assert_eq!(engine.usage().chunks, 1);
+    assert_eq!(engine.memory.usage().chunks, 1);
     release(&mut w, scheduler, "r");
     w.pass(5_000);
-    assert_eq!(w.core.engine().unwrap().usage().chunks, 0);
+    assert_eq!(w.core.engine().unwrap().memory.usage().chunks, 0);
     audit(&w);
 }
 
@@ -399,7 +399,7 @@ fn a_chunk_that_is_cleared_while_it_is_fetched_does_not_come_back() {
     audit(&w);
     land(&mut w, &fetching[0]);
     assert_eq!(last(&mut w, tag).unwrap().0.states, [A]);
-    assert_eq!(w.core.engine().unwrap().usage().chunks, 0);
+    assert_eq!(w.core.engine().unwrap().memory.usage().chunks, 0);
     assert_eq!(row(&w, &fetching[0].targets[0]), FREE);
     audit(&w);
 }

@@ -24,20 +24,20 @@ fn write_all(w: &mut World) -> Vec<(Kind, u8, bool)> {
             return found;
         }
         for order in list {
-            let Order::Put {
+            let Effect::Write(WriteJob {
                 put,
                 tier,
                 object,
                 look_first,
                 ..
-            } = order
+            }) = order
             else {
                 panic!("{order:?}")
             };
             let number = (1..=9).find(|n| hash(*n) == object.last_hash);
             found.push((tier, number.unwrap(), look_first));
             let stored = Ok(Stored::New);
-            w.input(Input::Tier(Report::PutDone { put, stored }));
+            w.input(Input::Completed(Completion::Write { put, stored }));
             audit(w);
         }
     }
@@ -59,7 +59,7 @@ fn a_flush_writes_at_once_what_waits_and_what_had_been_dropped() {
     w.store(scheduler, worker, &[chunk(1), chunk(2), chunk(3)]);
     state(&mut w, Kind::Disk, None);
     w.store(scheduler, worker, &[chunk(4), chunk(5)]);
-    let [Order::Put { put, .. }] = orders(&mut w)[..] else {
+    let [Effect::Write(WriteJob { put, .. })] = orders(&mut w)[..] else {
         panic!("more than half of the queue waits")
     };
     let unwritten = flush(&mut w);
@@ -74,7 +74,7 @@ fn a_flush_writes_at_once_what_waits_and_what_had_been_dropped() {
     );
     assert!(w.core.flushes());
     let stored = Ok(Stored::New);
-    w.input(Input::Tier(Report::PutDone { put, stored }));
+    w.input(Input::Completed(Completion::Write { put, stored }));
     let written: Vec<u8> = write_all(&mut w).iter().map(|x| x.1).collect();
     assert_eq!(written, [5, 1, 2, 3]);
     assert!(!w.core.flushes());
@@ -127,15 +127,15 @@ fn one_tier_that_hangs_holds_up_the_flush_of_no_other() {
     let mut disk = 0;
     for _ in 0..3 {
         for order in orders(&mut w) {
-            if let Order::Put {
+            if let Effect::Write(WriteJob {
                 put,
                 tier: Kind::Disk,
                 ..
-            } = order
+            }) = order
             {
                 disk += 1;
                 let stored = Ok(Stored::New);
-                w.input(Input::Tier(Report::PutDone { put, stored }));
+                w.input(Input::Completed(Completion::Write { put, stored }));
             }
         }
     }
@@ -287,7 +287,7 @@ fn a_chunk_whose_other_sections_are_on_their_way_is_written_with_them() {
     w.commit(worker, granted.region, &granted.refs);
     w.digest_all();
     w.pass(1_000);
-    let [Order::Put { object, .. }] = &orders(&mut w)[..] else {
+    let [Effect::Write(WriteJob { object, .. })] = &orders(&mut w)[..] else {
         panic!("it is written")
     };
     assert_eq!(object.sections.len(), 2);

@@ -14,7 +14,9 @@ use crate::config::{Config, TierConfig, WritePolicy};
 use crate::sessions::*;
 use crate::table::{FREE, GRANTED, PUBLISHED, Table};
 use crate::tier::{Cause, Kind};
-use crate::{Landed, Order, Report, Target, TierStats};
+use crate::{
+    ClearJob, Completion, Effect, FetchJob, Landed, LookupJob, Target, TierStats, WriteJob,
+};
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::key::{ChunkKey, KeyKind, LayoutId, ModelId, NamespaceId, chunk_key};
 use kvcachepool_protocol::message::*;
@@ -51,13 +53,13 @@ fn limited(config: Config) -> (World, ConnId, ConnId) {
 
 fn state(w: &mut World, tier: Kind, down: Option<&str>) {
     let down = down.map(str::to_owned);
-    w.input(Input::Tier(Report::State { tier, down }));
+    w.input(Input::Completed(Completion::Tier { tier, down }));
 }
 
-fn orders(w: &mut World) -> Vec<Order> {
+fn orders(w: &mut World) -> Vec<Effect> {
     let mut found = Vec::new();
     w.out.retain(|o| match o {
-        Output::Tier(order) => {
+        Output::Effect(order) if !matches!(order, Effect::Digest(_)) => {
             found.push(order.clone());
             false
         }
@@ -130,18 +132,18 @@ fn object(w: &World, n: u8, digest: u8) -> Object {
 /// Takes the only order, which must be a lookup; answers it with the chunks that are there. Returns tier and chunks asked for.
 fn look_up(w: &mut World, there: &[u8]) -> (Kind, Vec<u8>) {
     let [
-        Order::Lookup {
+        Effect::Lookup(LookupJob {
             lookup,
             tier,
             names,
-        },
-    ] = <[Order; 1]>::try_from(orders(w)).expect("one order")
+        }),
+    ] = <[Effect; 1]>::try_from(orders(w)).expect("one order")
     else {
         panic!("no lookup")
     };
     let asked = named(w, names.iter().map(|n| n.key));
     let present = Ok(asked.iter().map(|n| there.contains(n)).collect());
-    w.input(Input::Tier(Report::LookedUp { lookup, present }));
+    w.input(Input::Completed(Completion::Lookup { lookup, present }));
     (tier, asked)
 }
 
@@ -159,12 +161,12 @@ fn fetches(w: &mut World) -> Vec<Fetch> {
     let mut found = Vec::new();
     for order in orders(w) {
         match order {
-            Order::Fetch {
+            Effect::Fetch(FetchJob {
                 fetch,
                 tier,
                 name,
                 sections,
-            } => found.push(Fetch {
+            }) => found.push(Fetch {
                 id: fetch,
                 tier,
                 chunk: named(w, [name.key])[0],
@@ -191,7 +193,7 @@ fn land_as(w: &mut World, fetch: &Fetch, object: Result<Object, Cause>) {
         object: Box::new(object),
         digests: vec![Some([fetch.chunk; 16]); fetch.targets.len()],
     });
-    w.input(Input::Tier(Report::Fetched {
+    w.input(Input::Completed(Completion::Fetch {
         fetch: fetch.id,
         landed,
     }));
@@ -227,12 +229,12 @@ fn stats(w: &World, kind: Kind) -> TierStats {
 }
 
 fn audit(w: &World) {
-    w.core.engine().unwrap().audit().unwrap();
+    w.core.engine().unwrap().check().unwrap();
 }
 
 /// Memory forgets everything; tiers do not.
 fn forget(w: &mut World) {
-    w.core.engine_mut().unwrap().clear_memory();
+    w.core.engine_mut().unwrap().memory.clear();
 }
 
 fn release(w: &mut World, scheduler: ConnId, request: &str) {

@@ -23,7 +23,7 @@ fn puts(w: &mut World) -> Vec<(Kind, u64)> {
     let mut list = Vec::new();
     for order in orders(w) {
         match order {
-            Order::Put { tier, put, .. } => list.push((tier, put)),
+            Effect::Write(WriteJob { tier, put, .. }) => list.push((tier, put)),
             other => panic!("{other:?}"),
         }
     }
@@ -84,7 +84,7 @@ fn two_tiers_that_are_written_to_share_a_bound() {
         for (tier, put) in puts(&mut w) {
             written.push(tier);
             let stored = Ok(Stored::New);
-            w.input(Input::Tier(Report::PutDone { put, stored }));
+            w.input(Input::Completed(Completion::Write { put, stored }));
         }
         w.pass(250);
     }
@@ -124,7 +124,7 @@ fn writes_and_checks_that_nobody_waits_for_share_a_bound() {
         for (_, put) in puts(&mut w) {
             begun.push("put");
             let stored = Ok(Stored::New);
-            w.input(Input::Tier(Report::PutDone { put, stored }));
+            w.input(Input::Completed(Completion::Write { put, stored }));
         }
         w.pass(250);
     }

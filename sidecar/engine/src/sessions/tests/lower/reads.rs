@@ -105,12 +105,12 @@ fn later_tiers_are_asked_only_for_what_nearer_ones_lack() {
     assert_eq!(look_up(&mut w, &[1, 3]), (Kind::Disk, vec![1, 2, 3]));
     let all = orders(&mut w);
     let [
-        Order::Lookup {
+        Effect::Lookup(LookupJob {
             lookup,
             tier,
             names,
-        },
-        Order::Fetch { .. },
+        }),
+        Effect::Fetch(FetchJob { .. }),
     ] = &all[..]
     else {
         panic!("{all:?}")
@@ -123,7 +123,7 @@ fn later_tiers_are_asked_only_for_what_nearer_ones_lack() {
     assert_eq!((news.states, news.tiers), (vec![P, P, P], vec![2, 4, 2]));
     let present = Ok(vec![true]);
     let lookup = *lookup;
-    w.input(Input::Tier(Report::LookedUp { lookup, present }));
+    w.input(Input::Completed(Completion::Lookup { lookup, present }));
     let more = fetches(&mut w);
     let from: Vec<_> = more.iter().map(|f| (f.tier, f.chunk)).collect();
     assert_eq!(from, [(Kind::Disk, 3), (Kind::S3, 2)]);

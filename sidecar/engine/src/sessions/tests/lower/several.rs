@@ -58,7 +58,7 @@ fn what_waits_behind_a_chunk_that_comes_from_farther_goes_on_coming() {
     look_up(&mut w, &[]);
     let ended = orders(&mut w);
     assert!(
-        matches!(ended[..], [Order::CancelFetch { .. }]),
+        matches!(ended[..], [Effect::CancelFetch { .. }]),
         "{ended:?}"
     );
     assert_eq!(last(&mut w, tag).unwrap().0.states, [A, A]);
@@ -92,9 +92,9 @@ fn two_that_wait_for_a_chunk_that_did_not_come_share_the_next_fetch_too() {
     let lookups = orders(&mut w);
     assert_eq!(lookups.len(), 2, "each asks: {lookups:?}");
     for order in lookups {
-        if let Order::Lookup { lookup, .. } = order {
+        if let Effect::Lookup(LookupJob { lookup, .. }) = order {
             let present = Ok(vec![true]);
-            w.input(Input::Tier(Report::LookedUp { lookup, present }));
+            w.input(Input::Completed(Completion::Lookup { lookup, present }));
         }
     }
     let far = fetch(&mut w);
@@ -119,7 +119,7 @@ fn a_corrupt_object_is_not_asked_for_again_until_it_was_written_anew() {
     land(&mut w, &far);
     // what came from the far tier is offered to the nearer one, which still has the wrong bytes
     let promote = |w: &mut World| match &orders(w)[..] {
-        [Order::Put { put, tier, .. }] => {
+        [Effect::Write(WriteJob { put, tier, .. })] => {
             assert_eq!(*tier, Kind::Disk);
             *put
         }
@@ -131,7 +131,7 @@ fn a_corrupt_object_is_not_asked_for_again_until_it_was_written_anew() {
     };
     let put = promote(&mut w);
     let stored = Ok(Stored::Already);
-    w.input(Input::Tier(Report::PutDone { put, stored }));
+    w.input(Input::Completed(Completion::Write { put, stored }));
     forget(&mut w);
     ask(&mut w, scheduler, "r", &[1]);
     let again = fetch(&mut w);
@@ -139,7 +139,7 @@ fn a_corrupt_object_is_not_asked_for_again_until_it_was_written_anew() {
     land(&mut w, &again);
     let put = promote(&mut w);
     let stored = Ok(Stored::New);
-    w.input(Input::Tier(Report::PutDone { put, stored }));
+    w.input(Input::Completed(Completion::Write { put, stored }));
     forget(&mut w);
     ask(&mut w, scheduler, "r", &[1]);
     assert_eq!(fetch(&mut w).tier, Kind::Disk);

@@ -193,15 +193,15 @@ fn the_longest_prefix_is_fetched_that_is_loaded_quicker_than_computed() {
     let tag = ask_at(&mut w, scheduler, "r", &[1, 2, 3], 1_000);
     look_up(&mut w, &[1, 2]);
     let [
-        Order::Lookup { lookup, .. },
-        Order::Fetch { .. },
-        Order::Fetch { .. },
+        Effect::Lookup(LookupJob { lookup, .. }),
+        Effect::Fetch(FetchJob { .. }),
+        Effect::Fetch(FetchJob { .. }),
     ] = orders(&mut w)[..]
     else {
         panic!("a lookup of what is farther, and fetches of what is near")
     };
     let present = Ok(vec![true]);
-    w.input(Input::Tier(Report::LookedUp { lookup, present }));
+    w.input(Input::Completed(Completion::Lookup { lookup, present }));
     assert!(orders(&mut w).is_empty());
     w.pass(100);
     let (news, _) = last(&mut w, tag).unwrap();

@@ -31,13 +31,13 @@ fn puts(w: &mut World) -> Vec<Put> {
     let mut found = Vec::new();
     for order in orders(w) {
         match order {
-            Order::Put {
+            Effect::Write(WriteJob {
                 put,
                 tier,
                 object,
                 sections,
                 ..
-            } => found.push(Put {
+            }) => found.push(Put {
                 id: put,
                 tier,
                 object: *object,
@@ -56,14 +56,14 @@ fn written(w: &World, list: &[Put]) -> Vec<(Kind, u8)> {
 }
 
 fn done(w: &mut World, put: &Put, stored: Result<Stored, Cause>) {
-    w.input(Input::Tier(Report::PutDone {
+    w.input(Input::Completed(Completion::Write {
         put: put.id,
         stored,
     }));
 }
 
 fn leased(w: &World) -> u64 {
-    w.core.engine().unwrap().usage().leased_bytes
+    w.core.engine().unwrap().memory.usage().leased_bytes
 }
 
 /// A load of a chunk from memory.
@@ -150,10 +150,10 @@ fn what_one_process_can_name_goes_to_its_disk_and_is_asked_of_nobody_else() {
         };
         w.say(scheduler, Op::Probe, &question, NO_FDS);
         let mut asked = Vec::new();
-        while let Some(Order::Lookup { lookup, tier, .. }) = orders(&mut w).pop() {
+        while let Some(Effect::Lookup(LookupJob { lookup, tier, .. })) = orders(&mut w).pop() {
             asked.push(tier);
             let present = Ok(vec![false]);
-            w.input(Input::Tier(Report::LookedUp { lookup, present }));
+            w.input(Input::Completed(Completion::Lookup { lookup, present }));
         }
         assert_eq!(asked, tiers);
         audit(&w);
@@ -190,17 +190,17 @@ fn what_was_in_a_tier_long_ago_is_looked_for_before_it_is_written_or_fetched() {
     w.pass(LONG_MS);
     w.store(scheduler, worker, &[chunk(1)]);
     let [
-        Order::Put {
+        Effect::Write(WriteJob {
             put,
             look_first: true,
             ..
-        },
+        }),
     ] = orders(&mut w)[..]
     else {
         panic!("it may have gone meanwhile");
     };
     let stored = Ok(Stored::Already);
-    w.input(Input::Tier(Report::PutDone { put, stored }));
+    w.input(Input::Completed(Completion::Write { put, stored }));
     forget(&mut w);
     w.pass(LONG_MS);
     ask(&mut w, scheduler, "r", &[1]);
@@ -286,7 +286,7 @@ fn what_came_from_a_tier_that_went_down_meanwhile_is_looked_for_there() {
     land(&mut w, &fetching[0]);
     assert!(orders(&mut w).is_empty());
     load(&mut w, scheduler, 1);
-    let [Order::Put { look_first, .. }] = orders(&mut w)[..] else {
+    let [Effect::Write(WriteJob { look_first, .. })] = orders(&mut w)[..] else {
         panic!("it may have come back without it")
     };
     assert!(look_first);
@@ -421,7 +421,7 @@ fn a_chunk_whose_fetch_was_cancelled_is_written_anew_in_case_the_tier_found_it_d
     look_up(&mut w, &[1]);
     let fetching = fetches(&mut w);
     release(&mut w, scheduler, "a");
-    assert!(matches!(orders(&mut w)[..], [Order::CancelFetch { .. }]));
+    assert!(matches!(orders(&mut w)[..], [Effect::CancelFetch { .. }]));
     w.store(scheduler, worker, &[chunk(1)]);
     let written = puts(&mut w);
     assert_eq!(written.len(), 1);

@@ -3,9 +3,10 @@
 
 use super::entry::NONE;
 use super::evict::Why;
-use super::mistake::Mistake;
-use super::table::{GRANTED, Table};
-use super::{Engine, GrantContext, Time, Wish};
+use super::{GrantContext, MemoryTier, Wish};
+use crate::Time;
+use crate::mistake::Mistake;
+use crate::table::{GRANTED, Table};
 use kvcachepool_protocol::message::{GRANT_GRANTED, GRANT_NO_ROOM};
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
 
@@ -18,20 +19,10 @@ impl FetchId {
     }
 }
 
-impl<T: Table> Engine<T> {
-    /// Takes slots for the missing sections of a chunk. None: the chunk exists or is on its way, or nothing can be evicted for it. Ignores
-    /// `context.writers`. The parent may be missing, because the engine may hold it locally.
+impl<T: Table> MemoryTier<T> {
+    /// Takes slots for the missing sections of a chunk. Fails with the result of a GRANT: the chunk exists or is on its way, or nothing can
+    /// be evicted for it. Ignores `context.writers`. The parent may be missing, because the engine may hold it locally.
     pub fn fetch(
-        &mut self,
-        now: Time,
-        context: &GrantContext<'_>,
-        wish: &Wish<'_>,
-    ) -> Option<(FetchId, Vec<SectionRef>)> {
-        self.fetch_slots(now, context, wish).ok()
-    }
-
-    /// Like [`Engine::fetch`], with the result of a GRANT as error.
-    pub(crate) fn fetch_slots(
         &mut self,
         now: Time,
         context: &GrantContext<'_>,
@@ -115,7 +106,7 @@ impl<T: Table> Engine<T> {
         self.grants.get(&id.0).is_some_and(|g| !g.void)
     }
 
-    /// Cancels a fetch. Its slots stay GRANTED until [`Engine::fetch_ended`].
+    /// Cancels a fetch. Its slots stay GRANTED until [`MemoryTier::fetch_ended`].
     pub fn cancel_fetch(&mut self, id: FetchId) {
         let rows = self
             .grants

@@ -2,7 +2,7 @@
 //! cannot lead this process to a wrong offset, length or generation, the shared rows are read once at the start, and only written
 //! afterwards. Chunk records are read later too, for the names that events and eviction need.
 
-use super::table::{COMMITTED, ChunkRecord, PUBLISHED, Row, Table};
+use crate::table::{COMMITTED, ChunkRecord, PUBLISHED, Row, Table};
 use zerocopy::FromZeros;
 
 /// Slots by state, without GRANTED ones; owners count those.

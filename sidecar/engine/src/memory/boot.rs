@@ -1,20 +1,21 @@
 //! Adoption of a slot table from an earlier engine. The table contains everything needed to rebuild the index.
 
-use super::entry::{Entry, NONE};
+use super::MemoryTier;
+use super::entry::{Entry, Handle, NONE};
 use super::evict::Why;
 use super::grant::Grant;
-use super::index::Name;
-use super::mistake::Mistake;
-use super::table::{COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
-use super::{Engine, Time};
+use crate::Time;
+use crate::mistake::Mistake;
+use crate::name::Name;
+use crate::table::{COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId};
 use std::collections::BTreeMap;
 
-impl<T: Table> Engine<T> {
+impl<T: Table> MemoryTier<T> {
     /// Reads the whole table. COMMITTED slots are freed, because their digests are unknown. GRANTED slots stay with their owners. PUBLISHED
     /// slots are readable after a check, or freed if the start is `cold`. A slot that contains another one is rejected: the inner one may
     /// belong to a writer that still copies.
-    pub(crate) fn take_over(&mut self, now: Time, cold: bool) {
+    pub(super) fn take_over(&mut self, now: Time, cold: bool) -> Vec<Handle> {
         let mut grants: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let mut in_use = Vec::new();
         let mut row_number = 0;
@@ -48,10 +49,11 @@ impl<T: Table> Engine<T> {
             }
         }
         self.take_over_grants(grants);
-        self.finish_entries(now, cold);
+        let adopted = self.finish_entries(cold);
         // after every number is known to be used or vacant
         self.take_over_fetches(now);
         self.alloc.populate(self.table.populated_rows());
+        adopted
     }
 
     fn by_slot(&self, row_number: u32) -> Option<u32> {
@@ -183,7 +185,9 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn finish_entries(&mut self, now: Time, cold: bool) {
+    /// Links and counts the entries, and removes the empty ones. Returns the readable ones.
+    fn finish_entries(&mut self, cold: bool) -> Vec<Handle> {
+        let mut adopted = Vec::new();
         for entry in 0..self.entries.len() as u32 {
             if !self.entries[entry as usize].live {
                 if self.table.chunk(entry).state != 0 {
@@ -234,14 +238,11 @@ impl<T: Table> Engine<T> {
                 self.became_readable(entry);
                 self.stats.adopted_chunks += 1;
                 self.stats.stored_chunks -= 1;
-                self.sweep_queue.push_back(handle);
+                adopted.push(handle);
             }
             self.unpark(entry);
         }
-        // an earlier boot may have written its chunks, so they are looked up first
-        self.lower.offers.clear();
-        self.lower.adopted = self.stats.adopted_chunks > 0;
-        self.sweep(now);
+        adopted
     }
 }
 

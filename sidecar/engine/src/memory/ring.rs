@@ -1,18 +1,15 @@
 //! Events of stored and removed chunks for EVENTS: a bounded ring with a cursor, and snapshot pages for a reader that fell behind.
 
-use super::Engine;
-use super::index::Name;
-use super::table::Table;
+use super::MemoryTier;
+use crate::name::Name;
+use crate::table::Table;
 use kvcachepool_protocol::key::{ChunkKey, LayoutId, ModelId};
 use kvcachepool_protocol::message::{Event, EventsReply};
 use std::collections::VecDeque;
 
 const EVENTS_PER_REPLY_MAX: usize = 1024;
 /// Entries examined for one page of a snapshot.
-const ENTRIES_PER_PAGE_MAX: u32 = 1024;
-
-/// Snapshot pages from this number on cover the disk.
-const DISK_PAGES: u32 = 1 << 31;
+pub(crate) const ENTRIES_PER_PAGE_MAX: u32 = 1024;
 
 /// Model and layout of a chunk. Engines receive only events of their own domain.
 pub type EventDomain = (ModelId, LayoutId);
@@ -86,7 +83,7 @@ impl Ring {
     }
 }
 
-impl<T: Table> Engine<T> {
+impl<T: Table> MemoryTier<T> {
     pub(crate) fn tell_stored(&mut self, entry: u32) {
         self.tell(entry, "stored");
     }
@@ -104,13 +101,8 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A page of a domain's chunks in memory and on disk, and the start of the next page.
+    /// A page of a domain's chunks in memory, and the start of the next page.
     pub fn resident(&self, from: u32, domain: EventDomain) -> (Vec<Event>, Option<u32>) {
-        if let Some(number) = from.checked_sub(DISK_PAGES) {
-            let (events, next) =
-                self.claimed(number as usize, ENTRIES_PER_PAGE_MAX as usize, domain);
-            return (events, next.map(|number| DISK_PAGES + number as u32));
-        }
         let entries = self.entries.len() as u32;
         let end = from.saturating_add(ENTRIES_PER_PAGE_MAX).min(entries);
         let readable = |entry: &u32| {
@@ -123,8 +115,7 @@ impl<T: Table> Engine<T> {
             .filter(|(of, _)| *of == domain)
             .map(|(_, event)| event)
             .collect();
-        let disk = (!self.lower.claims.is_empty()).then_some(DISK_PAGES);
-        (events, (end < entries).then_some(end).or(disk))
+        (events, (end < entries).then_some(end))
     }
 
     pub(crate) fn event_of(&self, entry: u32, kind: &str) -> Option<(EventDomain, Event)> {

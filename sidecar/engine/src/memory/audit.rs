@@ -1,20 +1,14 @@
 //! Consistency checks of redundant state, for tests and the simulation. Each line is one named invariant.
 
+use super::MemoryTier;
 use super::entry::{Class, Entry, NONE};
 use super::mirror::SlotCounts;
-use super::table::{COMMITTED, FREE, GRANTED, PUBLISHED, ROW_BYTES, Table};
-use super::{Engine, Handle};
+use crate::table::{COMMITTED, FREE, GRANTED, PUBLISHED, ROW_BYTES, Table};
 use std::collections::BTreeMap;
 
-impl<T: Table> Engine<T> {
-    /// Returns the first violated invariant, by name and with numbers.
-    pub fn audit(&self) -> Result<(), String> {
-        self.audit_shared()?;
-        self.audit_own()
-    }
-
+impl<T: Table> MemoryTier<T> {
     /// The shared table matches this process's state.
-    fn audit_shared(&self) -> Result<(), String> {
+    pub fn check_shared(&self) -> Result<(), String> {
         let populated = self.table.shared.populated_rows();
         say(
             populated == self.table.populated_rows(),
@@ -31,18 +25,17 @@ impl<T: Table> Engine<T> {
     }
 
     /// Checks everything except what other processes can write.
-    pub(crate) fn audit_own(&self) -> Result<(), String> {
-        self.audit_rows()?;
-        self.audit_usage()?;
-        self.audit_grants()?;
-        self.audit_entries()?;
-        self.audit_orphans()?;
-        self.audit_vacant()?;
-        self.audit_pins()?;
-        self.audit_lower()
+    pub fn check(&self) -> Result<(), String> {
+        self.check_rows()?;
+        self.check_usage()?;
+        self.check_grants()?;
+        self.check_entries()?;
+        self.check_orphans()?;
+        self.check_vacant()?;
+        self.check_pins()
     }
 
-    fn audit_rows(&self) -> Result<(), String> {
+    fn check_rows(&self) -> Result<(), String> {
         let mut used = 0;
         let (mut granted, mut committed) = (0, 0);
         let mut row_number = 0;
@@ -100,7 +93,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// Incremental counters match a full count.
-    fn audit_usage(&self) -> Result<(), String> {
+    fn check_usage(&self) -> Result<(), String> {
         let mut slots = SlotCounts::default();
         for number in 0..self.geometry.rows {
             slots.add(self.table.row(number).state);
@@ -125,7 +118,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    fn audit_grants(&self) -> Result<(), String> {
+    fn check_grants(&self) -> Result<(), String> {
         for (owner, o) in &self.owners {
             for row in &o.rows {
                 let r = self.table.row(*row);
@@ -164,7 +157,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    fn audit_entries(&self) -> Result<(), String> {
+    fn check_entries(&self) -> Result<(), String> {
         let mut rows_named: BTreeMap<u32, u32> = BTreeMap::new();
         for row in 0..self.geometry.rows {
             let r = self.table.row(row);
@@ -218,7 +211,7 @@ impl<T: Table> Engine<T> {
                 "ReadableIsOrdered",
                 || format!("entry {number}"),
             )?;
-            self.audit_family(number)?;
+            self.check_family(number)?;
         }
         let tagged = self.grants.values().filter(|g| !g.void);
         for g in tagged {
@@ -228,7 +221,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    fn audit_vacant(&self) -> Result<(), String> {
+    fn check_vacant(&self) -> Result<(), String> {
         let mut vacant = self.vacant.clone();
         vacant.sort_unstable();
         let once = vacant.windows(2).all(|w| w[0] != w[1]);
@@ -242,7 +235,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    fn audit_orphans(&self) -> Result<(), String> {
+    fn check_orphans(&self) -> Result<(), String> {
         for orphan in self.orphans.values().flatten() {
             let waits = self
                 .get(*orphan)
@@ -252,7 +245,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    fn audit_family(&self, number: u32) -> Result<(), String> {
+    fn check_family(&self, number: u32) -> Result<(), String> {
         let e = &self.entries[number as usize];
         if e.parent != NONE {
             let parent = &self.entries[e.parent as usize];
@@ -275,38 +268,10 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    fn audit_pins(&self) -> Result<(), String> {
-        let mut soft: BTreeMap<Handle, u32> = BTreeMap::new();
-        for probe in self.leases.probes.values() {
-            for handle in probe.soft_pins() {
-                *soft.entry(handle).or_default() += 1;
-            }
-        }
-        let mut leased: BTreeMap<Handle, u32> = BTreeMap::new();
-        let mut requests = 0;
-        for lease in self.leases.of.values().flat_map(|of| of.values()) {
-            requests += 1;
-            for handle in lease.held() {
-                *leased.entry(*handle).or_default() += 1;
-            }
-        }
-        for put in self.lower.puts.values() {
-            *leased.entry(put.chunk).or_default() += 1;
-        }
+    /// Bytes of pins match the pinned entries, and soft pins keep their share.
+    fn check_pins(&self) -> Result<(), String> {
         let (mut soft_bytes, mut leased_bytes, mut admin_bytes) = (0, 0, 0);
-        for (number, e) in (0u32..).zip(&self.entries).filter(|(_, e)| e.live) {
-            let handle = Handle {
-                entry: number,
-                epoch: e.epoch,
-            };
-            let soft_here = soft.get(&handle).copied().unwrap_or(0);
-            let leased_here = leased.get(&handle).copied().unwrap_or(0);
-            say(e.soft_pins == soft_here, "SoftPinsEnd", || {
-                format!("entry {number}: {} of {soft_here}", e.soft_pins)
-            })?;
-            say(e.leases == leased_here, "LeasesEnd", || {
-                format!("entry {number}: {} of {leased_here}", e.leases)
-            })?;
+        for (_, e) in self.live() {
             soft_bytes += if e.soft_pins > 0 { e.weight } else { 0 };
             leased_bytes += if e.leases > 0 { e.weight } else { 0 };
             admin_bytes += if e.admin_pin { e.weight } else { 0 };
@@ -316,13 +281,9 @@ impl<T: Table> Engine<T> {
         say(soft_bytes <= share, "SoftPinsKeepTheirShare", || {
             format!("{soft_bytes} of {share}")
         })?;
-        let counted = (
-            self.leases.soft_bytes,
-            self.leases.leased_bytes,
-            self.admin_pinned_bytes,
-            self.leases.requests,
-        );
-        let real = (soft_bytes, leased_bytes, admin_bytes, requests);
+        let pins = &self.pins;
+        let counted = (pins.soft_bytes(), pins.leased_bytes(), pins.admin_bytes());
+        let real = (soft_bytes, leased_bytes, admin_bytes);
         say(counted == real, "PinsAreCounted", || {
             format!("{counted:?} counted, {real:?} there")
         })

@@ -1,8 +1,9 @@
 //! Entries of the index: one per chunk, with the number of its record in the slot table.
 
-use super::index::Name;
-use super::table::Table;
-use super::{Engine, evict};
+use super::grant::sections_of;
+use super::{Event, MemoryTier, evict};
+use crate::name::Name;
+use crate::table::Table;
 use kvcachepool_protocol::key::ChunkKey;
 
 /// No entry, no row.
@@ -82,7 +83,7 @@ pub(crate) struct Entry {
     /// Number of sections being checked.
     pub checking: u32,
     pub expires_unix_s: u64,
-    /// The class under which it is counted; [`Engine::recount`] updates it.
+    /// The class under which it is counted; [`MemoryTier::recount`] updates it.
     pub class: Option<Class>,
 }
 
@@ -155,12 +156,23 @@ impl Entry {
     }
 }
 
-impl<T: Table> Engine<T> {
+impl<T: Table> MemoryTier<T> {
     pub(crate) fn handle(&self, entry: u32) -> Handle {
         Handle {
             entry,
             epoch: self.entries.get(entry as usize).map_or(0, |e| e.epoch),
         }
+    }
+
+    /// Entries in use.
+    pub fn live(&self) -> impl Iterator<Item = (Handle, &Entry)> {
+        (0u32..)
+            .zip(&self.entries)
+            .filter(|(_, e)| e.live)
+            .map(|(entry, e)| {
+                let epoch = e.epoch;
+                (Handle { entry, epoch }, e)
+            })
     }
 
     /// The entry behind a handle, unless it was removed.
@@ -320,7 +332,7 @@ impl<T: Table> Engine<T> {
         self.table.clear_chunk(entry);
         self.let_children_go(entry);
         self.unlink(entry);
-        self.wake_waiters(entry);
+        self.events.push(Event::Unlisted(self.handle(entry)));
         if let Some(e) = self.entries.get(entry as usize)
             && let Some(grant) = e.open
         {
@@ -373,7 +385,9 @@ impl<T: Table> Engine<T> {
             }
         }
         self.table.clear_chunk(entry);
-        self.wake_waiters(entry);
+        if listed {
+            self.events.push(Event::Unlisted(self.handle(entry)));
+        }
         if let Some(e) = self.entries.get_mut(entry as usize) {
             e.live = false;
             e.epoch = e.epoch.wrapping_add(1);
@@ -410,5 +424,14 @@ impl<T: Table> Engine<T> {
                 self.vacant.push(entry);
             }
         }
+    }
+
+    /// Total bytes of a chunk's readable sections.
+    pub fn stored_bytes(&self, chunk: Handle) -> u64 {
+        self.get(chunk).map_or(0, |e| {
+            sections_of(e.have)
+                .map(|s| self.table.row(e.slot(s)).length)
+                .sum()
+        })
     }
 }

@@ -1,8 +1,9 @@
 //! Administrative operations: look up and pin chunks, and clear everything.
 
+use super::MemoryTier;
 use super::entry::Class;
-use super::table::{ROW_BYTES, Table};
-use super::{Engine, Time};
+use crate::name::Name;
+use crate::table::{ROW_BYTES, Table};
 use kvcachepool_protocol::key::ChunkKey;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +57,7 @@ pub struct Usage {
     pub admin_pinned_bytes: u64,
 }
 
-impl<T: Table> Engine<T> {
+impl<T: Table> MemoryTier<T> {
     /// Chunks of this key, in all layouts.
     pub fn find_key(&self, key: &ChunkKey) -> Vec<Found> {
         self.entries_of(key)
@@ -79,88 +80,15 @@ impl<T: Table> Engine<T> {
         })
     }
 
-    fn entries_of(&self, key: &ChunkKey) -> Vec<u32> {
+    pub(super) fn entries_of(&self, key: &ChunkKey) -> Vec<u32> {
         (0..self.layouts.len() as u32)
-            .filter_map(|layout| self.find(&super::index::Name { layout, key: *key }))
+            .filter_map(|layout| self.find(&Name { layout, key: *key }))
             .collect()
     }
 
-    /// Pins chunks of this key for `ttl_ms` (0: until unpinned). Pinned chunks are not evicted, but they may expire or turn out corrupt.
-    pub fn pin_key(&mut self, now: Time, key: &ChunkKey, ttl_ms: u64) -> Result<(), PinError> {
-        let entries: Vec<u32> = self
-            .entries_of(key)
-            .into_iter()
-            .filter(|e| self.entries[*e as usize].complete())
-            .collect();
-        if entries.is_empty() {
-            return Err(PinError::NotFound);
-        }
-        let until = if ttl_ms == 0 {
-            u64::MAX
-        } else {
-            now.mono_ms.saturating_add(ttl_ms)
-        };
-        let share =
-            self.geometry.arena_bytes * u64::from(self.config.limits.admin_pin_percent_max) / 100;
-        for entry in entries {
-            let e = &mut self.entries[entry as usize];
-            if !e.admin_pin {
-                if self.admin_pinned_bytes + e.weight > share {
-                    return Err(PinError::Full);
-                }
-                e.admin_pin = true;
-                self.admin_pinned_bytes += e.weight;
-            }
-            self.admin_pins.insert(entry, until);
-        }
-        Ok(())
-    }
-
-    /// Ends the pins of this key. Returns false if there were none.
-    pub fn unpin_key(&mut self, key: &ChunkKey) -> bool {
-        let mut any = false;
-        for entry in self.entries_of(key) {
-            any |= self.unpin(entry);
-        }
-        any
-    }
-
-    fn unpin(&mut self, entry: u32) -> bool {
-        if self.admin_pins.remove(&entry).is_none() {
-            return false;
-        }
-        let Some(e) = self.entries.get_mut(entry as usize) else {
-            return false;
-        };
-        if std::mem::take(&mut e.admin_pin) {
-            self.admin_pinned_bytes = self.admin_pinned_bytes.saturating_sub(e.weight);
-        }
-        self.let_go(entry);
-        true
-    }
-
-    pub(crate) fn end_admin_pins(&mut self, now: Time) {
-        let over: Vec<u32> = self
-            .admin_pins
-            .iter()
-            .filter(|(_, until)| **until <= now.mono_ms)
-            .map(|(e, _)| *e)
-            .collect();
-        for entry in over {
-            self.unpin(entry);
-        }
-    }
-
     /// Removes every chunk, including pinned ones. Slots being read stay until their leases end; slots being written are taken back from
-    /// their writers. Lower tiers are not asked before they have removed their objects. Returns the number of chunks removed from the
-    /// index.
+    /// their writers. Returns the number of chunks removed from the index.
     pub fn clear(&mut self) -> u64 {
-        self.clear_tiers();
-        self.clear_memory()
-    }
-
-    /// Like [`Engine::clear`], but for memory only.
-    pub(crate) fn clear_memory(&mut self) -> u64 {
         let mut cleared = 0;
         for entry in 0..self.entries.len() as u32 {
             if self.entries[entry as usize].listed {
@@ -195,9 +123,9 @@ impl<T: Table> Engine<T> {
             quarantined_slots: owned(true),
             used_bytes: self.alloc.used_rows() * ROW_BYTES,
             granted_bytes: self.granted_bytes,
-            leased_bytes: self.leases.leased_bytes,
-            soft_pinned_bytes: self.leases.soft_bytes,
-            admin_pinned_bytes: self.admin_pinned_bytes,
+            leased_bytes: self.pins.leased_bytes(),
+            soft_pinned_bytes: self.pins.soft_bytes(),
+            admin_pinned_bytes: self.pins.admin_bytes(),
         }
     }
 }

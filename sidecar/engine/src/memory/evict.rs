@@ -2,10 +2,11 @@
 //! their parent.
 
 use super::entry::{Handle, NONE};
-use super::index::Name;
-use super::mistake::Mistake;
-use super::table::{PUBLISHED, ROW_BYTES, Table};
-use super::{Engine, Time};
+use super::{Event, MemoryTier};
+use crate::Time;
+use crate::mistake::Mistake;
+use crate::name::Name;
+use crate::table::{PUBLISHED, ROW_BYTES, Table};
 use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId, chunk_key};
 use std::cmp::Reverse;
 
@@ -22,7 +23,7 @@ const EVICTIONS_BEFORE_RECLAIM: u32 = 64;
 /// Segments examined for that.
 const RECLAIM_TRIES: usize = 8;
 
-impl<T: Table> Engine<T> {
+impl<T: Table> MemoryTier<T> {
     /// Allocates a slot of exactly `size` rows for a section, with evictions as needed.
     pub(crate) fn take_row(&mut self, size: u32, section: u32) -> Option<u32> {
         if size > self.alloc.segment_rows() {
@@ -277,6 +278,13 @@ impl<T: Table> Engine<T> {
         self.policy.insert(entry, name, bytes);
         self.stats.stored_chunks += 1;
         self.tell_stored(entry);
-        self.offer(entry);
+        self.events.push(Event::Readable(self.handle(entry)));
+    }
+
+    /// Tells the order of eviction that a readable chunk was used.
+    pub fn touch(&mut self, chunk: Handle) {
+        if self.get(chunk).is_some_and(|e| e.known) {
+            self.policy.touch(chunk.entry);
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! enough for the main queue: a prefix that was requested again will be requested once more.
 
 use super::{Policy, list::Lists};
-use crate::index::FastMap;
+use crate::name::FastMap;
 use std::collections::VecDeque;
 
 const SMALL: u8 = 0;

@@ -1,11 +1,12 @@
 //! Grants: slots that a worker writes. A grant covers all missing sections of a chunk or none, and a chunk has at most one open grant.
 //! Every slot's grant ends by COMMIT, ABORT, a HELLO that does not name it, or proof of death.
 
+use super::MemoryTier;
 use super::entry::Handle;
-use super::index::Name;
-use super::mistake::Mistake;
-use super::table::{ChunkRecord, GRANTED, ROW_BYTES, Row, Table};
-use super::{Engine, Time};
+use crate::Time;
+use crate::mistake::Mistake;
+use crate::name::Name;
+use crate::table::{ChunkRecord, GRANTED, ROW_BYTES, Row, Table};
 use kvcachepool_protocol::domain::{SectionPlan, slot_rows};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::message as wire;
@@ -78,7 +79,7 @@ struct Place {
     lacking: u128,
 }
 
-impl<T: Table> Engine<T> {
+impl<T: Table> MemoryTier<T> {
     /// Grants the missing sections of a chunk. Returns `GRANT_*` of the wire. For `GRANT_GRANTED` only, appends one reference per section
     /// of the domain to `refs`.
     pub fn grant(
@@ -148,7 +149,7 @@ impl<T: Table> Engine<T> {
         if context.writers.iter().any(dead) || context.writers.is_empty() && dead(&0) {
             return wire::GRANT_NOT_READY;
         }
-        if self.granted_bytes + self.committed_bytes + bytes > self.granted_bytes_max() {
+        if !self.may_grant(bytes) {
             self.stats.granted_bytes_refusals += 1;
             return wire::GRANT_NOT_READY;
         }
@@ -331,6 +332,11 @@ impl<T: Table> Engine<T> {
         self.table.set_fields(row, fields);
         self.table.set_state(row, GRANTED);
         self.entries[fields.chunk as usize].rows += 1;
+    }
+
+    /// True if the limit on granted bytes has room.
+    pub fn may_grant(&self, bytes: u64) -> bool {
+        self.granted_bytes + self.committed_bytes + bytes <= self.granted_bytes_max()
     }
 
     pub(crate) fn granted_bytes_max(&self) -> u64 {

@@ -7,7 +7,7 @@ mod list;
 mod lru;
 mod s3fifo;
 
-use super::config::EvictionPolicy;
+use crate::config::EvictionPolicy;
 
 /// An eviction order. An entry is identified by its chunk record, and known from `insert` to `remove`. All methods are amortised O(1).
 pub trait Policy: std::fmt::Debug + Send {

@@ -1,9 +1,9 @@
 //! Copies that the sidecar makes between a worker's window and slots. A copy into a slot requires a GRANT to the window's process. Until
 //! the copy has ended, COMMIT is refused and the slot is not taken back.
 
-use super::Engine;
-use super::mistake::Mistake;
-use super::table::{FREE, GRANTED, ROW_BYTES, Table};
+use super::MemoryTier;
+use crate::mistake::Mistake;
+use crate::table::{FREE, GRANTED, ROW_BYTES, Table};
 use kvcachepool_protocol::window::{Direction, Reason, Run};
 
 /// A row that is a copy's target.
@@ -15,7 +15,7 @@ pub(crate) struct Copied {
     pub comes_back: bool,
 }
 
-impl<T: Table> Engine<T> {
+impl<T: Table> MemoryTier<T> {
     /// Checks whether a copy of these runs may begin for the process with lock `owner`. A store holds its slots until
     /// [`Engine::copy_ended`]. A load holds nothing: the reader compares generations after its own copy.
     pub fn copy_begins(

@@ -3,13 +3,14 @@
 use super::entry::{Handle, NONE};
 use super::evict::Why;
 use super::grant::Grant;
-use super::mistake::Mistake;
-use super::table::{COMMITTED, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
-use super::{Action, Engine, Time};
+use super::{DigestJob, Event, MemoryTier};
+use crate::Time;
+use crate::mistake::Mistake;
+use crate::table::{COMMITTED, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
 use kvcachepool_protocol::key::EngineHash;
 use kvcachepool_protocol::refs::SectionRef;
 
-impl<T: Table> Engine<T> {
+impl<T: Table> MemoryTier<T> {
     /// COMMIT of one section. Ignored unless the named section is GRANTED to `owner`.
     pub fn commit(&mut self, owner: u32, section: SectionRef) -> bool {
         let row_number = section.slot.get();
@@ -42,14 +43,14 @@ impl<T: Table> Engine<T> {
         }
         self.fill_slot(chunk, row_number, &row);
         self.table.set_state(row_number, COMMITTED);
-        self.actions.push(Action::Digest {
+        self.events.push(Event::Committed(DigestJob {
             slot: row_number,
             generation: row.generation,
             check: 0,
             length: row.length,
             // ahead of checks of readable chunks: this chunk is unreadable before its digest
             urgent: true,
-        });
+        }));
         true
     }
 
@@ -143,7 +144,7 @@ impl<T: Table> Engine<T> {
             self.became_readable(handle.entry);
         }
         if more {
-            self.offer(handle.entry);
+            self.events.push(Event::Readable(handle));
         }
         self.unpark(handle.entry);
         self.remove_if_idle(handle.entry);
@@ -400,13 +401,40 @@ impl<T: Table> Engine<T> {
             self.committed_bytes = self.committed_bytes.saturating_sub(bytes);
         }
         self.by_row.remove(&row_number);
-        if self.checks.remove(&row_number).is_some_and(|c| c.sweep) {
-            self.sweeping -= 1;
-        }
+        self.events.push(Event::Freed {
+            row: row_number,
+            generation: row.generation,
+        });
         if !(T::makes(Mistake::InPlace) && why == Why::Evicted) {
             self.table.set_state(row_number, FREE);
         }
         self.alloc.give(row_number);
         self.row_left(row.chunk);
+    }
+
+    /// Voids the grant of a row.
+    pub fn void_row(&mut self, row_number: u32) {
+        if let Some(id) = self.by_row.get(&row_number).copied() {
+            self.void(id);
+        }
+    }
+
+    /// The bytes of a section changed: its generation fails the loads in progress, and the entry leaves the index.
+    pub fn corrupt(&mut self, entry: u32, row_number: u32) {
+        self.stats.corrupt_chunks += 1;
+        if let Some(e) = self.entries.get_mut(entry as usize) {
+            let row = self.table.row(row_number);
+            if let Some(slot) = e.slots.get_mut(row.section as usize) {
+                *slot = NONE;
+            }
+        }
+        self.table.set_state(row_number, FREE);
+        let generation = self.table.row(row_number).generation;
+        self.table
+            .set_generation(row_number, generation.wrapping_add(1));
+        self.alloc.give(row_number);
+        self.row_left(entry);
+        // `doom` needs the record, which still names the chunk here
+        self.doom(entry);
     }
 }
