@@ -5,6 +5,7 @@
 mod check;
 pub mod config;
 mod effect;
+mod leases;
 pub mod lower;
 mod memory;
 pub mod memory_table;
@@ -31,10 +32,10 @@ pub use probe::{Answer, Question};
 use config::Config;
 use kvcachepool_protocol::key::ChunkKey;
 use kvcachepool_protocol::message::Event as ChunkEvent;
+use leases::Leases;
 use lower::Lower;
 use memory::{ENTRIES_PER_PAGE_MAX, Event, MemoryTier};
 use pace::Pace;
-use probe::Leases;
 use table::{Geometry, Table};
 use verifier::Verifier;
 
@@ -132,11 +133,11 @@ impl<T: Table> Engine<T> {
     }
 
     pub fn geometry(&self) -> Geometry {
-        self.memory.geometry
+        self.memory.slots.geometry()
     }
 
     pub fn table(&self) -> &T {
-        &self.memory.table.shared
+        self.memory.slots.shared()
     }
 
     /// Sizes and counts of the memory tier.
@@ -151,7 +152,7 @@ impl<T: Table> Engine<T> {
 
     /// Rows whose pages are present.
     pub fn populated_rows(&self) -> u32 {
-        self.memory.table.populated_rows()
+        self.memory.slots.populated_rows()
     }
 
     pub fn stats(&self) -> Stats {
@@ -211,7 +212,7 @@ impl<T: Table> Engine<T> {
     pub fn configure(&mut self, config: &Config) {
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
         let otherwise = self.lower.configure(&config.tiers);
-        for e in &mut self.memory.entries {
+        for e in self.memory.index.entries_mut() {
             // the next request for the chunk may qualify it for these tiers
             e.missed |= otherwise & !e.written;
         }
@@ -227,7 +228,7 @@ impl<T: Table> Engine<T> {
 
     /// Marks the first `rows` rows of the arena as populated.
     pub fn populated(&mut self, rows: u32) {
-        self.memory.populated(rows);
+        self.memory.slots.populate(rows);
     }
 
     /// Runs timers. Call it only after every readable socket was read.

@@ -1,4 +1,4 @@
-//! Read access of requests: lookups, soft pins and read leases. Only the scheduler's session holds them.
+//! PROBE, PIN and RELEASE: what requests find, and what they hold of it.
 
 use super::lower::{Asking, Reach};
 use super::memory::{Handle, NONE};
@@ -9,12 +9,10 @@ use super::{Changed, Engine, Time};
 use kvcachepool_protocol::key::{ChunkKey, LayoutId};
 use kvcachepool_protocol::message as wire;
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Limit on pinned answers per request: the early PROBE's, the one at the first poll, and one renewal.
-const PROBES_PER_REQUEST_MAX: usize = 3;
 /// Number of the memory tier in `ProbeReply::tiers`.
 const TIER_MEMORY: u8 = 1;
 /// Expected upper bound of a digest check. Milliseconds.
@@ -106,53 +104,18 @@ impl Probe {
     }
 }
 
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Lease {
-    probes: Vec<u64>,
-    held: Vec<Handle>,
-}
-
-impl Probe {
-    pub fn soft_pins(&self) -> impl Iterator<Item = Handle> + '_ {
-        self.pins.iter().flatten().copied()
-    }
-}
-
-impl Lease {
-    pub fn held(&self) -> &[Handle] {
-        &self.held
-    }
-}
-
-/// Pins and leases of all requests.
-#[derive(Debug, Default)]
-pub(crate) struct Leases {
-    /// By scheduler, then by request.
-    pub of: BTreeMap<u64, BTreeMap<Arc<str>, Lease>>,
-    /// By PROBE id, oldest first.
-    pub probes: BTreeMap<u64, Probe>,
-    pub next_probe: u64,
-    /// PROBEs that wait for the digest check of an entry.
-    pub waiters: BTreeMap<Handle, Vec<u64>>,
-    pub requests: u32,
-}
-
 impl<T: Table> Engine<T> {
     /// Looks up chunks and soft-pins those found. If chunks must be checked first, the answer is pending and [`Changed::Final`]
     /// follows; otherwise the answer is final. None: too many requests hold pins.
     pub fn probe(&mut self, now: Time, mut question: Question) -> Option<Answer> {
-        let known = self
-            .leases
-            .of
-            .get(&question.scheduler)
-            .is_some_and(|r| r.contains_key(&question.request));
-        if !known && self.leases.requests >= self.config.limits.requests_max {
+        let requests_max = self.config.limits.requests_max;
+        let (scheduler, request) = (question.scheduler, &question.request);
+        if !self.leases.has_room(scheduler, request, requests_max) {
             return None;
         }
         self.lower.now_ms = now.mono_ms;
-        let id = self.leases.next_probe;
-        self.leases.next_probe += 1;
-        let layout = self.memory.layout_number(question.layout);
+        let id = self.leases.next_probe();
+        let layout = self.memory.index.layout_number(question.layout);
         let reach = question.reach.take();
         let mut probe = Probe {
             asked_ms: now.mono_ms,
@@ -186,9 +149,7 @@ impl<T: Table> Engine<T> {
             if !probe.waits.contains(handle) {
                 continue;
             }
-            let waiters = self.leases.waiters.entry(*handle).or_default();
-            if waiters.last() != Some(&id) {
-                waiters.push(id);
+            if self.leases.wait(*handle, id) {
                 self.start_check(now, handle.entry, true, false);
             }
         }
@@ -198,7 +159,9 @@ impl<T: Table> Engine<T> {
         // a check may have removed an entry at once
         let answer = self.answer(&probe);
         probe.answered = !answer.pending;
-        self.keep(id, probe);
+        if let Some(old) = self.leases.keep(id, probe) {
+            self.end_probe(old);
+        }
         Some(answer)
     }
 
@@ -211,8 +174,8 @@ impl<T: Table> Engine<T> {
         at: usize,
         key: ChunkKey,
     ) -> Option<Handle> {
-        let entry = self.memory.find(&Name { layout, key })?;
-        let e = self.memory.entries.get(entry as usize)?;
+        let entry = self.memory.index.find(&Name { layout, key })?;
+        let e = self.memory.index.entry(entry)?;
         let usable = e.name.key == key
             && e.name.layout == layout
             && (e.complete() || T::makes(Mistake::HalfChunk) && e.have != 0)
@@ -238,7 +201,13 @@ impl<T: Table> Engine<T> {
             declined: self.declined(probe),
         };
         for (at, pin) in probe.pins.iter().enumerate() {
-            let entry = pin.and_then(|h| self.memory.get(h).filter(|e| e.listed).map(|e| (h, e)));
+            let entry = pin.and_then(|h| {
+                self.memory
+                    .index
+                    .get(h)
+                    .filter(|e| e.listed)
+                    .map(|e| (h, e))
+            });
             let Some((handle, e)) = entry else {
                 let (state, tier, waits) = self.stand_of(probe, at);
                 answer.states.push(state);
@@ -263,7 +232,7 @@ impl<T: Table> Engine<T> {
                 let row_number = e.slot(section);
                 let there = row_number != NONE && e.have >> section & 1 == 1;
                 let reference = if there {
-                    let row = self.memory.table.row(row_number);
+                    let row = self.memory.slots.row(row_number);
                     SectionRef::new(row_number, row.generation, row.length as u32, section)
                 } else {
                     SectionRef::new(NO_SLOT, 0, 0, section)
@@ -274,27 +243,13 @@ impl<T: Table> Engine<T> {
         answer
     }
 
-    fn keep(&mut self, id: u64, probe: Probe) {
-        let of = self.leases.of.entry(probe.question.scheduler).or_default();
-        let lease = of.entry(probe.question.request.clone()).or_insert_with(|| {
-            self.leases.requests += 1;
-            Lease::default()
-        });
-        lease.probes.push(id);
-        let too_old = (lease.probes.len() > PROBES_PER_REQUEST_MAX).then(|| lease.probes[0]);
-        self.leases.probes.insert(id, probe);
-        if let Some(old) = too_old {
-            self.end_probe(old);
-        }
-    }
-
     /// The final answer of a waiting PROBE, as (scheduler, tag, answer). None if the request ended. Its soft pins last from now on, however
     /// long it waited.
     pub fn final_answer(&mut self, now: Time, id: u64) -> Option<(u64, u64, Answer)> {
-        if self.leases.probes.get(&id).is_none_or(|p| p.answered) {
+        if self.leases.probe(id).is_none_or(|p| p.answered) {
             return None;
         }
-        let mut probe = self.leases.probes.remove(&id)?;
+        let mut probe = self.leases.take(id)?;
         probe.answered = true;
         probe.pinned_ms = now.mono_ms;
         self.stop_asking(id, &mut probe);
@@ -307,17 +262,17 @@ impl<T: Table> Engine<T> {
                     self.memory.unpin_softly(handle);
                 }
             }
-            self.forget_waiter(handle, id);
+            self.leases.forget_waiter(handle, id);
         }
         let answer = self.answer(&probe);
         let reply = (probe.question.scheduler, probe.question.tag, answer);
-        self.leases.probes.insert(id, probe);
+        self.leases.put_back(id, probe);
         Some(reply)
     }
 
     /// An update of a waiting PROBE, as (scheduler, tag, answer). None if it is answered or nothing is pending.
     pub fn partial_answer(&self, id: u64) -> Option<(u64, u64, Answer)> {
-        let probe = self.leases.probes.get(&id).filter(|p| !p.answered)?;
+        let probe = self.leases.probe(id).filter(|p| !p.answered)?;
         let answer = self.answer(probe);
         let asked = (probe.question.scheduler, probe.question.tag);
         answer.pending.then_some((asked.0, asked.1, answer))
@@ -326,29 +281,19 @@ impl<T: Table> Engine<T> {
     /// PIN: chunks `from..to` of the answer to `tag` become the request's read lease, and its soft pins end. Unknown requests and tags are
     /// ignored.
     pub fn pin(&mut self, scheduler: u64, request: &str, tag: u64, from: u32, to: u32) -> u32 {
-        let Some(lease) = self.leases.of.get(&scheduler).and_then(|r| r.get(request)) else {
-            return 0;
-        };
-        let probes = lease.probes.clone();
-        let named = probes.iter().find(|id| {
-            self.leases
-                .probes
-                .get(id)
-                .is_some_and(|p| p.question.tag == tag)
-        });
-        let chunks: Vec<Option<Handle>> = named
-            .and_then(|id| self.leases.probes.get(id))
-            .map(|p| p.pins.clone())
-            .unwrap_or_default();
+        let probes = self.leases.probes_of(scheduler, request);
+        let answers = probes.iter().filter_map(|id| self.leases.probe(*id));
+        let named = answers.into_iter().find(|p| p.question.tag == tag);
+        let chunks = named.map(|p| p.pins.clone()).unwrap_or_default();
         let mut held = Vec::new();
         for (at, handle) in (0u32..).zip(&chunks) {
             let Some(handle) = *handle else { continue };
-            let Some(e) = self.memory.get(handle) else {
+            let Some(e) = self.memory.index.get(handle) else {
                 continue;
             };
             // the engine holds the chunks before the loaded range, so they count as used
             if at < to && e.known {
-                self.memory.touch(handle);
+                self.memory.eviction.touch(&self.memory.index, handle);
                 self.touched(handle);
             }
             if at >= from && at < to {
@@ -356,92 +301,44 @@ impl<T: Table> Engine<T> {
                 held.push(handle);
             }
         }
-        if let Some(lease) = self
-            .leases
-            .of
-            .get_mut(&scheduler)
-            .and_then(|r| r.get_mut(request))
-        {
-            lease.held.extend_from_slice(&held);
-        }
+        self.leases.hold(scheduler, request, &held);
         for id in probes {
             self.end_probe(id);
         }
-        self.forget_if_empty(scheduler, request);
         held.len() as u32
     }
 
     /// RELEASE: ends the request's pins and leases, and cancels its open PROBEs. Unknown requests are ignored.
     pub fn release(&mut self, scheduler: u64, request: &str) {
-        let Some(lease) = self
-            .leases
-            .of
-            .get(&scheduler)
-            .and_then(|r| r.get(request))
-            .cloned()
-        else {
-            return;
-        };
-        for id in lease.probes {
+        for id in self.leases.probes_of(scheduler, request) {
             self.end_probe(id);
         }
-        for handle in lease.held {
+        for handle in self.leases.release(scheduler, request) {
             self.memory.unlease(handle);
         }
-        if let Some(lease) = self
-            .leases
-            .of
-            .get_mut(&scheduler)
-            .and_then(|r| r.get_mut(request))
-        {
-            lease.held.clear();
-        }
-        self.forget_if_empty(scheduler, request);
     }
 
     /// Scheduler's HELLO: ends pins and leases of all requests that it does not name.
     pub fn keep_requests(&mut self, scheduler: u64, named: &[String]) {
-        let named: BTreeSet<&str> = named.iter().map(String::as_str).collect();
-        let gone: Vec<Arc<str>> = match self.leases.of.get(&scheduler) {
-            Some(of) => of
-                .keys()
-                .filter(|request| !named.contains(&***request))
-                .cloned()
-                .collect(),
-            None => return,
-        };
-        for request in gone {
+        for request in self.leases.not_named(scheduler, named) {
             self.release(scheduler, &request);
         }
     }
 
     /// Marks the scheduler's open PROBEs as answered, because their answers cannot be delivered any more.
     pub fn cancel_waiting(&mut self, scheduler: u64) {
-        let open: Vec<(u64, Arc<str>)> = self
-            .leases
-            .probes
-            .iter()
-            .filter(|(_, p)| p.question.scheduler == scheduler && !p.answered)
-            .map(|(id, p)| (*id, p.question.request.clone()))
-            .collect();
-        for (id, request) in open {
+        for id in self.leases.waiting_of(scheduler) {
             self.end_probe(id);
-            self.forget_if_empty(scheduler, &request);
         }
     }
 
     /// Soft-pins a chunk for a PROBE. Ends the pins of older PROBEs as needed; false if there are none.
     pub(crate) fn pin_softly(&mut self, handle: Handle, for_probe: u64) -> bool {
         while !self.memory.pin_softly(handle) {
-            let oldest = self
-                .leases
-                .probes
-                .iter()
-                .find(|(id, p)| **id < for_probe && p.pins.iter().any(Option::is_some));
-            let Some(oldest) = oldest.map(|(id, _)| *id) else {
+            let Some(oldest) = self.leases.oldest_pinned(for_probe) else {
                 return false;
             };
-            if self.memory.get(handle).is_none() {
+            if self.memory.index.get(handle).is_none() {
                 return false;
             }
             self.stats.soft_pins_displaced += 1;
@@ -452,16 +349,16 @@ impl<T: Table> Engine<T> {
 
     /// Ends a PROBE's soft pins. A pending answer then reports every chunk as missing.
     fn drop_soft_pins(&mut self, id: u64) {
-        let Some(mut probe) = self.leases.probes.remove(&id) else {
+        let Some(mut probe) = self.leases.take(id) else {
             return;
         };
         let open = !probe.answered && probe.open();
         self.stop_asking(id, &mut probe);
         let pins: Vec<Handle> = probe.pins.iter_mut().filter_map(Option::take).collect();
         let waits = std::mem::take(&mut probe.waits);
-        self.leases.probes.insert(id, probe);
+        self.leases.put_back(id, probe);
         for handle in waits {
-            self.forget_waiter(handle, id);
+            self.leases.forget_waiter(handle, id);
         }
         for handle in pins {
             self.memory.unpin_softly(handle);
@@ -473,65 +370,27 @@ impl<T: Table> Engine<T> {
 
     fn end_probe(&mut self, id: u64) {
         self.drop_soft_pins(id);
-        let Some(probe) = self.leases.probes.remove(&id) else {
-            return;
-        };
-        let of = self.leases.of.get_mut(&probe.question.scheduler);
-        if let Some(lease) = of.and_then(|r| r.get_mut(&probe.question.request)) {
-            lease.probes.retain(|p| *p != id);
-        }
-    }
-
-    fn forget_if_empty(&mut self, scheduler: u64, request: &str) {
-        let Some(of) = self.leases.of.get_mut(&scheduler) else {
-            return;
-        };
-        if of
-            .get(request)
-            .is_some_and(|l| l.probes.is_empty() && l.held.is_empty())
-        {
-            of.remove(request);
-            self.leases.requests -= 1;
-            if of.is_empty() {
-                self.leases.of.remove(&scheduler);
-            }
-        }
-    }
-
-    fn forget_waiter(&mut self, chunk: Handle, id: u64) {
-        if let Some(list) = self.leases.waiters.get_mut(&chunk) {
-            list.retain(|p| *p != id);
-            if list.is_empty() {
-                self.leases.waiters.remove(&chunk);
-            }
-        }
+        self.leases.remove(id);
     }
 
     /// Timers of pins: expires soft pins and ends the wait of PROBEs.
     pub(crate) fn end_pins(&mut self, now: Time) {
         let mut expired = Vec::new();
         let mut late = Vec::new();
-        for (id, probe) in &self.leases.probes {
+        for (id, probe) in self.leases.probes() {
             if !probe.answered && probe.open() {
                 let waits_on = probe.waits.is_empty() && T::makes(Mistake::TierDelays);
                 if !waits_on && now.mono_ms >= probe.asked_ms + probe.question.wait_ms {
-                    late.push(*id);
+                    late.push(Changed::Final { probe: id });
                 }
             } else if now.mono_ms >= probe.pinned_ms + self.config.soft_pin_ms {
-                expired.push((
-                    *id,
-                    probe.question.scheduler,
-                    probe.question.request.clone(),
-                ));
+                expired.push(id);
             }
         }
-        for id in late {
-            self.changed.push(Changed::Final { probe: id });
-        }
-        for (id, scheduler, request) in expired {
+        self.changed.append(&mut late);
+        for id in expired {
             self.stats.soft_pins_expired += 1;
             self.end_probe(id);
-            self.forget_if_empty(scheduler, &request);
         }
     }
 }

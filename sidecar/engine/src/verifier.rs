@@ -86,11 +86,7 @@ pub(crate) struct Check {
 impl<T: Table> Engine<T> {
     /// True if a PROBE that arrived at `since_ms` must wait for a check of this entry. A check begun in the same millisecond counts.
     pub(crate) fn must_check(&self, entry: u32, since_ms: u64) -> bool {
-        let checked = self
-            .memory
-            .entries
-            .get(entry as usize)
-            .and_then(|e| e.checked_ms);
+        let checked = self.memory.index.entry(entry).and_then(|e| e.checked_ms);
         match self.config.verify {
             Verify::Always => {
                 checked.is_none_or(|at| at < since_ms && !T::makes(Mistake::AnswerFirst))
@@ -101,7 +97,7 @@ impl<T: Table> Engine<T> {
 
     /// Starts a background check if the last one is too old.
     pub(crate) fn check_if_old(&mut self, now: Time, entry: u32) {
-        let Some(e) = self.memory.entries.get(entry as usize) else {
+        let Some(e) = self.memory.index.entry(entry) else {
             return;
         };
         let old = e
@@ -115,13 +111,13 @@ impl<T: Table> Engine<T> {
 
     /// True if the rate limit allows a background check now.
     fn paced(&mut self, now: Time, entry: u32) -> bool {
-        let bytes = self.memory.stored_bytes(self.memory.handle(entry));
+        let bytes = self.memory.stored_bytes(self.memory.index.handle(entry));
         self.writes.take(now.mono_ms, CHECKS, bytes)
     }
 
     /// Compares all sections of an entry. A running check is not repeated, but becomes urgent.
     pub(crate) fn start_check(&mut self, now: Time, entry: u32, urgent: bool, sweep: bool) {
-        let Some(e) = self.memory.entries.get_mut(entry as usize) else {
+        let Some(e) = self.memory.index.entry_mut(entry) else {
             return;
         };
         if e.checking == 0 {
@@ -132,7 +128,7 @@ impl<T: Table> Engine<T> {
             if row_number == NONE {
                 continue;
             }
-            let row = self.memory.table.row(row_number);
+            let row = self.memory.slots.row(row_number);
             if row.state != PUBLISHED {
                 continue;
             }
@@ -146,7 +142,7 @@ impl<T: Table> Engine<T> {
                 continue;
             };
             if begun.new
-                && let Some(e) = self.memory.entries.get_mut(entry as usize)
+                && let Some(e) = self.memory.index.entry_mut(entry)
             {
                 e.checking += 1;
             }
@@ -170,7 +166,7 @@ impl<T: Table> Engine<T> {
         check: u64,
         digest: Option<[u8; 16]>,
     ) {
-        let row = self.memory.table.row(row_number);
+        let row = self.memory.slots.row(row_number);
         let same = row.generation == generation;
         match row.state {
             COMMITTED if same || T::makes(Mistake::DigestGeneration) => match digest {
@@ -192,12 +188,12 @@ impl<T: Table> Engine<T> {
         let Some(check) = self.verifier.take(row_number) else {
             return;
         };
-        let row = self.memory.table.row(row_number);
+        let row = self.memory.slots.row(row_number);
         let entry = row.chunk;
         let Some(e) = self
             .memory
-            .entries
-            .get_mut(entry as usize)
+            .index
+            .entry_mut(entry)
             .filter(|e| e.live && check.generation == row.generation)
         else {
             return;
@@ -206,10 +202,10 @@ impl<T: Table> Engine<T> {
         if digest == Some(row.digest) || T::makes(Mistake::IgnoreMismatch) {
             if e.checking == 0 {
                 e.checked_ms = Some(e.check_began_ms);
-                self.memory.recount(entry);
-                let chunk = self.memory.handle(entry);
+                self.memory.index.recount(entry);
+                let chunk = self.memory.index.handle(entry);
                 self.wake_waiters(chunk);
-                if self.leases.waiters.contains_key(&chunk) {
+                if self.leases.is_awaited(chunk) {
                     self.start_check(now, entry, true, false);
                 }
             }
@@ -220,14 +216,14 @@ impl<T: Table> Engine<T> {
 
     /// A check of the chunk, or the chunk itself, ended: answers the waiting PROBEs. PROBEs that arrived after the check began keep waiting.
     pub(crate) fn wake_waiters(&mut self, chunk: Handle) {
-        let listed = self.memory.get(chunk).is_some_and(|e| e.listed);
-        for id in self.leases.waiters.remove(&chunk).unwrap_or_default() {
-            let asked = self.leases.probes.get(&id).map(|p| p.asked_ms);
+        let listed = self.memory.index.get(chunk).is_some_and(|e| e.listed);
+        for id in self.leases.take_waiters(chunk) {
+            let asked = self.leases.probe(id).map(|p| p.asked_ms);
             if listed && asked.is_some_and(|asked_ms| self.must_check(chunk.entry, asked_ms)) {
-                self.leases.waiters.entry(chunk).or_default().push(id);
+                self.leases.wait(chunk, id);
                 continue;
             }
-            let Some(probe) = self.leases.probes.get_mut(&id) else {
+            let Some(probe) = self.leases.probe_mut(id) else {
                 continue;
             };
             probe.waits.remove(&chunk);
@@ -252,6 +248,7 @@ impl<T: Table> Engine<T> {
             };
             let waits = self
                 .memory
+                .index
                 .get(handle)
                 .is_some_and(|e| e.checked_ms.is_none() && e.checking == 0);
             if waits && !self.paced(now, handle.entry) {

@@ -91,7 +91,7 @@ impl<T: Table> Engine<T> {
         ids.sort_unstable();
         ids.dedup();
         for id in ids {
-            let Some(probe) = self.leases.probes.get_mut(&id).filter(|p| !p.answered) else {
+            let Some(probe) = self.leases.probe_mut(id).filter(|p| !p.answered) else {
                 continue;
             };
             let Some(asking) = probe.asking.as_mut().filter(|a| a.changed) else {

@@ -148,7 +148,7 @@ impl<T: Table> Engine<T> {
 
     /// Starts the next lookup and the fetches that are allowed. Completes the PROBE if nothing is pending.
     pub(super) fn go_on(&mut self, now: Time, id: u64) {
-        let Some(mut probe) = self.leases.probes.remove(&id) else {
+        let Some(mut probe) = self.leases.take(id) else {
             return;
         };
         if let Some(mut asking) = probe.asking.take() {
@@ -158,7 +158,7 @@ impl<T: Table> Engine<T> {
             probe.asking = Some(asking);
         }
         let done = !probe.answered && !probe.open();
-        self.leases.probes.insert(id, probe);
+        self.leases.put_back(id, probe);
         if done {
             self.changed.push(Changed::Final { probe: id });
         } else {
@@ -294,7 +294,7 @@ impl<T: Table> Engine<T> {
         present: Result<&[bool], &'static str>,
     ) {
         let tier = lookup.tier;
-        let Some(probe) = self.leases.probes.get_mut(&lookup.probe) else {
+        let Some(probe) = self.leases.probe_mut(lookup.probe) else {
             return;
         };
         let Some(asking) = probe.asking.as_mut().filter(|a| a.lookup == Some(id)) else {

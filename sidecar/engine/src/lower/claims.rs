@@ -75,10 +75,10 @@ impl<T: Table> Engine<T> {
             return;
         }
         let Some(at) = self.disk() else { return };
-        for entry in 0..self.memory.entries.len() as u32 {
-            let e = self.memory.entries.get(entry as usize);
+        for entry in 0..self.memory.index.len() {
+            let e = self.memory.index.entry(entry);
             if e.is_some_and(|e| e.live && e.written >> at & 1 == 1) {
-                self.claim(self.memory.handle(entry), at);
+                self.claim(self.memory.index.handle(entry), at);
             }
         }
     }
@@ -94,7 +94,12 @@ impl<T: Table> Engine<T> {
         if !self.memory.ring.started() || self.disk() != Some(at) || claims.len() >= CLAIMS_MAX {
             return;
         }
-        let Some(e) = self.memory.get(chunk).filter(|e| e.listed && e.complete()) else {
+        let Some(e) = self
+            .memory
+            .index
+            .get(chunk)
+            .filter(|e| e.listed && e.complete())
+        else {
             return;
         };
         let name = e.name;
@@ -207,6 +212,7 @@ impl<T: Table> Engine<T> {
             .map(|(name, claim)| {
                 let whole = self
                     .memory
+                    .index
                     .find(name)
                     .and_then(|e| self.memory.event_of(e, "stored"));
                 let tier = Kind::Disk.name().into();

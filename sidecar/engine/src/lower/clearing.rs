@@ -39,14 +39,9 @@ impl<T: Table> Engine<T> {
         if self.lower.tiers.is_empty() || T::makes(Mistake::ClearMemoryOnly) {
             return;
         }
-        for entry in 0..self.memory.entries.len() as u32 {
-            if self
-                .memory
-                .entries
-                .get(entry as usize)
-                .is_some_and(|e| e.listed)
-            {
-                let record = self.memory.table.chunk(entry);
+        for entry in 0..self.memory.index.len() {
+            if self.memory.index.entry(entry).is_some_and(|e| e.listed) {
+                let record = self.memory.slots.record(entry);
                 let domain = (ModelId(record.model), LayoutId(record.layout));
                 self.lower.domains.insert(domain);
             }

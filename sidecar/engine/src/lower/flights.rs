@@ -314,9 +314,9 @@ impl<T: Table> Engine<T> {
 
     /// The chunk's handle, if it is readable.
     pub(super) fn there(&self, name: &Name) -> Option<Handle> {
-        let entry = self.memory.find(name)?;
-        let complete = self.memory.entries.get(entry as usize)?.complete();
-        complete.then(|| self.memory.handle(entry))
+        let entry = self.memory.index.find(name)?;
+        let complete = self.memory.index.entry(entry)?.complete();
+        complete.then(|| self.memory.index.handle(entry))
     }
 
     /// Ends a queued fetch. The chunk may have been stored meanwhile.

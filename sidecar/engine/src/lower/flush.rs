@@ -60,8 +60,8 @@ impl<T: Table> Engine<T> {
                 continue;
             }
             let (mut chunks, mut bytes) = (0, 0);
-            for entry in 0..self.memory.entries.len() as u32 {
-                let chunk = self.memory.handle(entry);
+            for entry in 0..self.memory.index.len() {
+                let chunk = self.memory.index.handle(entry);
                 if self.lacks(at, chunk) && self.nameable(at, entry) {
                     chunks += 1;
                     bytes += self.memory.stored_bytes(chunk);
@@ -126,7 +126,7 @@ impl<T: Table> Engine<T> {
 
     /// Continues a walk. Returns none once everything it found is written.
     fn walk_from(&mut self, now: Time, at: usize, mut walk: Walk) -> Option<Walk> {
-        let end = self.memory.entries.len() as u32;
+        let end = self.memory.index.len();
         for _ in 0..CHUNKS_AT_ONCE {
             if walk.at < end {
                 if !self.walk_past(now, at, walk)? {
@@ -146,7 +146,7 @@ impl<T: Table> Engine<T> {
 
     /// Queues one chunk if the tier lacks it. Returns false if the queue is full, and none if the tier does not exist.
     fn walk_past(&mut self, now: Time, at: usize, walk: Walk) -> Option<bool> {
-        let chunk = self.memory.handle(walk.at);
+        let chunk = self.memory.index.handle(walk.at);
         let wanted = if walk.again {
             self.may_lack(at, chunk, walk.since_ms)
         } else {
@@ -171,13 +171,13 @@ impl<T: Table> Engine<T> {
 
     /// True if the chunk's domain is known, and readers of the tier can name it.
     fn nameable(&self, at: usize, entry: u32) -> bool {
-        let Some(e) = self.memory.entries.get(entry as usize) else {
+        let Some(e) = self.memory.index.entry(entry) else {
             return false;
         };
         if !self.lower.origins.contains_key(&e.name.layout) {
             return false;
         }
-        let record = self.memory.table.chunk(entry);
+        let record = self.memory.slots.record(entry);
         self.lower.models.contains(&ModelId(record.model))
             && self.lower.serves(at, &NamespaceId(record.namespace))
     }

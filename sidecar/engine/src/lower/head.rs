@@ -30,7 +30,7 @@ impl<T: Table> Engine<T> {
             return;
         }
         self.note_domain(domain.model_id, domain.layout_id);
-        let layout = self.memory.layout_number(domain.layout_id);
+        let layout = self.memory.index.layout_number(domain.layout_id);
         let origin = || Origin {
             plan: domain.plan.clone(),
             form: domain.form,
@@ -53,6 +53,7 @@ impl<T: Table> Engine<T> {
     ) -> Result<(Object, Vec<Target>), &'static str> {
         let e = self
             .memory
+            .index
             .get(chunk)
             .filter(|e| e.listed && e.complete())
             .ok_or("Gone")?;
@@ -64,9 +65,9 @@ impl<T: Table> Engine<T> {
             return Err("SectionsComing");
         }
         let origin = self.lower.origins.get(&e.name.layout).ok_or("Gone")?;
-        let layout = self.memory.layout(e.name.layout).ok_or("Gone")?;
+        let layout = self.memory.index.layout(e.name.layout).ok_or("Gone")?;
         // other processes can write to the record, so its chunk key is compared
-        let record = self.memory.table.chunk(chunk.entry);
+        let record = self.memory.slots.record(chunk.entry);
         let (model, last_hash) = (ModelId(record.model), EngineHash(record.last_hash));
         let namespace = NamespaceId(record.namespace);
         if !self.lower.models.contains(&model) || !self.lower.serves(at, &namespace) {
@@ -88,7 +89,7 @@ impl<T: Table> Engine<T> {
             if slot == NONE {
                 return Err("Gone");
             }
-            let row = self.memory.table.row(slot);
+            let row = self.memory.slots.row(slot);
             let group = group as u32;
             sections.push(Section {
                 group,

@@ -150,10 +150,10 @@ impl<T: Table> Engine<T> {
 
     /// Copies block hashes and expiry from the object's head to the record of a new chunk.
     fn complete_record(&mut self, flight: &Flight, object: &Object) {
-        let Some(entry) = self.memory.find(&flight.name) else {
+        let Some(entry) = self.memory.index.find(&flight.name) else {
             return;
         };
-        let Some(e) = self.memory.entries.get_mut(entry as usize) else {
+        let Some(e) = self.memory.index.entry_mut(entry) else {
             return;
         };
         // the record of a chunk with readable sections does not change
@@ -169,9 +169,9 @@ impl<T: Table> Engine<T> {
         };
         let wish = flight.chunk.wish(e.needed, hashes);
         let record = record(&flight.chunk.context(object.expires_unix_s), &wish);
-        self.memory.table.set_chunk(entry, &record);
+        self.memory.slots.set_record(entry, &record);
         if object.expires_unix_s != 0 {
-            self.memory.expires_at(entry, object.expires_unix_s);
+            self.memory.index.expires_at(entry, object.expires_unix_s);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 mod answer;
 mod ask;
-mod audit;
+mod check;
 mod claims;
 mod clearing;
 mod flights;

@@ -38,7 +38,7 @@ impl<T: Table> Engine<T> {
             takes |= u8::from(tier.up() && tier.is_written()) << at;
             reused |= tier.config.admission == Admission::Reused;
         }
-        let Some(e) = self.memory.get_mut(chunk) else {
+        let Some(e) = self.memory.index.get_mut(chunk) else {
             return;
         };
         let first = !std::mem::replace(&mut e.reused, true) && reused;
@@ -53,6 +53,7 @@ impl<T: Table> Engine<T> {
         for offer in std::mem::take(&mut self.lower.offers) {
             let Some(e) = self
                 .memory
+                .index
                 .get(offer.chunk)
                 .filter(|e| e.listed && e.complete())
             else {
@@ -106,7 +107,7 @@ impl<T: Table> Engine<T> {
 
     /// The readable chunk, if the tier takes it.
     fn meant_for(&self, at: usize, chunk: Handle) -> Option<&Entry> {
-        let (e, tier) = (self.memory.get(chunk)?, self.lower.tiers.get(at)?);
+        let (e, tier) = (self.memory.index.get(chunk)?, self.lower.tiers.get(at)?);
         let wanted = match (tier.config.write, tier.config.admission) {
             (WritePolicy::None, _) => false,
             (_, Admission::All) => true,
@@ -117,21 +118,21 @@ impl<T: Table> Engine<T> {
 
     /// Forgets that a tier has a chunk.
     pub(super) fn not_written(&mut self, at: usize, chunk: Handle) {
-        if let Some(e) = self.memory.get_mut(chunk) {
+        if let Some(e) = self.memory.index.get_mut(chunk) {
             e.written &= !(1 << at);
         }
     }
 
     /// Records that a tier did not take a chunk, so that the next request for it offers it again.
     pub(super) fn missed(&mut self, chunk: Handle, at: usize) {
-        if let Some(e) = self.memory.get_mut(chunk) {
+        if let Some(e) = self.memory.index.get_mut(chunk) {
             e.missed |= 1 << at;
         }
     }
 
     /// Records that a tier has a chunk.
     pub(super) fn written(&mut self, chunk: Handle, at: usize) {
-        if let Some(e) = self.memory.get_mut(chunk) {
+        if let Some(e) = self.memory.index.get_mut(chunk) {
             e.written |= 1 << at;
             e.missed &= !(1 << at);
         }

@@ -100,7 +100,7 @@ impl<T: Table> Engine<T> {
         came: Option<(Handle, Stand)>,
         otherwise: Stand,
     ) {
-        let Some(mut probe) = self.leases.probes.remove(&id) else {
+        let Some(mut probe) = self.leases.take(id) else {
             return;
         };
         if let Some(mut asking) = probe.asking.take() {
@@ -117,7 +117,7 @@ impl<T: Table> Engine<T> {
                 stand = from;
                 if self.must_check(handle.entry, probe.asked_ms) {
                     probe.waits.insert(handle);
-                    self.leases.waiters.entry(handle).or_default().push(id);
+                    self.leases.wait(handle, id);
                     self.start_check(now, handle.entry, true, false);
                 }
             }
@@ -125,7 +125,7 @@ impl<T: Table> Engine<T> {
             asking.changed = true;
             probe.asking = Some(asking);
         }
-        self.leases.probes.insert(id, probe);
+        self.leases.put_back(id, probe);
         self.go_on(now, id);
     }
 }

@@ -73,7 +73,7 @@ impl<T: Table> Engine<T> {
         look_first: bool,
         failed: u32,
     ) {
-        let Some(name) = self.memory.get(chunk).map(|e| e.name) else {
+        let Some(name) = self.memory.index.get(chunk).map(|e| e.name) else {
             return;
         };
         if !self.lacks(at, chunk) {
@@ -108,7 +108,7 @@ impl<T: Table> Engine<T> {
             look_first,
             failed,
         });
-        if let Some(e) = self.memory.get_mut(chunk) {
+        if let Some(e) = self.memory.index.get_mut(chunk) {
             e.missed &= !(1 << at);
         }
         let most = config.put_queue_bytes_max;
@@ -176,7 +176,7 @@ impl<T: Table> Engine<T> {
 
     /// Limit on queued bytes: with `WriteBack`, the oldest chunks beyond it are written early; in a flush, it bounds the queue.
     pub(super) fn waiting_bytes_max(&self, tier: &Tier) -> u64 {
-        (tier.config.put_queue_bytes_max / 2).min(self.memory.geometry.arena_bytes / 16)
+        (tier.config.put_queue_bytes_max / 2).min(self.memory.slots.geometry().arena_bytes / 16)
     }
 
     fn next_put(&mut self, now: Time, at: usize) -> Option<Waiting> {
@@ -297,7 +297,9 @@ impl<T: Table> Engine<T> {
             self.queue_put(now, done.tier, done.chunk, true, done.failed + 1);
         }
         // the digests did not match: check the chunk in memory, and let its readers know
-        if stored == Err(Cause::Corrupt) && self.memory.get(done.chunk).is_some_and(|e| e.listed) {
+        if stored == Err(Cause::Corrupt)
+            && self.memory.index.get(done.chunk).is_some_and(|e| e.listed)
+        {
             self.start_check(now, done.chunk.entry, false, false);
         }
     }
@@ -328,7 +330,7 @@ impl<T: Table> Engine<T> {
     /// True if the slots being read still belong to the chunk.
     pub(super) fn put_stands(&self, put: &Put) -> bool {
         put.targets.iter().all(|target| {
-            let row = self.memory.table.row(target.section.slot.get());
+            let row = self.memory.slots.row(target.section.slot.get());
             row.state == PUBLISHED && row.generation == target.section.generation.get()
         })
     }
@@ -338,7 +340,7 @@ impl<T: Table> Engine<T> {
         if !T::makes(Mistake::TierIsDown) {
             self.drop_waiting(at, "TierDown", |_| true);
         }
-        for e in &mut self.memory.entries {
+        for e in self.memory.index.entries_mut() {
             e.missed |= e.written & 1 << at;
             e.written &= !(1 << at);
         }

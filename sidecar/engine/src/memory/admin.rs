@@ -2,8 +2,7 @@
 
 use super::MemoryTier;
 use super::entry::Class;
-use crate::name::Name;
-use crate::table::{ROW_BYTES, Table};
+use crate::table::Table;
 use kvcachepool_protocol::key::ChunkKey;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,14 +59,15 @@ pub struct Usage {
 impl<T: Table> MemoryTier<T> {
     /// Chunks of this key, in all layouts.
     pub fn find_key(&self, key: &ChunkKey) -> Vec<Found> {
-        self.entries_of(key)
+        self.index
+            .with_key(key)
             .into_iter()
             .filter_map(|e| self.describe(e))
             .collect()
     }
 
     fn describe(&self, entry: u32) -> Option<Found> {
-        let e = self.entries.get(entry as usize)?;
+        let e = self.index.entry(entry)?;
         Some(Found {
             key: e.name.key,
             first_token: e.first_token,
@@ -80,49 +80,36 @@ impl<T: Table> MemoryTier<T> {
         })
     }
 
-    pub(super) fn entries_of(&self, key: &ChunkKey) -> Vec<u32> {
-        (0..self.layouts.len() as u32)
-            .filter_map(|layout| self.find(&Name { layout, key: *key }))
-            .collect()
-    }
-
     /// Removes every chunk, including pinned ones. Slots being read stay until their leases end; slots being written are taken back from
     /// their writers. Returns the number of chunks removed from the index.
     pub fn clear(&mut self) -> u64 {
         let mut cleared = 0;
-        for entry in 0..self.entries.len() as u32 {
-            if self.entries[entry as usize].listed {
+        for entry in 0..self.index.len() {
+            if self.index[entry].listed {
                 self.unpin(entry);
                 self.doom(entry);
                 cleared += 1;
             }
         }
-        self.orphans.clear();
+        self.index.clear_orphans();
         cleared
     }
 
     /// Sizes and counts for the status. The cost is a few additions per owner and segment, independent of the arena's size.
     pub fn usage(&self) -> Usage {
-        let slots = self.table.counts();
-        let owned = |dead: bool| {
-            let owners = self.owners.values();
-            owners
-                .filter(|o| o.free_at_ms.is_some() == dead)
-                .map(|o| o.rows.len() as u64)
-                .sum()
-        };
-        let of = |class: Class| self.census[class as usize];
+        let slots = self.slots.counts();
+        let of = |class: Class| self.index.count(class);
         Usage {
             chunks: of(Class::Unchecked) + of(Class::Checked),
             incomplete_chunks: of(Class::Incomplete),
             unchecked_chunks: of(Class::Unchecked),
-            free_slots: self.alloc.free_slots(),
-            granted_slots: owned(false),
+            free_slots: self.slots.free_slots(),
+            granted_slots: self.grants.slots(false),
             committed_slots: slots.committed,
             published_slots: slots.published,
-            quarantined_slots: owned(true),
-            used_bytes: self.alloc.used_rows() * ROW_BYTES,
-            granted_bytes: self.granted_bytes,
+            quarantined_slots: self.grants.slots(true),
+            used_bytes: self.slots.used_bytes(),
+            granted_bytes: slots.granted_bytes,
             leased_bytes: self.pins.leased_bytes(),
             soft_pinned_bytes: self.pins.soft_bytes(),
             admin_pinned_bytes: self.pins.admin_bytes(),

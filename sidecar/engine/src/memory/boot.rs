@@ -3,7 +3,7 @@
 use super::MemoryTier;
 use super::entry::{Entry, Handle, NONE};
 use super::evict::Why;
-use super::grant::Grant;
+use super::grants::Grant;
 use crate::Time;
 use crate::mistake::Mistake;
 use crate::name::Name;
@@ -19,46 +19,45 @@ impl<T: Table> MemoryTier<T> {
         let mut grants: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let mut in_use = Vec::new();
         let mut row_number = 0;
-        let header = self.geometry.header();
-        while row_number < self.geometry.rows {
-            let row = self.table.row(row_number);
+        let header = self.slots.geometry().header();
+        while row_number < self.slots.geometry().rows {
+            let row = self.slots.row(row_number);
             if row.state == FREE {
                 row_number += 1;
                 continue;
             }
             let whole = row.check(&header, row_number).is_ok()
                 && (row_number + 1..row_number + row.slot_rows)
-                    .all(|inner| self.table.row(inner).state == FREE);
+                    .all(|inner| self.slots.row(inner).state == FREE);
             let slot_rows = if whole { row.slot_rows } else { 0 };
-            let sound = self.alloc.claim(row_number, slot_rows, row.section);
+            let sound = self.slots.claim(row_number, slot_rows, row.section);
             in_use.push(row_number);
             self.take_over_row(row_number, &row, sound, &mut grants);
             row_number += if sound { row.slot_rows } else { 1 };
         }
-        self.alloc.settle(|row| in_use.binary_search(&row).is_ok());
+        self.slots.settle(|row| in_use.binary_search(&row).is_ok());
         // rejected slots are freed only now, because the allocator must know its segments first
         for row in in_use {
-            let keep = match self.table.row(row).state {
+            let keep = match self.slots.row(row).state {
                 GRANTED => true,
                 PUBLISHED => self.by_slot(row).is_some(),
                 _ => false,
             };
             if !keep {
-                self.table.set_state(row, FREE);
-                self.alloc.give(row);
+                self.slots.free(row, false);
             }
         }
         self.take_over_grants(grants);
         let adopted = self.finish_entries(cold);
         // after every number is known to be used or vacant
         self.take_over_fetches(now);
-        self.alloc.populate(self.table.populated_rows());
+        self.slots.open();
         adopted
     }
 
     fn by_slot(&self, row_number: u32) -> Option<u32> {
-        let row = self.table.row(row_number);
-        let e = self.entries.get(row.chunk as usize)?;
+        let row = self.slots.row(row_number);
+        let e = self.index.entry(row.chunk)?;
         (e.live && e.slot(row.section) == row_number).then_some(row.chunk)
     }
 
@@ -69,8 +68,8 @@ impl<T: Table> MemoryTier<T> {
         sound: bool,
         grants: &mut BTreeMap<u32, Vec<u32>>,
     ) {
-        while row.chunk < self.geometry.chunks && self.entries.len() as u32 <= row.chunk {
-            self.entries.push(Entry::vacant(1));
+        if row.chunk < self.slots.geometry().chunks {
+            self.index.extend_to(row.chunk);
         }
         let entry = if sound && row.section < 128 {
             self.entry_of_record(row)
@@ -79,18 +78,16 @@ impl<T: Table> MemoryTier<T> {
         };
         match row.state {
             GRANTED => {
-                self.hold(row.owner, row_number, row.slot_rows);
+                self.grants.hold(row_number, row);
                 // the number is not reused while a row names it, whether or not the record belongs to that row
-                if let Some(named) = self.entries.get_mut(row.chunk as usize) {
-                    named.rows += 1;
-                }
+                self.index.row_added(row.chunk);
                 if let Some(entry) = entry {
                     grants.entry(entry).or_default().push(row_number);
                 }
             }
             PUBLISHED => {
                 let Some(entry) = entry else { return };
-                let e = &mut self.entries[entry as usize];
+                let e = &mut self.index[entry];
                 let at = row.section as usize;
                 if e.slots.len() <= at {
                     e.slots.resize(at + 1, NONE);
@@ -109,14 +106,14 @@ impl<T: Table> MemoryTier<T> {
 
     /// The entry of the record that a row names, created at its first row. None: the record is unused or belongs to another chunk.
     fn entry_of_record(&mut self, row: &Row) -> Option<u32> {
-        if row.chunk >= self.geometry.chunks {
+        if row.chunk >= self.slots.geometry().chunks {
             return None;
         }
-        let record = self.table.chunk(row.chunk);
+        let record = self.slots.record(row.chunk);
         if record.state != 1 || record.key[..8] != row.key_prefix {
             return None;
         }
-        if !self.entries[row.chunk as usize].live {
+        if !self.index[row.chunk].live {
             let usable = record.check(row.chunk).is_ok()
                 && record.kind == KeyKind::Prefix as u8
                 && record.fidelity == 0
@@ -125,20 +122,18 @@ impl<T: Table> MemoryTier<T> {
                 return None;
             }
             let name = Name {
-                layout: self.layout_number(LayoutId(record.layout)),
+                layout: self.index.layout_number(LayoutId(record.layout)),
                 key: ChunkKey(record.key),
             };
-            if self.index.contains_key(&name) {
+            if self.index.find(&name).is_some() {
                 return None;
             }
-            self.index.insert(name, row.chunk);
-            let e = &mut self.entries[row.chunk as usize];
+            self.index.list_alone(row.chunk, name);
+            let e = &mut self.index[row.chunk];
             e.live = true;
-            e.listed = true;
-            e.name = name;
             fill(e, &record);
             if record.expires_unix_s != 0 {
-                self.expires_at(row.chunk, record.expires_unix_s);
+                self.index.expires_at(row.chunk, record.expires_unix_s);
             }
         }
         Some(row.chunk)
@@ -147,40 +142,28 @@ impl<T: Table> MemoryTier<T> {
     /// Adopts grants of an earlier boot: one grant per chunk, without a scheduler.
     fn take_over_grants(&mut self, grants: BTreeMap<u32, Vec<u32>>) {
         for (entry, rows) in grants {
-            let id = self.next_grant;
-            self.next_grant += 1;
-            for row in &rows {
-                self.by_row.insert(*row, id);
-            }
-            let last_hash = EngineHash(self.table.chunk(entry).last_hash);
-            let (chunk, e) = (self.handle(entry), &mut self.entries[entry as usize]);
-            e.open = Some(id);
-            self.grants.insert(
-                id,
-                Grant {
-                    chunk,
-                    name: e.name,
-                    last_hash,
-                    asked_by: None,
-                    rows,
-                    needed: e.needed,
-                    void: false,
-                },
-            );
+            let last_hash = EngineHash(self.slots.record(entry).last_hash);
+            let id = self.grants.open(Grant {
+                chunk: self.index.handle(entry),
+                name: self.index[entry].name,
+                last_hash,
+                asked_by: None,
+                rows,
+                needed: self.index[entry].needed,
+                void: false,
+            });
+            self.index[entry].open = Some(id);
         }
     }
 
     /// Ends fetches of a dead engine: takes their slots back once nothing can write into them any more.
     fn take_over_fetches(&mut self, now: Time) {
-        if let Some(engine) = self.owners.get(&0).cloned() {
-            // the kernel may still complete reads for a dead engine
-            let wait = self.config.fetch_outlives_engine && !T::makes(Mistake::FetchOutlives);
-            if wait {
-                self.owner_died(now, 0, self.config.quarantine_ms);
-            } else {
-                for row in engine.rows {
-                    self.come_back(row);
-                }
+        // the kernel may still complete reads for a dead engine
+        if self.config.fetch_outlives_engine && !T::makes(Mistake::FetchOutlives) {
+            self.owner_died(now, 0, self.config.quarantine_ms);
+        } else {
+            for row in self.grants.rows_of(0) {
+                self.come_back(row);
             }
         }
     }
@@ -188,52 +171,47 @@ impl<T: Table> MemoryTier<T> {
     /// Links and counts the entries, and removes the empty ones. Returns the readable ones.
     fn finish_entries(&mut self, cold: bool) -> Vec<Handle> {
         let mut adopted = Vec::new();
-        for entry in 0..self.entries.len() as u32 {
-            if !self.entries[entry as usize].live {
-                if self.table.chunk(entry).state != 0 {
-                    self.table.clear_chunk(entry);
+        for entry in 0..self.index.len() {
+            if !self.index[entry].live {
+                if self.slots.record(entry).state != 0 {
+                    self.slots.clear_record(entry);
                 }
-                if self.entries[entry as usize].rows == 0 {
-                    self.vacant.push(entry);
-                }
+                self.index.leave_vacant(entry);
                 continue;
             }
             let parent = Name {
-                layout: self.entries[entry as usize].name.layout,
-                key: self.entries[entry as usize].parent_key,
+                layout: self.index[entry].name.layout,
+                key: self.index[entry].parent_key,
             };
             if parent.key != ChunkKey::default() {
-                match self.find(&parent) {
-                    Some(p) if self.follows(entry, p) => self.link(entry, p),
-                    _ => {
-                        let orphan = self.handle(entry);
-                        self.orphans.entry(parent).or_default().push(orphan);
-                    }
+                match self.index.find(&parent) {
+                    Some(p) if self.index.follows(entry, p) => self.index.link(entry, p),
+                    _ => self.index.await_parent(entry, parent),
                 }
             }
         }
-        for entry in 0..self.entries.len() as u32 {
-            let e = &self.entries[entry as usize];
+        for entry in 0..self.index.len() {
+            let e = &self.index[entry];
             if !e.live {
                 continue;
             }
             if cold {
                 let rows: Vec<u32> = e.slots.iter().copied().filter(|r| *r != NONE).collect();
-                let e = &mut self.entries[entry as usize];
+                let e = &mut self.index[entry];
                 (e.slots, e.have, e.bytes) = (Vec::new(), 0, 0);
                 for row in rows {
                     self.free_row(row, Why::Ended);
                 }
             }
-            self.recount(entry);
-            let e = &self.entries[entry as usize];
+            self.index.recount(entry);
+            let e = &self.index[entry];
             if e.have == 0 && e.open.is_none() {
                 self.remove(entry, Why::Ended);
                 continue;
             }
-            let (complete, handle) = (e.complete(), self.handle(entry));
+            let (complete, handle) = (e.complete(), self.index.handle(entry));
             // the earlier boot's record of written tiers is lost
-            self.entries[entry as usize].missed = u8::MAX;
+            self.index[entry].missed = u8::MAX;
             if complete {
                 self.became_readable(entry);
                 self.stats.adopted_chunks += 1;

@@ -147,6 +147,11 @@ impl Entry {
         self.soft_pins > 0 || self.leases > 0 || self.admin_pin
     }
 
+    /// True if nothing reads, writes or pins it.
+    pub fn idle(&self) -> bool {
+        self.live && self.open.is_none() && !self.pinned()
+    }
+
     pub fn slot(&self, section: u32) -> u32 {
         self.slots.get(section as usize).copied().unwrap_or(NONE)
     }
@@ -157,183 +162,32 @@ impl Entry {
 }
 
 impl<T: Table> MemoryTier<T> {
-    pub(crate) fn handle(&self, entry: u32) -> Handle {
-        Handle {
-            entry,
-            epoch: self.entries.get(entry as usize).map_or(0, |e| e.epoch),
-        }
-    }
-
-    /// Entries in use.
-    pub fn live(&self) -> impl Iterator<Item = (Handle, &Entry)> {
-        (0u32..)
-            .zip(&self.entries)
-            .filter(|(_, e)| e.live)
-            .map(|(entry, e)| {
-                let epoch = e.epoch;
-                (Handle { entry, epoch }, e)
-            })
-    }
-
-    /// The entry behind a handle, unless it was removed.
-    pub(crate) fn get(&self, handle: Handle) -> Option<&Entry> {
-        self.entries
-            .get(handle.entry as usize)
-            .filter(|e| e.live && e.epoch == handle.epoch)
-    }
-
-    pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut Entry> {
-        self.entries
-            .get_mut(handle.entry as usize)
-            .filter(|e| e.live && e.epoch == handle.epoch)
-    }
-
-    /// Updates the counters after a change that affects [`Entry::class_now`].
-    pub(crate) fn recount(&mut self, entry: u32) {
-        let Some(e) = self.entries.get_mut(entry as usize) else {
-            return;
-        };
-        let now = e.class_now();
-        if let Some(before) = std::mem::replace(&mut e.class, now) {
-            self.census[before as usize] -= 1;
-        }
-        if let Some(now) = now {
-            self.census[now as usize] += 1;
-        }
-    }
-
-    pub(crate) fn find(&self, name: &Name) -> Option<u32> {
-        self.index.get(name).copied()
-    }
-
-    /// Allocates a vacant entry, without listing it. Evicts one if none is vacant.
+    /// Takes an entry into use, without listing it. Evicts one if none is vacant.
     pub(crate) fn occupy(&mut self) -> Option<u32> {
         loop {
-            let entry = match self.vacant.pop() {
-                Some(entry) => entry,
-                None if (self.entries.len() as u32) < self.geometry.chunks => {
-                    self.entries.push(Entry::vacant(1));
-                    self.entries.len() as u32 - 1
-                }
-                None if self.evict_one() => continue,
-                None => return None,
-            };
-            let e = &mut self.entries[entry as usize];
-            let epoch = e.epoch;
-            *e = Entry::vacant(epoch);
-            e.live = true;
-            return Some(entry);
-        }
-    }
-
-    /// Adds an entry to the index, and links it to its parent and to children that waited for it.
-    pub(crate) fn list(&mut self, entry: u32, name: Name, parent: Option<u32>) {
-        self.index.insert(name, entry);
-        if let Some(e) = self.entries.get_mut(entry as usize) {
-            e.name = name;
-            e.listed = true;
-        }
-        self.recount(entry);
-        if let Some(parent) = parent {
-            self.link(entry, parent);
-        }
-        for orphan in self.orphans.remove(&name).unwrap_or_default() {
-            let waits = self
-                .get(orphan)
-                .is_some_and(|o| o.parent == NONE && o.listed);
-            if waits && self.follows(orphan.entry, entry) {
-                self.link(orphan.entry, entry);
-            }
-        }
-    }
-
-    /// True if `child` begins where `parent` ends. Such links cannot form a cycle.
-    pub(crate) fn follows(&self, child: u32, parent: u32) -> bool {
-        let end = self
-            .entries
-            .get(parent as usize)
-            .and_then(|p| p.first_token.checked_add(p.tokens.max(1)));
-        let begin = self.entries.get(child as usize).map(|c| c.first_token);
-        begin.is_some() && begin == end
-    }
-
-    pub(crate) fn link(&mut self, child: u32, parent: u32) {
-        let first = match self.entries.get_mut(parent as usize) {
-            Some(p) => std::mem::replace(&mut p.first_child, child),
-            None => return,
-        };
-        if let Some(c) = self.entries.get_mut(child as usize) {
-            c.parent = parent;
-            c.sibling_after = first;
-            c.sibling_before = NONE;
-        }
-        if let Some(f) = self.entries.get_mut(first as usize) {
-            f.sibling_before = child;
-        }
-    }
-
-    fn unlink(&mut self, child: u32) {
-        let Some(c) = self.entries.get_mut(child as usize) else {
-            return;
-        };
-        let (parent, before, after) = (c.parent, c.sibling_before, c.sibling_after);
-        (c.parent, c.sibling_before, c.sibling_after) = (NONE, NONE, NONE);
-        if let Some(b) = self.entries.get_mut(before as usize) {
-            b.sibling_after = after;
-        } else if let Some(p) = self.entries.get_mut(parent as usize)
-            && p.first_child == child
-        {
-            p.first_child = after;
-        }
-        if let Some(a) = self.entries.get_mut(after as usize) {
-            a.sibling_before = before;
-        }
-        if parent != NONE {
-            self.unpark(parent);
-        } else if !self.orphans.is_empty() {
-            self.forget_orphan(child);
-        }
-    }
-
-    /// The entry stops waiting for its parent.
-    fn forget_orphan(&mut self, child: u32) {
-        let Some(c) = self.entries.get(child as usize) else {
-            return;
-        };
-        let parent = Name {
-            layout: c.name.layout,
-            key: c.parent_key,
-        };
-        if let Some(list) = self.orphans.get_mut(&parent) {
-            list.retain(|o| o.entry != child);
-            if list.is_empty() {
-                self.orphans.remove(&parent);
+            let entry = self.index.occupy(self.slots.geometry().chunks);
+            if entry.is_some() || !self.evict_one() {
+                return entry;
             }
         }
     }
 
     /// Removes the entry from the index. Its readers continue; it is removed when nothing holds it.
     pub(crate) fn doom(&mut self, entry: u32) {
-        let Some(e) = self
-            .entries
-            .get_mut(entry as usize)
-            .filter(|e| e.live && e.listed)
-        else {
+        let Some(e) = self.index.entry_mut(entry).filter(|e| e.live && e.listed) else {
             return;
         };
-        e.listed = false;
-        let (name, complete) = (e.name, e.complete());
-        self.recount(entry);
-        self.index.remove(&name);
-        if complete {
+        if e.complete() {
             self.tell_removed(entry);
         }
+        let parent = self.index.unlist(entry);
         // a later boot must not find it either
-        self.table.clear_chunk(entry);
-        self.let_children_go(entry);
-        self.unlink(entry);
-        self.events.push(Event::Unlisted(self.handle(entry)));
-        if let Some(e) = self.entries.get(entry as usize)
+        self.slots.clear_record(entry);
+        if let Some(parent) = parent {
+            self.unpark(parent);
+        }
+        self.events.push(Event::Unlisted(self.index.handle(entry)));
+        if let Some(e) = self.index.entry(entry)
             && let Some(grant) = e.open
         {
             self.void(grant);
@@ -344,8 +198,8 @@ impl<T: Table> MemoryTier<T> {
     /// Removes an unlisted entry that nothing holds.
     pub(crate) fn remove_if_idle(&mut self, entry: u32) {
         let idle = self
-            .entries
-            .get(entry as usize)
+            .index
+            .entry(entry)
             .is_some_and(|e| e.live && !e.listed && !e.pinned() && e.open.is_none());
         if idle {
             self.remove(entry, evict::Why::Ended);
@@ -354,29 +208,24 @@ impl<T: Table> MemoryTier<T> {
 
     /// Removes the entry: frees its slots, and its number once no row names it.
     pub(crate) fn remove(&mut self, entry: u32, why: evict::Why) {
-        let Some(e) = self.entries.get_mut(entry as usize).filter(|e| e.live) else {
+        let Some(e) = self.index.entry_mut(entry).filter(|e| e.live) else {
             return;
         };
-        let (listed, name, complete) = (e.listed, e.name, e.complete());
+        let (listed, complete) = (e.listed, e.complete());
         let slots = std::mem::take(&mut e.slots);
-        let (known, open) = (std::mem::take(&mut e.known), e.open.take());
-        e.listed = false;
-        self.recount(entry);
+        let open = e.open.take();
         if listed {
-            self.index.remove(&name);
             if complete {
                 self.tell_removed(entry);
             }
-            self.let_children_go(entry);
-            self.unlink(entry);
+            if let Some(parent) = self.index.unlist(entry) {
+                self.unpark(parent);
+            }
         }
-        if known {
-            self.policy.remove(entry, why == evict::Why::Evicted);
-        }
-        if let Some(grant) = open
-            && let Some(grant) = self.grants.get_mut(&grant)
-        {
-            grant.void = true;
+        let evicted = why == evict::Why::Evicted;
+        self.eviction.remove(&mut self.index, entry, evicted);
+        if let Some(grant) = open {
+            self.grants.void(grant);
         }
         self.drop_pins(entry);
         for row in slots {
@@ -384,53 +233,18 @@ impl<T: Table> MemoryTier<T> {
                 self.free_row(row, why);
             }
         }
-        self.table.clear_chunk(entry);
+        self.slots.clear_record(entry);
         if listed {
-            self.events.push(Event::Unlisted(self.handle(entry)));
+            self.events.push(Event::Unlisted(self.index.handle(entry)));
         }
-        if let Some(e) = self.entries.get_mut(entry as usize) {
-            e.live = false;
-            e.epoch = e.epoch.wrapping_add(1);
-            e.bytes = 0;
-            if e.rows == 0 {
-                self.vacant.push(entry);
-            }
-        }
-    }
-
-    /// A parent is removed before its children: they stay readable, and are linked again when it returns.
-    fn let_children_go(&mut self, entry: u32) {
-        let Some(e) = self.entries.get_mut(entry as usize) else {
-            return;
-        };
-        let name = e.name;
-        let mut child = std::mem::replace(&mut e.first_child, NONE);
-        while let Some(c) = self.entries.get_mut(child as usize) {
-            let orphan = Handle {
-                entry: child,
-                epoch: c.epoch,
-            };
-            child = c.sibling_after;
-            (c.parent, c.sibling_before, c.sibling_after) = (NONE, NONE, NONE);
-            self.orphans.entry(name).or_default().push(orphan);
-        }
-    }
-
-    /// A row no longer names this entry's record.
-    pub(crate) fn row_left(&mut self, entry: u32) {
-        if let Some(e) = self.entries.get_mut(entry as usize) {
-            e.rows = e.rows.saturating_sub(1);
-            if e.rows == 0 && !e.live {
-                self.vacant.push(entry);
-            }
-        }
+        self.index.vacate(entry);
     }
 
     /// Total bytes of a chunk's readable sections.
     pub fn stored_bytes(&self, chunk: Handle) -> u64 {
-        self.get(chunk).map_or(0, |e| {
+        self.index.get(chunk).map_or(0, |e| {
             sections_of(e.have)
-                .map(|s| self.table.row(e.slot(s)).length)
+                .map(|s| self.slots.row(e.slot(s)).length)
                 .sum()
         })
     }

@@ -40,17 +40,10 @@ impl<T: Table> MemoryTier<T> {
         refs.retain(|r| r.slot.get() != NO_SLOT);
         let id = refs
             .first()
-            .and_then(|r| self.by_row.get(&r.slot.get()).copied())
+            .and_then(|r| self.grants.of_row(r.slot.get()))
             .ok_or(GRANT_NO_ROOM)?;
         // no scheduler's ABORT may name the grant
-        if let Some(tag) = self.grants.get_mut(&id).and_then(|g| g.asked_by.take())
-            && let Some(list) = self.by_tag.get_mut(&tag)
-        {
-            list.retain(|g| *g != id);
-            if list.is_empty() {
-                self.by_tag.remove(&tag);
-            }
-        }
+        self.grants.forget_tag(id);
         Ok((FetchId(id), refs))
     }
 
@@ -58,11 +51,12 @@ impl<T: Table> MemoryTier<T> {
     /// Publishes the slot, or takes it back if the fetch was cancelled.
     pub fn fetched(&mut self, now: Time, section: SectionRef, digest: [u8; 16]) -> bool {
         let number = section.slot.get();
-        let row = self.table.row(number);
+        let row = self.slots.row(number);
         if row.state != GRANTED || row.owner != 0 || row.generation != section.generation.get() {
             return false;
         }
-        let grant = self.by_row.get(&number).and_then(|id| self.grants.get(id));
+        let id = self.grants.of_row(number);
+        let grant = id.and_then(|id| self.grants.get(id));
         let Some(chunk) = grant.filter(|g| !g.void).map(|g| g.chunk) else {
             self.come_back(number);
             return false;
@@ -75,16 +69,14 @@ impl<T: Table> MemoryTier<T> {
     /// The object lacks this section: the chunk no longer needs it, and the slot is taken back.
     pub(crate) fn fetch_lacks(&mut self, section: SectionRef) {
         let number = section.slot.get();
-        let row = self.table.row(number);
+        let row = self.slots.row(number);
         if row.state != GRANTED || row.owner != 0 || row.generation != section.generation.get() {
             return;
         }
         let bit = 1u128 << row.section.min(127);
-        let grant = self.by_row.get(&number).copied();
-        if let Some(grant) = grant.and_then(|id| self.grants.get_mut(&id)) {
-            grant.needed &= !bit;
-            let chunk = grant.chunk;
-            let needed = self.get_mut(chunk).and_then(|e| {
+        let grant = self.grants.of_row(number);
+        if let Some(chunk) = grant.and_then(|id| self.grants.needs_less(id, bit)) {
+            let needed = self.index.get_mut(chunk).and_then(|e| {
                 let spare = e.slot(row.section) == NONE && e.needed & bit != 0 && !e.complete();
                 spare.then(|| {
                     e.needed &= !bit;
@@ -92,9 +84,8 @@ impl<T: Table> MemoryTier<T> {
                 })
             });
             if let Some(needed) = needed {
-                self.table
-                    .set_needed(chunk.entry, [needed as u64, (needed >> 64) as u64]);
-                self.recount(chunk.entry);
+                self.slots.set_needed(chunk.entry, needed);
+                self.index.recount(chunk.entry);
             }
         }
         self.leave_grant(number);
@@ -103,14 +94,14 @@ impl<T: Table> MemoryTier<T> {
 
     /// True unless the fetch was cancelled or voided with its chunk.
     pub(crate) fn fetch_stands(&self, id: FetchId) -> bool {
-        self.grants.get(&id.0).is_some_and(|g| !g.void)
+        self.grants.get(id.0).is_some_and(|g| !g.void)
     }
 
     /// Cancels a fetch. Its slots stay GRANTED until [`MemoryTier::fetch_ended`].
     pub fn cancel_fetch(&mut self, id: FetchId) {
         let rows = self
             .grants
-            .get(&id.0)
+            .get(id.0)
             .map(|g| g.rows.clone())
             .unwrap_or_default();
         self.void(id.0);
@@ -123,7 +114,7 @@ impl<T: Table> MemoryTier<T> {
 
     /// Takes back a slot with incomplete or wrong bytes, after the last write into it.
     pub fn fetch_ended(&mut self, section: SectionRef) {
-        let row = self.table.row(section.slot.get());
+        let row = self.slots.row(section.slot.get());
         if row.state == GRANTED && row.owner == 0 && row.generation == section.generation.get() {
             self.come_back(section.slot.get());
         }

@@ -2,42 +2,15 @@
 //! Every slot's grant ends by COMMIT, ABORT, a HELLO that does not name it, or proof of death.
 
 use super::MemoryTier;
-use super::entry::Handle;
+use super::grants::Grant;
 use crate::Time;
-use crate::mistake::Mistake;
 use crate::name::Name;
-use crate::table::{ChunkRecord, GRANTED, ROW_BYTES, Row, Table};
+use crate::table::{ChunkRecord, ROW_BYTES, Row, Table};
 use kvcachepool_protocol::domain::{SectionPlan, slot_rows};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::message as wire;
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
 use kvcachepool_protocol::table::MAX_BLOCK_HASHES;
-use std::collections::BTreeSet;
-
-/// The sections of one chunk granted by one GRANT.
-#[derive(Debug, Clone)]
-pub(crate) struct Grant {
-    pub chunk: Handle,
-    pub name: Name,
-    pub last_hash: EngineHash,
-    /// (scheduler, tag); none for grants of an earlier boot and for fetches.
-    pub asked_by: Option<(u64, u64)>,
-    /// Rows that are still GRANTED or COMMITTED.
-    pub rows: Vec<u32>,
-    /// Sections that the chunk needs when the grant ends.
-    pub needed: u128,
-    /// Voided; its rows are taken back one by one.
-    pub void: bool,
-}
-
-/// The slots that a process has to write.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Owner {
-    pub rows: BTreeSet<u32>,
-    pub bytes: u64,
-    /// The process is dead; its rows are freed at this time.
-    pub free_at_ms: Option<u64>,
-}
 
 /// Domain and writers of the chunks to grant.
 #[derive(Debug, Clone, Copy)]
@@ -90,19 +63,19 @@ impl<T: Table> MemoryTier<T> {
         refs: &mut Vec<SectionRef>,
     ) -> u8 {
         let name = Name {
-            layout: self.layout_number(context.layout),
+            layout: self.index.layout_number(context.layout),
             key: wish.key,
         };
-        if let Some(old) = self.find(&name)
-            && self.entries[old as usize].expired(now.unix_s)
+        if let Some(old) = self.index.find(&name)
+            && self.index[old].expired(now.unix_s)
         {
             self.doom(old);
         }
-        let found = self.find(&name);
+        let found = self.index.find(&name);
         if let Some(entry) = found {
             self.need_anew(entry, wish.sections);
         }
-        let lacking = match found.map(|e| &self.entries[e as usize]) {
+        let lacking = match found.map(|e| &self.index[e]) {
             Some(e) if e.tokens != wish.tokens || e.first_token != wish.first_token => {
                 return wire::GRANT_INVALID;
             }
@@ -119,7 +92,7 @@ impl<T: Table> MemoryTier<T> {
         let parent = match wish.parent {
             None if wish.first_token != 0 => return wire::GRANT_INVALID,
             None => None,
-            Some(key) => match self.find(&Name {
+            Some(key) => match self.index.find(&Name {
                 layout: name.layout,
                 key,
             }) {
@@ -127,7 +100,7 @@ impl<T: Table> MemoryTier<T> {
                 None if context.writers.is_empty() => None,
                 None => return wire::GRANT_NO_PARENT,
                 Some(p) => {
-                    let e = &self.entries[p as usize];
+                    let e = &self.index[p];
                     if e.first_token.checked_add(e.tokens) != Some(wish.first_token)
                         || wish.parent == Some(wish.key)
                     {
@@ -140,11 +113,7 @@ impl<T: Table> MemoryTier<T> {
         let bytes: u64 = sections_of(lacking)
             .map(|s| context.plan.section_bytes(s, wish.tokens))
             .sum();
-        let dead = |owner: &u32| {
-            self.owners
-                .get(owner)
-                .is_some_and(|o| o.free_at_ms.is_some())
-        };
+        let dead = |owner: &u32| self.grants.is_dead(*owner);
         // no writers: a grant to the engine itself, whose slots of an earlier boot may be in quarantine
         if context.writers.iter().any(dead) || context.writers.is_empty() && dead(&0) {
             return wire::GRANT_NOT_READY;
@@ -155,7 +124,7 @@ impl<T: Table> MemoryTier<T> {
         }
         // the parent must not be evicted to make room
         if let Some(p) = parent {
-            self.entries[p as usize].leases += 1;
+            self.index[p].leases += 1;
         }
         let place = Place {
             name,
@@ -165,7 +134,7 @@ impl<T: Table> MemoryTier<T> {
         };
         let result = self.grant_slots(context, wish, &place, refs);
         if let Some(p) = parent {
-            self.entries[p as usize].leases -= 1;
+            self.index[p].leases -= 1;
             self.unpark(p);
         }
         result
@@ -185,12 +154,12 @@ impl<T: Table> MemoryTier<T> {
             lacking,
         } = *place;
         if let Some(entry) = found {
-            self.entries[entry as usize].leases += 1;
+            self.index[entry].leases += 1;
         }
         let entry = found.or_else(|| self.occupy());
         let rows = entry.and_then(|_| self.take_rows(context.plan, wish.tokens, lacking));
         if let Some(entry) = found {
-            self.entries[entry as usize].leases -= 1;
+            self.index[entry].leases -= 1;
         }
         let (entry, rows) = match (entry, rows) {
             (Some(entry), Some(rows)) => (entry, rows),
@@ -198,8 +167,7 @@ impl<T: Table> MemoryTier<T> {
                 if found.is_none()
                     && let Some(entry) = entry
                 {
-                    self.entries[entry as usize].live = false;
-                    self.vacant.push(entry);
+                    self.index.vacate(entry);
                 }
                 if found.is_some()
                     && let Some(entry) = entry
@@ -207,7 +175,7 @@ impl<T: Table> MemoryTier<T> {
                     self.unpark(entry);
                 }
                 self.stats.no_room_refusals += 1;
-                if self.table.populated_rows() < self.geometry.rows {
+                if self.slots.populated_rows() < self.slots.geometry().rows {
                     // there will be room later: the arena is still being populated
                     return wire::GRANT_NOT_READY;
                 }
@@ -215,25 +183,21 @@ impl<T: Table> MemoryTier<T> {
             }
         };
         if found.is_none() {
-            self.table.set_chunk(entry, &record(context, wish));
-            let e = &mut self.entries[entry as usize];
+            self.slots.set_record(entry, &record(context, wish));
+            let e = &mut self.index[entry];
             e.first_token = wish.first_token;
             e.tokens = wish.tokens;
             e.needed = wish.sections;
             e.expires_unix_s = context.expires_unix_s;
             e.parent_key = wish.parent.unwrap_or_default();
             if context.expires_unix_s != 0 {
-                self.expires_at(entry, context.expires_unix_s);
+                self.index.expires_at(entry, context.expires_unix_s);
             }
-            self.list(entry, name, parent);
+            self.index.list(entry, name, parent);
             if let (None, Some(key)) = (parent, wish.parent) {
-                let orphan = self.handle(entry);
-                let name = Name { key, ..name };
-                self.orphans.entry(name).or_default().push(orphan);
+                self.index.await_parent(entry, Name { key, ..name });
             }
         }
-        let id = self.next_grant;
-        self.next_grant += 1;
         let mut section_rows = Vec::with_capacity(rows.len());
         for (section, row, size) in &rows {
             let owner = context.writers.get(*section as usize).copied().unwrap_or(0);
@@ -249,37 +213,30 @@ impl<T: Table> MemoryTier<T> {
                 key_prefix,
                 ..Row::default()
             };
-            self.write_grant(*row, &fields);
-            self.by_row.insert(*row, id);
-            self.hold(owner, *row, *size);
+            self.slots.grant(*row, &fields);
+            self.index.row_added(entry);
+            self.grants.hold(*row, &fields);
             section_rows.push((*section, *row, length));
         }
         for section in 0..context.plan.sections() {
             refs.push(match section_rows.iter().find(|(s, _, _)| *s == section) {
                 Some((_, row, length)) => {
-                    let generation = self.table.row(*row).generation;
+                    let generation = self.slots.row(*row).generation;
                     SectionRef::new(*row, generation, *length as u32, section)
                 }
                 None => SectionRef::new(NO_SLOT, 0, 0, section),
             });
         }
-        self.entries[entry as usize].open = Some(id);
-        self.grants.insert(
-            id,
-            Grant {
-                chunk: self.handle(entry),
-                name,
-                last_hash: wish.last_hash,
-                asked_by: Some((context.scheduler, context.tag)),
-                rows: section_rows.iter().map(|(_, row, _)| *row).collect(),
-                needed: wish.sections,
-                void: false,
-            },
-        );
-        self.by_tag
-            .entry((context.scheduler, context.tag))
-            .or_default()
-            .push(id);
+        let id = self.grants.open(Grant {
+            chunk: self.index.handle(entry),
+            name,
+            last_hash: wish.last_hash,
+            asked_by: Some((context.scheduler, context.tag)),
+            rows: section_rows.iter().map(|(_, row, _)| *row).collect(),
+            needed: wish.sections,
+            void: false,
+        });
+        self.index[entry].open = Some(id);
         self.stats.granted_chunks += 1;
         wire::GRANT_GRANTED
     }
@@ -305,7 +262,7 @@ impl<T: Table> MemoryTier<T> {
                 Some(row) => rows.push((section, row, size)),
                 None => {
                     for (_, row, _) in rows {
-                        self.alloc.give(row);
+                        self.slots.give_back(row);
                     }
                     return None;
                 }
@@ -314,34 +271,15 @@ impl<T: Table> MemoryTier<T> {
         Some(rows)
     }
 
-    /// Assigns a row to an owner.
-    pub(crate) fn hold(&mut self, owner: u32, row: u32, slot_rows: u32) {
-        let bytes = u64::from(slot_rows) * ROW_BYTES;
-        let o = self.owners.entry(owner).or_default();
-        o.rows.insert(row);
-        o.bytes += bytes;
-        self.granted_bytes += bytes;
-    }
-
-    /// The order of these writes is part of the protocol: see `protocol::table`.
-    fn write_grant(&mut self, row: u32, fields: &Row) {
-        if !T::makes(Mistake::GenerationLate) {
-            let generation = self.table.row(row).generation.wrapping_add(1);
-            self.table.set_generation(row, generation);
-        }
-        self.table.set_fields(row, fields);
-        self.table.set_state(row, GRANTED);
-        self.entries[fields.chunk as usize].rows += 1;
-    }
-
     /// True if the limit on granted bytes has room.
     pub fn may_grant(&self, bytes: u64) -> bool {
-        self.granted_bytes + self.committed_bytes + bytes <= self.granted_bytes_max()
+        let counts = self.slots.counts();
+        counts.granted_bytes + counts.committed_bytes + bytes <= self.granted_bytes_max()
     }
 
     pub(crate) fn granted_bytes_max(&self) -> u64 {
         match self.config.limits.granted_bytes_max {
-            0 => self.geometry.arena_bytes / 4,
+            0 => self.slots.geometry().arena_bytes / 4,
             bytes => bytes,
         }
     }

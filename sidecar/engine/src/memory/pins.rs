@@ -35,10 +35,11 @@ impl Pins {
 impl<T: Table> MemoryTier<T> {
     /// Adds a soft pin. Returns false if soft pins have no bytes left for it in their share of the arena.
     pub fn pin_softly(&mut self, handle: Handle) -> bool {
-        let share =
-            self.geometry.arena_bytes * u64::from(self.config.limits.soft_pin_percent_max) / 100;
+        let share = self.slots.geometry().arena_bytes
+            * u64::from(self.config.limits.soft_pin_percent_max)
+            / 100;
         let (soft_bytes, keeps_share) = (self.pins.soft_bytes, !T::makes(Mistake::PinShare));
-        let Some(e) = self.get_mut(handle) else {
+        let Some(e) = self.index.get_mut(handle) else {
             return false;
         };
         let adds = if e.soft_pins == 0 { e.weight } else { 0 };
@@ -51,7 +52,7 @@ impl<T: Table> MemoryTier<T> {
     }
 
     pub fn unpin_softly(&mut self, handle: Handle) {
-        let Some(e) = self.get_mut(handle) else {
+        let Some(e) = self.index.get_mut(handle) else {
             return;
         };
         e.soft_pins = e.soft_pins.saturating_sub(1);
@@ -63,7 +64,7 @@ impl<T: Table> MemoryTier<T> {
     }
 
     pub fn lease(&mut self, handle: Handle) {
-        let Some(e) = self.get_mut(handle) else {
+        let Some(e) = self.index.get_mut(handle) else {
             return;
         };
         e.leases += 1;
@@ -74,7 +75,7 @@ impl<T: Table> MemoryTier<T> {
     }
 
     pub fn unlease(&mut self, handle: Handle) {
-        let Some(e) = self.get_mut(handle) else {
+        let Some(e) = self.index.get_mut(handle) else {
             return;
         };
         e.leases = e.leases.saturating_sub(1);
@@ -93,7 +94,7 @@ impl<T: Table> MemoryTier<T> {
 
     /// Drops all pins of a removed entry.
     pub(super) fn drop_pins(&mut self, entry: u32) {
-        let Some(e) = self.entries.get_mut(entry as usize) else {
+        let Some(e) = self.index.entry_mut(entry) else {
             return;
         };
         let bytes = e.weight;
@@ -113,9 +114,10 @@ impl<T: Table> MemoryTier<T> {
     /// Pins chunks of this key for `ttl_ms` (0: until unpinned). Pinned chunks are not evicted, but they may expire or turn out corrupt.
     pub fn pin_key(&mut self, now: Time, key: &ChunkKey, ttl_ms: u64) -> Result<(), PinError> {
         let entries: Vec<u32> = self
-            .entries_of(key)
+            .index
+            .with_key(key)
             .into_iter()
-            .filter(|e| self.entries[*e as usize].complete())
+            .filter(|e| self.index[*e].complete())
             .collect();
         if entries.is_empty() {
             return Err(PinError::NotFound);
@@ -125,10 +127,11 @@ impl<T: Table> MemoryTier<T> {
         } else {
             now.mono_ms.saturating_add(ttl_ms)
         };
-        let share =
-            self.geometry.arena_bytes * u64::from(self.config.limits.admin_pin_percent_max) / 100;
+        let share = self.slots.geometry().arena_bytes
+            * u64::from(self.config.limits.admin_pin_percent_max)
+            / 100;
         for entry in entries {
-            let e = &mut self.entries[entry as usize];
+            let e = &mut self.index[entry];
             if !e.admin_pin {
                 if self.pins.admin_bytes + e.weight > share {
                     return Err(PinError::Full);
@@ -144,7 +147,7 @@ impl<T: Table> MemoryTier<T> {
     /// Ends the pins of this key. Returns false if there were none.
     pub fn unpin_key(&mut self, key: &ChunkKey) -> bool {
         let mut any = false;
-        for entry in self.entries_of(key) {
+        for entry in self.index.with_key(key) {
             any |= self.unpin(entry);
         }
         any
@@ -154,7 +157,7 @@ impl<T: Table> MemoryTier<T> {
         if self.pins.admin.remove(&entry).is_none() {
             return false;
         }
-        let Some(e) = self.entries.get_mut(entry as usize) else {
+        let Some(e) = self.index.entry_mut(entry) else {
             return false;
         };
         if std::mem::take(&mut e.admin_pin) {

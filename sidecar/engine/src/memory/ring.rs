@@ -103,10 +103,10 @@ impl<T: Table> MemoryTier<T> {
 
     /// A page of a domain's chunks in memory, and the start of the next page.
     pub fn resident(&self, from: u32, domain: EventDomain) -> (Vec<Event>, Option<u32>) {
-        let entries = self.entries.len() as u32;
+        let entries = self.index.len();
         let end = from.saturating_add(ENTRIES_PER_PAGE_MAX).min(entries);
         let readable = |entry: &u32| {
-            let e = self.entries.get(*entry as usize);
+            let e = self.index.entry(*entry);
             e.is_some_and(|e| e.live && e.listed && e.complete())
         };
         let events = (from..end)
@@ -119,8 +119,8 @@ impl<T: Table> MemoryTier<T> {
     }
 
     pub(crate) fn event_of(&self, entry: u32, kind: &str) -> Option<(EventDomain, Event)> {
-        let e = self.entries.get(entry as usize)?;
-        let record = self.table.chunk(entry);
+        let e = self.index.entry(entry)?;
+        let record = self.slots.record(entry);
         let hashes = record
             .block_hashes
             .get(..record.block_hash_count as usize)
@@ -144,14 +144,14 @@ impl<T: Table> MemoryTier<T> {
 
     /// Engine hash of the block before the chunk, if the parent is in memory.
     fn parent_hash(&self, entry: u32) -> Option<Vec<u8>> {
-        let e = self.entries.get(entry as usize)?;
+        let e = self.index.entry(entry)?;
         if e.parent_key == ChunkKey::default() {
             return None;
         }
-        let parent = self.find(&Name {
+        let parent = self.index.find(&Name {
             layout: e.name.layout,
             key: e.parent_key,
         })?;
-        Some(self.table.chunk(parent).last_hash.to_vec())
+        Some(self.slots.record(parent).last_hash.to_vec())
     }
 }

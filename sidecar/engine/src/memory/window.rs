@@ -6,18 +6,9 @@ use crate::mistake::Mistake;
 use crate::table::{FREE, GRANTED, ROW_BYTES, Table};
 use kvcachepool_protocol::window::{Direction, Reason, Run};
 
-/// A row that is a copy's target.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Copied {
-    /// Copies in flight. Parts of a slot may arrive in several stages.
-    copies: u32,
-    /// Take the slot back when the last copy ends.
-    pub comes_back: bool,
-}
-
 impl<T: Table> MemoryTier<T> {
     /// Checks whether a copy of these runs may begin for the process with lock `owner`. A store holds its slots until
-    /// [`Engine::copy_ended`]. A load holds nothing: the reader compares generations after its own copy.
+    /// [`MemoryTier::copy_ended`]. A load holds nothing: the reader compares generations after its own copy.
     pub fn copy_begins(
         &mut self,
         owner: u32,
@@ -29,7 +20,7 @@ impl<T: Table> MemoryTier<T> {
         }
         if direction == Direction::Store {
             for (_, run) in runs {
-                self.copied.entry(run.slot).or_default().copies += 1;
+                self.grants.copy_begins(run.slot);
             }
         }
         Ok(())
@@ -40,18 +31,15 @@ impl<T: Table> MemoryTier<T> {
             Direction::Store => Reason::NotGranted,
             Direction::Load => Reason::Generation,
         };
-        if run.slot >= self.geometry.rows {
+        if run.slot >= self.slots.geometry().rows {
             return Err(Reason::BadRecord);
         }
-        let row = self.table.row(run.slot);
+        let row = self.slots.row(run.slot);
         let same = row.state != FREE && row.generation == run.generation;
         let mine = match direction {
             Direction::Store => {
-                let coming_back = self.copied.get(&run.slot).is_some_and(|c| c.comes_back);
-                let owner_lives = self
-                    .owners
-                    .get(&owner)
-                    .is_some_and(|o| o.free_at_ms.is_none());
+                let coming_back = self.grants.comes_back(run.slot);
+                let owner_lives = self.grants.lives(owner);
                 let granted = row.state == GRANTED && row.owner == owner;
                 (owner != 0 && granted && owner_lives && !coming_back)
                     || T::makes(Mistake::CopyUnowned)
@@ -74,24 +62,14 @@ impl<T: Table> MemoryTier<T> {
             return;
         }
         for (_, run) in runs {
-            let Some(copied) = self.copied.get_mut(&run.slot) else {
-                continue;
-            };
-            copied.copies -= 1;
-            if copied.copies == 0 {
-                let comes_back = copied.comes_back;
-                self.copied.remove(&run.slot);
-                if comes_back {
-                    self.come_back(run.slot);
-                }
+            if self.grants.copy_ended(run.slot) {
+                self.come_back(run.slot);
             }
         }
     }
 
     /// True if a copy into one of these slots is in flight.
     pub fn copies_into(&self, slots: impl IntoIterator<Item = u32>) -> bool {
-        slots
-            .into_iter()
-            .any(|slot| self.copied.contains_key(&slot))
+        slots.into_iter().any(|slot| self.grants.is_copied(slot))
     }
 }

@@ -494,7 +494,7 @@ impl<H: Host> Core<H> {
         let owners = self
             .engine
             .as_ref()
-            .map(|e| e.memory.living_owners())
+            .map(|e| e.memory.grants.living_owners())
             .unwrap_or_default();
         let held = self.peers.processes.values().filter_map(|p| p.lock);
         let locks: BTreeSet<u32> = held.chain(owners).collect();

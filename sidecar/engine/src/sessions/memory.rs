@@ -229,7 +229,7 @@ impl<H: Host> Core<H> {
                 if H::Table::makes(Mistake::OneBack)
                     && let Some(engine) = &mut self.engine
                 {
-                    for owner in engine.memory.living_owners() {
+                    for owner in engine.memory.grants.living_owners() {
                         if Some(owner) != hello.lock {
                             engine.memory.reconcile(owner, &[]);
                         }

@@ -216,7 +216,9 @@ impl<H: Host> Core<H> {
                 let domain = instance.and_then(|i| i.domain.as_ref());
                 let lock = self.peers.process_of_session(*id).and_then(|p| p.lock);
                 let granted = match (s.role, lock, &self.engine) {
-                    (Role::Worker, Some(lock), Some(engine)) => engine.memory.granted_to(lock),
+                    (Role::Worker, Some(lock), Some(engine)) => {
+                        engine.memory.grants.granted_to(lock)
+                    }
                     _ => 0,
                 };
                 let moves = s.role == Role::Worker && registered;

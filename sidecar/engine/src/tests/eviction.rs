@@ -333,5 +333,5 @@ fn nothing_is_remembered_for_ever_of_chunks_that_lost_their_parent() {
         rig.engine.release(1, "r");
         rig.check();
     }
-    assert!(rig.engine.memory.orphans.len() <= usize::from(FIT));
+    assert!(rig.engine.memory.index.orphans() <= usize::from(FIT));
 }

@@ -8,7 +8,7 @@ use kvcachepool_protocol::refs::{SectionRef, unpack};
 use proptest::prelude::*;
 
 fn scribble(rig: &mut Rig, row: Row) {
-    let shared = &mut rig.engine.memory.table.shared;
+    let shared = rig.engine.memory.slots.shared_mut();
     for number in 0..shared.geometry().rows {
         shared.set_fields(number, &row);
         shared.set_generation(number, row.generation);

@@ -18,7 +18,7 @@ impl<T: Table> Engine<T> {
 
     fn check_waiters(&self) -> Result<(), String> {
         let mut waiting: BTreeMap<(u64, usize), u32> = BTreeMap::new();
-        for (id, probe) in &self.leases.probes {
+        for (id, probe) in self.leases.probes() {
             let Some(asking) = &probe.asking else {
                 continue;
             };
@@ -31,7 +31,7 @@ impl<T: Table> Engine<T> {
                 )?;
                 match stand {
                     Stand::Coming(_) => {
-                        waiting.insert((*id, at), 0);
+                        waiting.insert((id, at), 0);
                     }
                     Stand::Absent => {
                         let all = (0..self.lower.tiers.len()).all(|t| asking.tried(at, t));
@@ -46,7 +46,7 @@ impl<T: Table> Engine<T> {
                         let asked = asking
                             .lookup
                             .and_then(|l| self.lower.lookups.get(&l))
-                            .is_some_and(|l| l.probe == *id && l.ats.contains(&at));
+                            .is_some_and(|l| l.probe == id && l.ats.contains(&at));
                         say(asked, "AskedHasLookup", || {
                             format!("chunk {at} of PROBE {id}")
                         })?;
@@ -71,8 +71,7 @@ impl<T: Table> Engine<T> {
         for (id, lookup) in &self.lower.lookups {
             let asked = self
                 .leases
-                .probes
-                .get(&lookup.probe)
+                .probe(lookup.probe)
                 .and_then(|p| p.asking.as_ref())
                 .is_some_and(|a| a.lookup == Some(*id));
             say(asked, "LookupIsWanted", || format!("lookup {id}"))?;
@@ -181,7 +180,7 @@ impl<T: Table> Engine<T> {
         )?;
         for (id, put) in &self.lower.puts {
             // a corrupt chunk is removed while its lease still exists
-            let listed = self.memory.get(put.chunk).is_some_and(|e| e.listed);
+            let listed = self.memory.index.get(put.chunk).is_some_and(|e| e.listed);
             say(
                 !listed || self.put_stands(put),
                 "WritesKeepTheirSlots",
@@ -194,7 +193,7 @@ impl<T: Table> Engine<T> {
     fn check_flights(&self) -> Result<(), String> {
         for (id, flight) in &self.lower.flights {
             for target in &flight.targets {
-                let row = self.memory.table.row(target.section.slot.get());
+                let row = self.memory.slots.row(target.section.slot.get());
                 let held = row.state == GRANTED
                     && row.owner == 0
                     && row.generation == target.section.generation.get();
