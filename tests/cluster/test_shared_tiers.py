@@ -240,7 +240,7 @@ def test_a_bucket_that_another_pool_has_too_is_left_as_it_is(
         return [f"{reason}: {note}" for _, _, reason, note in told(kubernetes, namespace) if "Purge" in reason]
 
     kubernetes.wait_for(said, 20, "an event on the pool that was", namespace=namespace)
-    assert said() == [f"PurgeSkipped: s3 is not purged: pool {namespace}/stays has it too"]
+    assert said() == [f"PurgeSkipped: s3 is not purged: pool {namespace}/stays uses it too"]
     assert json.loads(kubernetes.kubectl("get", "jobs", "-o", "json", namespace=namespace))["items"] == []
 
 

@@ -236,7 +236,7 @@ impl Args {
         let random = fastrand::u64(..);
         Ok(Parts {
             // No other process has this name, including this pod before a restart.
-            me: format!("{}_{random:016x}", self.name),
+            identity: format!("{}_{random:016x}", self.name),
             defaults: Defaults {
                 image: self.image,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -264,9 +264,9 @@ impl Args {
             pki_interval: self.pki_interval,
             lease: self.lease,
             timing: Timing {
-                duration: self.lease_duration,
-                term: self.lease_duration * 2 / 3,
-                period: self.lease_duration / 6,
+                lease_duration: self.lease_duration,
+                renew_deadline: self.lease_duration * 2 / 3,
+                retry_period: self.lease_duration / 6,
             },
             drain: self.drain,
         })
@@ -298,7 +298,9 @@ mod tests {
         let parts = check(&[]).unwrap();
         assert_eq!(parts.timing, Timing::default());
         assert_eq!(parts.lifetimes, Lifetimes::default());
-        assert!(parts.timing.duration + 2 * parts.timing.period < Duration::from_secs(20));
+        assert!(
+            parts.timing.lease_duration + 2 * parts.timing.retry_period < Duration::from_secs(20)
+        );
         assert_eq!(
             parts.webhook_names[0],
             "kvcachepool-webhook.kvcachepool-system.svc"
@@ -307,7 +309,7 @@ mod tests {
 
     #[test]
     fn names_differ_between_two_starts_of_one_pod() {
-        assert_ne!(check(&[]).unwrap().me, check(&[]).unwrap().me);
+        assert_ne!(check(&[]).unwrap().identity, check(&[]).unwrap().identity);
     }
 
     #[test]

@@ -69,13 +69,13 @@ fn of_image(image: &str) -> Option<&'static str> {
         .map(|(_, path)| *path)
 }
 
-/// Appends `ours` to a variable that is a list. A variable with a source keeps it under another name, which is expanded. Returns false if
+/// Appends `addition` to a variable that is a list. A variable with a source keeps it under another name, which is expanded. Returns false if
 /// the variable does not exist.
-fn extend(variables: &mut Vec<Value>, name: &str, separator: &str, ours: &str) -> bool {
+fn extend(variables: &mut Vec<Value>, name: &str, separator: &str, addition: &str) -> bool {
     let base = format!("KVCACHEPOOL_BASE_{name}");
     // If a name occurs several times, the last one counts.
     let last = |list: &[Value], name: &str| list.iter().rposition(|one| json::name(one) == name);
-    let expanded = || json!({"name": name, "value": format!("$({base}){separator}{ours}")});
+    let expanded = || json!({"name": name, "value": format!("$({base}){separator}{addition}")});
     let Some(place) = last(variables, name) else {
         let Some(renamed) = last(variables, &base) else {
             return false;
@@ -95,11 +95,11 @@ fn extend(variables: &mut Vec<Value>, name: &str, separator: &str, ours: &str) -
     let value = json::text(variable, "value").unwrap_or_default();
     if !value
         .split(separator)
-        .any(|part| part.trim_end_matches('/') == ours)
+        .any(|part| part.trim_end_matches('/') == addition)
     {
         let value = match value {
-            "" => ours.to_string(),
-            _ => format!("{value}{separator}{ours}"),
+            "" => addition.to_string(),
+            _ => format!("{value}{separator}{addition}"),
         };
         json::set_text(variable, "value", &value);
     }

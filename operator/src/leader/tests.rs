@@ -5,15 +5,15 @@ use proptest::prelude::*;
 use std::time::Duration;
 
 const TIMING: Timing = Timing {
-    duration: Duration::from_secs(12),
-    term: Duration::from_secs(8),
-    period: Duration::from_secs(2),
+    lease_duration: Duration::from_secs(12),
+    renew_deadline: Duration::from_secs(8),
+    retry_period: Duration::from_secs(2),
 };
 
 fn record(holder: &str, version: u64) -> Record {
     Record {
         holder: holder.to_owned(),
-        duration: Some(TIMING.duration),
+        lease_duration: Some(TIMING.lease_duration),
         version: version.to_string(),
     }
 }
@@ -89,7 +89,7 @@ fn the_first_look_never_takes_a_lease_that_somebody_holds() {
 fn a_longer_duration_of_the_holder_is_respected_but_not_one_without_end() {
     for (promised, waits) in [(30, 30), (1_000_000, 60), (1, 12)] {
         let lease = Record {
-            duration: Some(at(promised)),
+            lease_duration: Some(at(promised)),
             ..record("other", 1)
         };
         let mut me = Candidate::new("me".into(), TIMING);
@@ -106,7 +106,7 @@ fn a_longer_duration_of_the_holder_is_respected_but_not_one_without_end() {
 fn a_term_counts_from_before_the_write_and_ends_by_itself() {
     let mut me = Candidate::new("me".into(), TIMING);
     assert_eq!(me.leads_until(at(0)), None);
-    me.held(at(5));
+    me.record_renewal(at(5));
     assert_eq!(me.leads_until(at(12)), Some(at(13)));
     assert_eq!(me.leads_until(at(13)), None);
 }
@@ -114,7 +114,7 @@ fn a_term_counts_from_before_the_write_and_ends_by_itself() {
 #[test]
 fn a_leader_that_reads_another_holder_stops_at_once() {
     let mut me = Candidate::new("me".into(), TIMING);
-    me.held(at(0));
+    me.record_renewal(at(0));
     assert_eq!(me.step(Some(record("other", 9)), at(1)), Action::Wait);
     assert_eq!(me.leads_until(at(1)), None);
 }
@@ -211,7 +211,7 @@ impl World {
                     }
                 }
                 Event::Answer { who, began } => {
-                    self.candidates[who].held(began);
+                    self.candidates[who].record_renewal(began);
                     // Terms only begin here, and end by themselves: no other moment has to be looked at.
                     self.nobody_shares(now);
                 }

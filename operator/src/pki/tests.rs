@@ -43,7 +43,7 @@ fn from_nothing_an_authority_is_made_then_trusted_then_noted() {
         Step::Note("a".into())
     );
     let noted = [authority("a", 300, Some(0))];
-    assert_eq!(next(&noted, &names(&["a"]), 0, LIFETIMES), Step::Rest);
+    assert_eq!(next(&noted, &names(&["a"]), 0, LIFETIMES), Step::Wait);
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn a_new_authority_is_trusted_beside_the_old_one_until_the_old_leaves_have_ended
     let both = [authority("a", 300, Some(0)), authority("b", 500, Some(200))];
     assert_eq!(
         next(&both, &bundle, 200 + 2 * 12 + 60 - 1, LIFETIMES),
-        Step::Rest
+        Step::Wait
     );
     let gone = next(&both, &bundle, 200 + 2 * 12 + 60, LIFETIMES);
     assert_eq!(gone, Step::Forget(names(&["a"])));
@@ -88,7 +88,7 @@ fn after_the_store_was_lost_what_was_trusted_stays_trusted_until_its_leaves_have
     );
     let noted = [authority("b", 300, Some(0))];
     // Replicas may serve leaves from before the loss for the lifetime of a leaf.
-    assert_eq!(next(&noted, &kept, 2 * 12 + 59, LIFETIMES), Step::Rest);
+    assert_eq!(next(&noted, &kept, 2 * 12 + 59, LIFETIMES), Step::Wait);
     assert_eq!(
         next(&noted, &kept, 2 * 12 + 60, LIFETIMES),
         Step::Trust(names(&["b"]))
@@ -120,7 +120,7 @@ fn an_old_store_that_was_brought_back_is_not_believed_before_its_trust_has_settl
         Step::Note("a".into())
     );
     let again = noted(doubted, "a", Some(100));
-    assert_eq!(next(&again, &both, 100 + 12, LIFETIMES), Step::Rest);
+    assert_eq!(next(&again, &both, 100 + 12, LIFETIMES), Step::Wait);
     let leaf = Leaf {
         signer: "b".into(),
         ends: 150,
@@ -181,7 +181,7 @@ impl World {
     fn lead(&mut self, now: u64, steps: usize) {
         for _ in 0..steps {
             match next(&self.store, &self.bundle(), now, LIFETIMES) {
-                Step::Rest => return,
+                Step::Wait => return,
                 Step::Make => {
                     self.made += 1;
                     let name = format!("ca-{}", self.made);

@@ -32,7 +32,7 @@ pub struct Pod {
     /// The sidecar. `None` if the pod was not injected.
     pub sidecar: Option<Sidecar>,
     /// The record of the last change of its image in place. `None` if there was none.
-    pub exchange: Option<Box<Exchange>>,
+    pub image_change: Option<Box<ImageChange>>,
     /// What the pod waits for before any container can start. `None` if nothing is known.
     pub waits: Option<Box<Waits>>,
     /// The pod's own containers that are tracked: vLLM's container of an injected pod, all containers of a pod that the breaker let
@@ -47,7 +47,7 @@ pub struct Pod {
 pub struct Waits {
     pub what: WaitsFor,
     /// Injection can be the cause.
-    pub maybe_ours: bool,
+    pub maybe_injection: bool,
     /// The scheduler's message, truncated; empty for volumes.
     pub message: Box<str>,
 }
@@ -92,7 +92,7 @@ const STARTED: SignedDuration = SignedDuration::from_mins(10);
 
 /// Stamped into a pod when the image of a working sidecar is changed in place, so that the next leader can restore it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exchange {
+pub struct ImageChange {
     /// Previous image.
     pub image: Box<str>,
     /// Hash of the previous settings.

@@ -31,7 +31,7 @@ pub fn pod(name: &str) -> Pod {
         injection: None,
         config_generation: None,
         sidecar: None,
-        exchange: None,
+        image_change: None,
         waits: None,
         own: Box::default(),
         disrupted: false,

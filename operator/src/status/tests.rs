@@ -3,7 +3,9 @@
 use super::*;
 use crate::api::{self, Mode, TierState};
 use crate::pods::tests::{at, injected, pod, refused, running, waiting};
-use crate::pods::{Faults, FetchError, Kept, Owner, Position, SidecarState, TierUse, Trouble};
+use crate::pods::{
+    Faults, FetchError, Owner, Position, SidecarState, StoredPause, TierUse, Trouble,
+};
 use kvcachepool_protocol::status::State;
 use proptest::prelude::*;
 use serde_json::json;
@@ -18,7 +20,7 @@ struct Scene {
     usage: Summary,
     canary: Canary,
     breaker: Breaker,
-    setback: Option<Setback>,
+    blocker: Option<UpdateBlocker>,
     unapplied: Option<(Reason, String)>,
 }
 
@@ -38,7 +40,7 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
         },
         canary: Canary::Works,
         breaker: Breaker::default(),
-        setback: None,
+        blocker: None,
         unapplied: None,
     }
 }
@@ -46,8 +48,8 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
 impl Scene {
     fn after(&self, previous: &KVCachePoolStatus, now: Timestamp) -> KVCachePoolStatus {
         let mut faults = Faults::default();
-        faults.look(&self.pods, |_| false, now);
-        let seen = Seen {
+        faults.update(&self.pods, |_| false, now);
+        let observed = Observation {
             pool: &self.pool,
             problems: &self.problems,
             pods: &self.pods,
@@ -56,10 +58,10 @@ impl Scene {
             usage: &self.usage,
             canary: &self.canary,
             breaker: &self.breaker,
-            setback: self.setback.as_ref(),
+            blocker: self.blocker.as_ref(),
             unapplied: self.unapplied.as_ref(),
         };
-        status(&seen, previous, now)
+        status(&observed, previous, now)
     }
 
     fn status(&self) -> KVCachePoolStatus {
@@ -84,8 +86,8 @@ fn expect(status: &KVCachePoolStatus, type_: &str, state: &str, reason: &str) {
     }
 }
 
-fn kept(owner: Option<&str>, probing: bool) -> Kept {
-    Kept {
+fn kept(owner: Option<&str>, probing: bool) -> StoredPause {
+    StoredPause {
         owner: owner.map(|name| Owner {
             name: name.into(),
             uid: name.into(),
@@ -185,7 +187,7 @@ fn every_reason_of_injection() {
         );
         let Some(paused) = paused else { continue };
         assert_eq!((paused.hash.as_str(), paused.since.0), ("h", at(0)));
-        let whole = scene.breaker.whole();
+        let whole = scene.breaker.pool_pause();
         let probing = |p: &Position| *p == Position::Probing;
         assert_eq!(paused.trial, whole.is_some_and(|p| probing(&p.position)));
         let owners: Vec<_> = paused
@@ -231,7 +233,7 @@ fn a_pause_names_whose_pods_and_why() {
 
 #[test]
 fn a_status_stays_small_however_many_owners_are_paused() {
-    let owners = (0..100).map(|i| Kept {
+    let owners = (0..100).map(|i| StoredPause {
         message: "x".repeat(5000).into(),
         reason: "r".repeat(500).into(),
         ..kept(Some(&i.to_string()), false)
@@ -582,14 +584,14 @@ proptest! {
 #[test]
 fn what_keeps_pods_from_being_updated_is_reported_and_does_not_end_readiness() {
     let said = || "because".to_owned();
-    for (setback, reason) in [
-        (Setback::NotAllowed(said()), "PodPatchNotAllowed"),
-        (Setback::Refused(said()), "PodPatchFailed"),
-        (Setback::RolledBack(said()), "UpdateRolledBack"),
+    for (blocker, reason) in [
+        (UpdateBlocker::NotAllowed(said()), "PodPatchNotAllowed"),
+        (UpdateBlocker::Refused(said()), "PodPatchFailed"),
+        (UpdateBlocker::RolledBack(said()), "UpdateRolledBack"),
     ] {
         for pods in [vec![], vec![running("a")]] {
             let mut scene = scene(pods);
-            scene.setback = Some(setback.clone());
+            scene.blocker = Some(blocker.clone());
             let status = scene.status();
             expect(&status, SIDECARS_READY, "True", reason);
             expect(&status, READY, "True", "Ready");
@@ -598,6 +600,6 @@ fn what_keeps_pods_from_being_updated_is_reported_and_does_not_end_readiness() {
         }
     }
     let mut scene = scene([waiting("a", "ErrImagePull")]);
-    scene.setback = Some(Setback::RolledBack(said()));
+    scene.blocker = Some(UpdateBlocker::RolledBack(said()));
     expect(&scene.status(), SIDECARS_READY, "False", "SidecarsFailing");
 }

@@ -98,8 +98,8 @@ fn a_disk_on_the_node_does_not_keep_the_node() {
         annotated(Some("tmp, shm"), node()).as_deref(),
         Some("tmp,shm,kvcachepool-disk")
     );
-    let ours = Some("kvcachepool-disk,tmp");
-    assert_eq!(annotated(ours, node()).as_deref(), ours);
+    let existing = Some("kvcachepool-disk,tmp");
+    assert_eq!(annotated(existing, node()).as_deref(), existing);
     assert_eq!(annotated(None, Disk::Ephemeral("a".to_string())), None);
 }
 
@@ -161,7 +161,7 @@ fn credentials_are_files_of_the_sidecar_alone_and_optional() {
     assert_ne!(
         settings.hash(),
         super::settings().hash(),
-        "older pods lack the files"
+        "older pods shortfall the files"
     );
 }
 

@@ -116,10 +116,10 @@ fn what_the_api_server_refuses_in_our_containers_costs_the_cache_and_not_the_pod
 #[test]
 fn an_amount_that_cannot_be_read_is_no_amount() {
     let mut container = ours(&injected(&pod("plain"), &settings()))[0].clone();
-    check::check_ours(&container).unwrap();
+    check::check_added(&container).unwrap();
     container["resources"]["requests"]["cpu"] = "2 cores".into();
     assert!(
-        check::check_ours(&container)
+        check::check_added(&container)
             .unwrap_err()
             .contains("2 cores")
     );

@@ -275,7 +275,7 @@ fn a_later_call_follows_what_others_made_of_the_pod() {
     // The API server rejects a pod whose containers use undeclared claims.
     for list in ["containers", "initContainers"] {
         for container in json::list_mut(&mut pod["spec"], list) {
-            if !ours::is_ours(container) {
+            if !additions::is_added(container) {
                 json::object(&mut container["resources"]).remove("claims");
             }
         }
@@ -289,9 +289,9 @@ fn a_later_call_follows_what_others_made_of_the_pod() {
     let variables = with_access(GpuAccess::VisibleDevices);
     let mut pod = injected(&super::pod("guaranteed"), &variables);
     let mut hidden = pod.clone();
-    let ours = json::list_mut(&mut hidden["spec"], "initContainers");
-    let place = json::position(ours, names::SIDECAR_CONTAINER).unwrap();
-    let env = json::list_mut(&mut ours[place], "env");
+    let init = json::list_mut(&mut hidden["spec"], "initContainers");
+    let place = json::position(init, names::SIDECAR_CONTAINER).unwrap();
+    let env = json::list_mut(&mut init[place], "env");
     let place = json::position(env, DEVICES).unwrap();
     env[place]["value"] = "void".into();
     assert_eq!(

@@ -65,7 +65,7 @@ fn refused(pod: &Value, settings: &Settings) -> (Reason, Patch) {
 pub(super) fn assert_sound(before: &Value, after: &Value, target: &str) {
     check::check(after).unwrap();
     let (old, new) = (&before["spec"], &after["spec"]);
-    let user = |container: &&Value| !ours::is_ours(container);
+    let user = |container: &&Value| !additions::is_added(container);
     let olds: Vec<_> = json::all_containers(old).filter(user).collect();
     let news: Vec<_> = json::all_containers(new).filter(user).collect();
     assert_eq!(olds.len(), news.len());

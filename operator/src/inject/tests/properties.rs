@@ -181,11 +181,16 @@ impl Rude {
                 init.push(moved);
             }
             Self::StripsRestartPolicies => {
-                let ours = init.iter_mut().filter(|container| ours::is_ours(container));
+                let ours = init
+                    .iter_mut()
+                    .filter(|container| additions::is_added(container));
                 ours.for_each(|container| drop(json::object(container).remove("restartPolicy")));
             }
             Self::AddsToEveryContainer => {
-                for container in init.iter_mut().filter(|container| ours::is_ours(container)) {
+                for container in init
+                    .iter_mut()
+                    .filter(|container| additions::is_added(container))
+                {
                     json::list_mut(container, "env")
                         .push(json!({"name": format!("AWS{times}"), "value": "r"}));
                     json::list_mut(container, "volumeMounts")
@@ -212,7 +217,7 @@ impl Rude {
             Self::TakesGpus => {
                 for list in ["containers", "initContainers"] {
                     let all = json::list_mut(spec, list).iter_mut();
-                    for container in all.filter(|container| !ours::is_ours(container)) {
+                    for container in all.filter(|container| !additions::is_added(container)) {
                         let resources = json::object(json::entry(container, "resources"));
                         resources.remove("claims");
                         for amounts in resources.values_mut().filter_map(Value::as_object_mut) {
@@ -223,7 +228,10 @@ impl Rude {
                 json::object(spec).remove("resourceClaims");
             }
             Self::LimitsCpu => {
-                for container in init.iter_mut().filter(|container| ours::is_ours(container)) {
+                for container in init
+                    .iter_mut()
+                    .filter(|container| additions::is_added(container))
+                {
                     if container.pointer("/resources/limits/cpu").is_none()
                         && !qos_is_whole(&container["resources"])
                     {

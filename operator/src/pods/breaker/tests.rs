@@ -93,29 +93,29 @@ impl Rig {
     }
 
     fn step(&mut self, second: i64) -> Option<SignedDuration> {
-        let look = Look {
+        let input = BreakerInput {
             pods: &self.pods,
             refused: &self.refused,
             hash: self.hash,
-            exchanged: &|_| false,
+            updating: &|_| false,
             now: at(second),
         };
-        self.breaker.step(&look)
+        self.breaker.step(&input)
     }
 
     /// Runs a step and replaces pods. Returns the names of the replaced pods.
     fn replaced(&mut self, second: i64) -> Vec<String> {
         self.step(second);
-        let look = Look {
+        let input = BreakerInput {
             pods: &self.pods,
             refused: &[],
             hash: self.hash,
-            exchanged: &|_| false,
+            updating: &|_| false,
             now: at(second),
         };
-        let found = self.breaker.replaceable(&look);
+        let found = self.breaker.replaceable(&input);
         for pod in &found {
-            self.breaker.replacing(pod, at(second));
+            self.breaker.record_replacing(pod, at(second));
         }
         found.iter().map(|p| p.name.to_string()).collect()
     }
@@ -140,7 +140,7 @@ fn proven() -> Rig {
     rig.step(30);
     rig.pods([spared("b", 32)]).step(40);
     rig.expect("r", Some(PROVEN));
-    rig.breaker.turns();
+    rig.breaker.take_changes();
     rig
 }
 
@@ -154,8 +154,8 @@ fn one_pod_pauses_injection_for_its_owner_and_for_no_other() {
     rig.step(30);
     rig.expect("r", Some(PAUSED));
     rig.expect("s", None);
-    assert!(rig.breaker.whole().is_none());
-    let [Turn::Paused(Some(of), cause)] = &rig.breaker.turns()[..] else {
+    assert!(rig.breaker.pool_pause().is_none());
+    let [BreakerChange::Paused(Some(of), cause)] = &rig.breaker.take_changes()[..] else {
         panic!("one turn");
     };
     assert_eq!((&*of.uid, &*cause.example), ("r", "a"));
@@ -211,11 +211,14 @@ fn a_pod_that_fails_without_a_sidecar_too_acquits_it_and_no_other_is_replaced_fo
     rig.pods([pull("c", 0), fails]);
     rig.step(50);
     rig.expect("r", Some(PAUSED));
-    rig.breaker.turns();
+    rig.breaker.take_changes();
     rig.step(65);
     rig.expect("r", Some(Position::Cleared));
     assert!(rig.breaker.is_closed(), "pods are injected again");
-    assert!(matches!(&rig.breaker.turns()[..], [Turn::Cleared(..)]));
+    assert!(matches!(
+        &rig.breaker.take_changes()[..],
+        [BreakerChange::Cleared(..)]
+    ));
     for second in [66, 200, 364] {
         assert_eq!(rig.replaced(second), [""; 0]);
         rig.expect("r", Some(Position::Cleared));
@@ -244,7 +247,7 @@ fn a_pod_that_cannot_be_replaced_is_tried_again_later_and_holds_up_no_other_owne
     rig.step(30);
     assert_eq!(rig.replaced(32), ["a", "b"]);
     let a = rig.pods[0].clone();
-    rig.breaker.not_replaced(&a, at(32));
+    rig.breaker.record_not_replaced(&a, at(32));
     assert_eq!(rig.replaced(40), [""; 0]);
     assert_eq!(rig.replaced(47), ["a"]);
 }
@@ -264,7 +267,10 @@ fn after_ten_minutes_one_pod_is_tried_and_resumes_injection() {
     assert_eq!(rig.step(720), Some(SignedDuration::from_secs(5)));
     rig.step(740);
     assert!(rig.breaker.is_closed());
-    assert!(matches!(&rig.breaker.turns()[..], [Turn::Resumed(Some(_))]));
+    assert!(matches!(
+        &rig.breaker.take_changes()[..],
+        [BreakerChange::Resumed(Some(_))]
+    ));
 }
 
 #[test]
@@ -332,7 +338,10 @@ fn a_hung_pod_that_starts_after_all_resumes_injection() {
     rig.step(3001);
     rig.step(3031);
     rig.expect("r", Some(PAUSED));
-    assert_eq!(&*rig.breaker.pauses["r"].cause.example, "c", "b was judged");
+    assert_eq!(
+        &*rig.breaker.pauses["r"].cause.example, "c",
+        "b was already compared"
+    );
 }
 
 #[test]
@@ -357,17 +366,20 @@ fn the_same_fault_of_our_containers_in_two_owners_pauses_the_pool() {
     ];
     rig.pods(hung).step(0);
     rig.step(30);
-    assert!(rig.breaker.whole().is_none(), "neither is proven");
+    assert!(rig.breaker.pool_pause().is_none(), "neither is proven");
     rig.pods([
         spared("a2", 32),
         of("s", spared("b2", 32)),
         of("t", works("t", 0, 1)),
     ]);
     rig.step(35);
-    let whole = rig.breaker.whole().unwrap();
+    let whole = rig.breaker.pool_pause().unwrap();
     assert_eq!((&whole.owner, &whole.position), (&None, &PROVEN));
     rig.step(635);
-    assert_eq!(rig.breaker.whole().unwrap().position, Position::Probing);
+    assert_eq!(
+        rig.breaker.pool_pause().unwrap().position,
+        Position::Probing
+    );
     rig.pods([of("new", works("n", 700, 701))]);
     rig.step(702);
     rig.step(740);
@@ -386,11 +398,11 @@ fn more_owners_than_a_status_lists_pause_the_pool() {
         .collect();
     rig.refused = owners[..OWNERS_MAX].to_vec();
     rig.step(2);
-    assert!(rig.breaker.whole().is_none());
+    assert!(rig.breaker.pool_pause().is_none());
     assert_eq!(rig.breaker.owners().len(), OWNERS_MAX);
     rig.refused = owners;
     rig.step(3);
-    assert!(rig.breaker.whole().is_some());
+    assert!(rig.breaker.pool_pause().is_some());
 }
 
 #[test]
@@ -398,11 +410,11 @@ fn a_sidecar_that_is_being_exchanged_is_no_evidence() {
     let pods = [Arc::new(pull("a", 0))];
     let mut breaker = Breaker::restored("h", None, []);
     for second in [0, 60, 600] {
-        breaker.step(&Look {
+        breaker.step(&BreakerInput {
             pods: &pods,
             refused: &[],
             hash: "h",
-            exchanged: &|_| true,
+            updating: &|_| true,
             now: at(second),
         });
         assert!(breaker.is_closed());
@@ -421,7 +433,7 @@ fn an_owner_that_is_gone_is_forgotten() {
 
 #[test]
 fn a_pause_of_the_last_leader_goes_on() {
-    let kept = |probing| Kept {
+    let stored = |probing| StoredPause {
         owner: Some(owner("r")),
         reason: "EngineFails".into(),
         message: "m".into(),
@@ -430,7 +442,7 @@ fn a_pause_of_the_last_leader_goes_on() {
         failures: 1,
     };
     let mut rig = Rig::new();
-    rig.breaker = Breaker::restored("h", None, [kept(false)]);
+    rig.breaker = Breaker::restored("h", None, [stored(false)]);
     rig.pods([spared("a", 0)]).step(1199);
     rig.expect("r", Some(PROVEN));
     assert_eq!(rig.breaker.pauses["r"].cause.kind, Kind::Engine);
@@ -438,14 +450,17 @@ fn a_pause_of_the_last_leader_goes_on() {
     rig.expect("r", Some(Position::Probing));
     rig.breaker = Breaker::restored(
         "h",
-        Some(Kept {
+        Some(StoredPause {
             owner: None,
-            ..kept(true)
+            ..stored(true)
         }),
         [],
     );
     rig.step(1);
-    assert_eq!(rig.breaker.whole().unwrap().position, Position::Probing);
+    assert_eq!(
+        rig.breaker.pool_pause().unwrap().position,
+        Position::Probing
+    );
 }
 
 proptest! {

@@ -39,21 +39,21 @@ fn arcs(pods: &[Pod]) -> Vec<Arc<Pod>> {
 /// The next step for these pods, as the name of the pod to evict.
 fn next(evictions: &mut Evictions, pods: &[Pod], second: i64) -> Option<String> {
     match evictions.next(&arcs(pods), at(0), at(second)) {
-        Missed::Wait => None,
-        Missed::Evict(pod) => Some(pod.name.to_string()),
+        EvictionStep::Wait => None,
+        EvictionStep::Evict(pod) => Some(pod.name.to_string()),
     }
 }
 
-fn alone(evictions: &Evictions, pods: &[Pod]) -> Vec<Alone> {
-    let alone = evictions.alone(&arcs(pods), at(0));
-    alone.into_iter().map(|(_, why)| why).collect()
+fn skipped(evictions: &Evictions, pods: &[Pod]) -> Vec<SkipReason> {
+    let skipped = evictions.skipped(&arcs(pods), at(0));
+    skipped.into_iter().map(|(_, why)| why).collect()
 }
 
 /// Evictions after `a` was evicted at second 5, with these pods.
 fn begun(pods: &[Pod]) -> Evictions {
     let mut evictions = Evictions::default();
     assert_eq!(next(&mut evictions, pods, 5).as_deref(), Some("a"));
-    evictions.begin(&pods[0], &arcs(pods), at(5));
+    evictions.record_eviction(&pods[0], &arcs(pods), at(5));
     evictions
 }
 
@@ -92,7 +92,7 @@ fn a_workload_whose_replacement_is_missed_too_is_left_alone_with_all_its_pods() 
     let pods = [pod("b", 1), pod("c", 5)];
     for second in [6, 700, 3 * 3600] {
         assert_eq!(next(&mut evictions, &pods, second), None);
-        assert_eq!(alone(&evictions, &pods), [Alone::Futile]);
+        assert_eq!(skipped(&evictions, &pods), [SkipReason::Futile]);
     }
     let other = [pods.to_vec(), vec![of("other", pod("z", 1))]].concat();
     assert_eq!(next(&mut evictions, &other, 701).as_deref(), Some("z"));
@@ -106,7 +106,7 @@ fn a_single_replica_is_evicted_once_also_within_one_second() {
     let replacement = [pod("c", 5)];
     assert_eq!(next(&mut evictions, &replacement, 6), None);
     assert_eq!(next(&mut evictions, &replacement, 700), None);
-    assert_eq!(alone(&evictions, &replacement), [Alone::Futile]);
+    assert_eq!(skipped(&evictions, &replacement), [SkipReason::Futile]);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_workload_without_a_replacement_is_left_alone_and_others_go_on_after_ten_min
     let pods = [pod("b", 1), of("other", pod("z", 1))];
     assert_eq!(next(&mut evictions, &pods, 604), None);
     assert_eq!(next(&mut evictions, &pods, 605).as_deref(), Some("z"));
-    assert_eq!(alone(&evictions, &pods), [Alone::NotReplaced]);
+    assert_eq!(skipped(&evictions, &pods), [SkipReason::NotReplaced]);
 }
 
 #[test]
@@ -169,23 +169,23 @@ fn a_pod_that_nothing_makes_anew_is_never_evicted() {
     let pods = [of_a_job, bare];
     let mut evictions = Evictions::default();
     assert_eq!(next(&mut evictions, &pods, 5), None);
-    assert_eq!(alone(&evictions, &pods), [Alone::Kind]);
+    assert_eq!(skipped(&evictions, &pods), [SkipReason::Kind]);
 }
 
 #[test]
 fn what_is_better_left_alone_does_not_keep_others() {
     let mut evictions = Evictions::default();
     let pods = [pod("a", 1), of("other", pod("z", 1))];
-    let why = Alone::Template("it has no label".into());
-    evictions.leave(&pods[0], why.clone(), at(5));
+    let why = SkipReason::Template("it has no label".into());
+    evictions.skip(&pods[0], why.clone(), at(5));
     assert_eq!(next(&mut evictions, &pods, 6).as_deref(), Some("z"));
-    assert_eq!(alone(&evictions, &pods), [why]);
+    assert_eq!(skipped(&evictions, &pods), [why]);
 }
 
 #[test]
 fn an_eviction_that_was_refused_is_tried_again() {
     let pods = [pod("a", 1)];
     let mut evictions = begun(&pods);
-    evictions.refused();
+    evictions.record_refused();
     assert_eq!(next(&mut evictions, &pods, 6).as_deref(), Some("a"));
 }

@@ -96,11 +96,11 @@ fn the_init_container_and_a_begun_exchange_are_read() {
         ]},
     });
     let read = pod(value.clone());
-    let exchange = read.exchange.as_ref().unwrap();
-    assert_eq!((&*exchange.image, &*exchange.hash), ("i:1", "h"));
+    let change = read.image_change.as_ref().unwrap();
+    assert_eq!((&*change.image, &*change.hash), ("i:1", "h"));
     assert_eq!(read.fault().unwrap().reason, "ErrImageNeverPull");
     value["metadata"]["annotations"][names::EXCHANGED] = "{".into();
-    assert_eq!(pod(value).exchange, None);
+    assert_eq!(pod(value).image_change, None);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn what_a_pod_waits_for_is_read_from_its_conditions() {
             "spec": {"volumes": [{"name": "a", "ephemeral": {}}, disk]},
             "status": {"conditions": conditions, "nominatedNodeName": nominated},
         }));
-        read.waits.map(|w| (w.what, w.maybe_ours))
+        read.waits.map(|w| (w.what, w.maybe_injection))
     };
     let unscheduled = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
         "message": "0/1 nodes are available: 1 Insufficient memory."}]);

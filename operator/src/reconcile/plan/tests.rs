@@ -9,7 +9,7 @@ use crate::pods::{self, Phase, Pod, PoolRef, SidecarState, Summary};
 use crate::reconcile::caches::Stored;
 use crate::reconcile::children::Child;
 use crate::reconcile::error::ApplyError;
-use crate::reconcile::events::{Event, Weight};
+use crate::reconcile::events::{Event, Severity};
 use crate::reconcile::observe::{Active, Outcome};
 use crate::reconcile::purge::{JobState, Purge, PurgeJob};
 use crate::status::Canary;
@@ -239,13 +239,13 @@ fn a_status_is_written_with_the_events_of_what_changed_and_a_count_waits() {
     assert_eq!((&*ready.reason, &**events), ("ApplyFailed", &[][..]));
     apply(steps, &mut observed, &mut memory);
 
-    for (canary, weight) in [
-        (Canary::Unreachable, Weight::Warning),
-        (Canary::Works, Weight::Normal),
+    for (canary, severity) in [
+        (Canary::Unreachable, Severity::Warning),
+        (Canary::Works, Severity::Normal),
     ] {
         active(&mut observed).canary = canary;
         let steps = after_objects(&mut observed, &mut memory);
-        let told = matches!(&*steps, [Step::Status(_, events)] if events[0].weight == weight);
+        let told = matches!(&*steps, [Step::Status(_, events)] if events[0].severity == severity);
         assert!(told, "{steps:?}");
         apply(steps, &mut observed, &mut memory);
     }

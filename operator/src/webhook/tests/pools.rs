@@ -6,7 +6,7 @@ use crate::defaults::Defaults;
 use crate::inject::Reason;
 use crate::names::{CANARY_POOL, CONTAINER, POOL};
 use crate::webhook::decide::Decider;
-use crate::webhook::pools::{Asker, Found, Pools, READS_MAX, Stored};
+use crate::webhook::pools::{Found, Pools, READS_MAX, Requester, Stored};
 use axum::Json;
 use axum::Router;
 use axum::extract::Path;
@@ -81,12 +81,12 @@ async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
     )
 }
 
-const POD: Asker<'static> = Asker {
+const POD: Requester<'static> = Requester {
     dry_run: false,
     injected: false,
     owner: "",
 };
-const DRY_RUN: Asker<'static> = Asker {
+const DRY_RUN: Requester<'static> = Requester {
     dry_run: true,
     injected: false,
     owner: "",
@@ -114,7 +114,7 @@ async fn a_pool_that_is_being_deleted_gets_no_new_pods_and_keeps_those_that_it_h
     let (reason, message) = refused(pools.find("serving", "p", POD).await);
     assert_eq!(reason, Reason::PoolNotFound);
     assert_eq!(message, "KVCachePool p is being deleted");
-    let again = Asker {
+    let again = Requester {
         injected: true,
         ..POD
     };
@@ -196,8 +196,8 @@ async fn the_canary_has_its_pool_in_dry_runs_of_the_operators_namespace_and_nowh
         pools.find("kvcachepool-system", CANARY_POOL, DRY_RUN).await,
         Found::Pool(_)
     ));
-    for (namespace, asker) in [("kvcachepool-system", POD), ("serving", DRY_RUN)] {
-        let found = pools.find(namespace, CANARY_POOL, asker).await;
+    for (namespace, requester) in [("kvcachepool-system", POD), ("serving", DRY_RUN)] {
+        let found = pools.find(namespace, CANARY_POOL, requester).await;
         assert_eq!(refused(found).0, Reason::PoolNotFound);
     }
 }

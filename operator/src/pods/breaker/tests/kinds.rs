@@ -23,11 +23,11 @@ fn failed(code: i32, ran: i64, restarts: u32) -> Own {
     }
 }
 
-fn held_up(name: &str, created: i64, what: WaitsFor, maybe_ours: bool) -> Pod {
+fn held_up(name: &str, created: i64, what: WaitsFor, maybe_injection: bool) -> Pod {
     let mut pod = pod(name, created, SidecarState::Unseen);
     pod.waits = Some(Box::new(Waits {
         what,
-        maybe_ours,
+        maybe_injection,
         message: "0/1 nodes are available: 1 Insufficient memory.".into(),
     }));
     pod

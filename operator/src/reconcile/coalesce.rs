@@ -1,5 +1,5 @@
-//! Changes of a pool within a moment of the first one are one item of the queue. The moment begins with the first change, not anew with
-//! each: a pool whose pods change without end is reconciled all the same.
+//! Coalesces changes of a pool within a short time after the first one into one item of the queue. Later changes do not restart the time,
+//! so a pool whose pods change continuously is still reconciled.
 
 use futures::stream::unfold;
 use futures::{Stream, StreamExt};
@@ -9,38 +9,38 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// Yields the items of `changes` a moment later, and each once, however often it came within the moment.
-pub fn gathered<T: Clone + Eq + Hash, S: Stream<Item = T>>(
+/// Yields the items of `changes` after `delay`, each once, however often it occurs within that time.
+pub fn coalesced<T: Clone + Eq + Hash, S: Stream<Item = T>>(
     changes: S,
-    moment: Duration,
+    delay: Duration,
 ) -> impl Stream<Item = T> {
-    let gather = Gather {
+    let coalesce = Coalesce {
         changes: Box::pin(changes),
-        moment,
+        delay,
         waiting: VecDeque::new(),
-        known: HashSet::new(),
+        queued: HashSet::new(),
     };
-    unfold(gather, |mut gather| async move {
-        let change = gather.next().await?;
-        Some((change, gather))
+    unfold(coalesce, |mut coalesce| async move {
+        let change = coalesce.next().await?;
+        Some((change, coalesce))
     })
 }
 
-struct Gather<T, S> {
+struct Coalesce<T, S> {
     changes: Pin<Box<S>>,
-    moment: Duration,
+    delay: Duration,
     /// In the order in which they are due, each once.
     waiting: VecDeque<(Instant, T)>,
-    known: HashSet<T>,
+    queued: HashSet<T>,
 }
 
-impl<T: Clone + Eq + Hash, S: Stream<Item = T>> Gather<T, S> {
+impl<T: Clone + Eq + Hash, S: Stream<Item = T>> Coalesce<T, S> {
     async fn next(&mut self) -> Option<T> {
         loop {
             let due = self.waiting.front().map(|(at, _)| *at);
             if due.is_some_and(|at| at <= Instant::now()) {
                 let (_, change) = self.waiting.pop_front()?;
-                self.known.remove(&change);
+                self.queued.remove(&change);
                 return Some(change);
             }
             let wait = async {
@@ -52,11 +52,11 @@ impl<T: Clone + Eq + Hash, S: Stream<Item = T>> Gather<T, S> {
             tokio::select! {
                 () = wait => {}
                 change = self.changes.next() => match change {
-                    Some(change) if self.known.insert(change.clone()) => {
-                        self.waiting.push_back((Instant::now() + self.moment, change));
+                    Some(change) if self.queued.insert(change.clone()) => {
+                        self.waiting.push_back((Instant::now() + self.delay, change));
                     }
                     Some(_) => {}
-                    // The queue ends with its triggers.
+                    // The queue ends when its sources end.
                     None => return None,
                 }
             }
@@ -70,29 +70,29 @@ mod tests {
     use futures::stream::{iter, pending};
     use tokio::time::{sleep, timeout};
 
-    const MOMENT: Duration = Duration::from_millis(50);
+    const DELAY: Duration = Duration::from_millis(50);
     const LONG: Duration = Duration::from_secs(20);
 
     #[tokio::test]
-    async fn what_comes_together_comes_once_in_its_order() {
+    async fn concurrent_changes_are_yielded_once_in_order() {
         let changes = iter(["a", "b", "a", "a"]).chain(pending());
-        let mut gathered = Box::pin(gathered(changes, MOMENT));
-        assert_eq!(gathered.next().await, Some("a"));
-        assert_eq!(gathered.next().await, Some("b"));
-        assert!(timeout(10 * MOMENT, gathered.next()).await.is_err());
+        let mut coalesced = Box::pin(coalesced(changes, DELAY));
+        assert_eq!(coalesced.next().await, Some("a"));
+        assert_eq!(coalesced.next().await, Some("b"));
+        assert!(timeout(10 * DELAY, coalesced.next()).await.is_err());
     }
 
     #[tokio::test]
-    async fn a_pool_that_changes_without_end_is_looked_at_again_and_again() {
+    async fn a_pool_that_changes_continuously_is_yielded_repeatedly() {
         let changes = unfold((), async |()| {
-            sleep(MOMENT / 50).await;
+            sleep(DELAY / 50).await;
             Some(("a", ()))
         });
-        let mut gathered = Box::pin(gathered(changes, MOMENT));
+        let mut coalesced = Box::pin(coalesced(changes, DELAY));
         for _ in 0..3 {
             let began = Instant::now();
-            assert_eq!(timeout(LONG, gathered.next()).await, Ok(Some("a")));
-            assert!(began.elapsed() >= MOMENT);
+            assert_eq!(timeout(LONG, coalesced.next()).await, Ok(Some("a")));
+            assert!(began.elapsed() >= DELAY);
         }
     }
 }
