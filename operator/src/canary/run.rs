@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_miss_is_believed_when_it_lasts_and_everything_else_at_once() {
+    fn only_a_missed_injection_needs_confirmation() {
         let start = Instant::now();
         let mut confirmation = Confirmation::default();
         let mut confirms = |result: &CanaryResult, seconds| {

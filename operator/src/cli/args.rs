@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_can_come_from_the_environment_and_says_what_it_is() {
+    fn every_flag_has_a_help_text_and_an_environment_variable() {
         Args::command().debug_assert();
         for arg in Args::command().get_arguments() {
             assert!(arg.get_env().is_some(), "{}", arg.get_id());
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_go_together_and_a_killed_leader_is_followed_within_20_s() {
+    fn the_defaults_are_consistent_and_replace_a_killed_leader_within_20_s() {
         let parts = check(&[]).unwrap();
         assert_eq!(parts.timing, Timing::default());
         assert_eq!(parts.lifetimes, Lifetimes::default());
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_do_not_go_together_are_refused_with_what_to_change() {
+    fn inconsistent_times_are_refused_with_the_flag_to_change() {
         for (flags, said) in [
             (["--lease-duration", "5s"], "must be from 6s to 60s"),
             (["--status-interval", "2m"], "at most 60s"),

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_from_elsewhere_keeps_its_source_and_its_place() {
+    fn a_path_with_a_source_keeps_its_source_and_position() {
         let source = json!({"configMapKeyRef": {"name": "c", "key": "k"}});
         let container = json!({"env": [
             {"name": "PYTHONPATH", "valueFrom": source},
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_plugins_gets_ours_and_none_is_made() {
+    fn a_list_of_plugins_is_extended_but_not_created() {
         let env = completed(
             json!({"env": [{"name": "VLLM_PLUGINS", "value": "lora"}]}),
             None,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_plugins_that_may_be_absent_is_left_alone() {
+    fn a_list_of_plugins_that_may_be_absent_is_not_changed() {
         for kind in ["configMapKeyRef", "secretKeyRef"] {
             let list = |optional: bool| json!({"name": "VLLM_PLUGINS", "valueFrom": {kind: {"name": "c", "key": "k", "optional": optional}}});
             let env = completed(json!({"env": [list(true)]}), None);

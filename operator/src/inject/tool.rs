@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_pod_reads_what_a_sidecar_reads_and_has_nothing_else_of_it() {
+    fn a_tool_pod_mounts_only_what_a_sidecar_reads() {
         let mut pod = tool(&settings(), &["check"], "default");
         let config = pod["metadata"]["annotations"][names::CONFIG].take();
         insta::assert_yaml_snapshot!(pod);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_pod_has_no_unknown_field_and_the_webhook_leaves_it_alone() {
+    fn a_tool_pod_has_known_fields_and_is_not_injected() {
         let pod = tool(&settings(), &["check"], "default");
         let typed: PodTemplateSpec = serde_json::from_value(pod.clone()).unwrap();
         let spec = serde_json::to_value(typed).unwrap()["spec"].take();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_mounted_only_where_it_is_the_identity() {
+    fn the_token_is_mounted_only_if_it_is_the_identity() {
         let mounts = |settings: &Settings| {
             let pod = tool(settings, &["check"], "vllm");
             let container = &pod["spec"]["containers"][0];

@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_ready_is_looked_at_again_within_a_second_however_long_the_interval() {
+    fn a_certificate_that_is_not_ready_is_checked_again_within_a_second() {
         let (short, long) = (Duration::from_millis(100), Duration::from_secs(600));
         assert_eq!(pause(long, false), UNREADY);
         assert_eq!(pause(short, false), short);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_that_is_being_exchanged_does_not_fail() {
+    fn a_sidecar_that_is_being_updated_has_no_fault() {
         let mut faults = Faults::default();
         faults.update(&crashed(), |_| true, at(5));
         assert_eq!(faults.of(&crashed()[0]), None);

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_found_by_pool_and_an_equal_pod_touches_nothing() {
+    fn pods_are_found_by_pool_and_an_equal_pod_changes_nothing() {
         let index = Index::default();
         assert_eq!(
             index.apply(Event::Apply(wire("b", "x"))),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_new_list_lacks_is_gone() {
+    fn pods_missing_from_a_new_list_are_removed() {
         let index = Index::default();
         for event in [
             Event::Init,

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn pull_config_and_crash_reasons_are_faults_and_waiting_for_its_turn_is_not() {
+    fn pull_config_and_crash_reasons_are_faults_and_initializing_is_not() {
         for reason in STUCK {
             assert_eq!(waiting(reason).fault().unwrap().reason, reason);
         }
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completed_sidecar_with_another_image_than_the_specs_is_stuck() {
+    fn a_completed_sidecar_whose_image_differs_from_the_spec_is_stuck() {
         let mut patched = sidecar(SidecarState::Terminated {
             reason: "Completed".into(),
         });
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_injected_pod_lacks_is_no_refusal() {
+    fn a_shortfall_is_no_refusal() {
         let at = SidecarState::Unseen;
         let mut pod = crate::pods::tests::injected("a", at);
         assert_eq!((pod.refusal(), pod.shortfall()), (None, None));

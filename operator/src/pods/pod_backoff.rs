@@ -50,7 +50,7 @@ mod tests {
     use crate::pods::tests::at;
 
     #[test]
-    fn waits_grow_to_ten_minutes_each_pod_for_itself() {
+    fn delays_grow_to_ten_minutes_per_pod() {
         let mut backoff = PodBackoff::default();
         let mut now = 0;
         for wait in [15, 30, 60, 120, 240, 480, 600, 600] {

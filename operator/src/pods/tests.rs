@@ -1,4 +1,4 @@
-//! Pods for the tests of this folder and of modules that judge pods.
+//! Pods for the tests of this folder and of other modules.
 
 use super::pod::Own;
 use super::{Injection, Owner, Phase, Pod, Sidecar, SidecarState};

@@ -52,7 +52,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_node_that_lacks_only_what_we_ask_for_might_take_the_pod_without_us() {
+    fn a_node_that_lacks_only_the_sidecars_requests_might_accept_the_pod_without_it() {
         for (message, expected) in [
             ("0/1 nodes are available: 1 Insufficient memory.", true),
             (
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_with_claims_may_be_ours_where_the_sidecar_has_one() {
+    fn volume_failures_may_come_from_injection_if_the_sidecar_has_a_claim() {
         for message in [
             "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
             "0/1 nodes are available: waiting for ephemeral volume controller to create the persistentvolumeclaim \"web-0-kvcachepool-disk\".",
@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_sentence_can_be_read(message in ".{0,300}", has_claim: bool) {
+        fn any_message_of_the_scheduler_can_be_parsed(message in ".{0,300}", has_claim: bool) {
             let _result = maybe_injection(&message, has_claim);
         }
     }

@@ -90,9 +90,9 @@ mod tests {
         });
         let mut coalesced = Box::pin(coalesced(changes, DELAY));
         for _ in 0..3 {
-            let began = Instant::now();
+            let started = Instant::now();
             assert_eq!(timeout(LONG, coalesced.next()).await, Ok(Some("a")));
-            assert!(began.elapsed() >= DELAY);
+            assert!(started.elapsed() >= DELAY);
         }
     }
 }

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn less_than_a_point_is_no_write_and_a_point_is() {
+    fn only_changes_of_at_least_a_percent_point_are_written() {
         let written = with(50, "10Gi", "", "True");
         let decision = |next| due(&written, &next, &Writes::default(), MINUTE, at(999));
         assert_eq!(decision(written.clone()), Write::No);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_messages_wait_for_their_minute_and_a_condition_does_not() {
+    fn counts_and_messages_are_written_once_a_minute_and_conditions_at_once() {
         let written = with(50, "10Gi", "", "True");
         let decision = |next, second| due(&written, &next, &writes(&[0]), MINUTE, at(second));
         assert_eq!(
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_that_turn_again_and_again_are_written_with_pauses() {
+    fn flapping_conditions_are_written_at_intervals() {
         let written = with(50, "10Gi", "", "True");
         let condition_changed = with(50, "10Gi", "", "False");
         let decision = |seconds: &[i64], now| {

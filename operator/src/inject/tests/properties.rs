@@ -275,7 +275,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 400 } else { 2000 }))]
 
     #[test]
-    fn any_pod_is_injected_soundly_and_only_once(pod in pods(), settings in pools()) {
+    fn injecting_any_pod_is_sound_and_idempotent(pod in pods(), settings in pools()) {
         match inject(&pod, &settings) {
             Outcome::Inject { patch, .. } => {
                 let after = patched(&pod, &patch);
@@ -290,7 +290,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_others_do_the_next_call_repairs_it(
+    fn the_next_call_repairs_changes_by_others(
         pod in pods(),
         settings in pools(),
         acts in prop::collection::vec(rudeness(), 1..5),

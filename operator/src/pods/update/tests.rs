@@ -86,7 +86,7 @@ fn proven() -> (Update, Vec<Arc<Pod>>) {
 }
 
 #[test]
-fn pods_that_are_as_the_pool_says_are_left_alone() {
+fn current_pods_are_not_updated() {
     let mut update = Update::default();
     let pods = arcs([with("a", "i:2"), with("b", "i:2"), bare("none")]);
     assert_eq!(update.next(&pods, &GOAL, at(0)), Step::Wait);
@@ -94,7 +94,7 @@ fn pods_that_are_as_the_pool_says_are_left_alone() {
 }
 
 #[test]
-fn older_configs_come_before_images_and_are_given_time() {
+fn configs_are_updated_before_images() {
     let old = |n: usize| Pod {
         config_generation: Some(1),
         ..with(&n.to_string(), "i:1")
@@ -115,7 +115,7 @@ fn older_configs_come_before_images_and_are_given_time() {
 }
 
 #[test]
-fn one_pod_proves_the_image_before_the_others_get_it() {
+fn one_pod_proves_the_image_before_others_get_it() {
     let mut update = canary();
     let others = || [with("b", "i:1"), with("c", "i:1")];
     for state in [with("a", "i:1"), stopped("a")] {
@@ -149,7 +149,7 @@ fn one_pod_proves_the_image_before_the_others_get_it() {
 }
 
 #[test]
-fn a_sidecar_that_crashes_after_its_exchange_is_put_back_and_no_other_is_risked() {
+fn an_updated_sidecar_that_crashes_is_rolled_back_and_ends_the_update() {
     let mut canary = canary();
     let mut restarted = updated("a", 9);
     restarted.sidecar.as_mut().unwrap().restarts = 2;
@@ -174,7 +174,7 @@ fn a_sidecar_that_crashes_after_its_exchange_is_put_back_and_no_other_is_risked(
 }
 
 #[test]
-fn while_a_new_pod_crashes_with_the_image_no_sidecar_is_risked() {
+fn no_sidecar_is_updated_while_a_new_pod_crashes_with_the_image() {
     let (mut update, mut pods) = proven();
     pods.push(Arc::new(crashed("new")));
     assert_eq!(update.next(&pods, &GOAL, at(40)), Step::Wait);
@@ -190,7 +190,7 @@ fn a_sidecar_that_ends_long_after_the_update_keeps_its_image() {
 }
 
 #[test]
-fn a_tenth_is_away_at_a_time_and_at_most_ten() {
+fn at_most_a_tenth_and_ten_sidecars_are_updated_at_a_time() {
     for (count, room) in [(5, 1), (40, 4), (400, 10)] {
         let (mut update, pods) = proven();
         let others = (0..count).map(|n| with(&n.to_string(), "i:1"));
@@ -200,7 +200,7 @@ fn a_tenth_is_away_at_a_time_and_at_most_ten() {
 }
 
 #[test]
-fn a_name_that_the_runtime_writes_otherwise_does_not_hide_that_it_runs() {
+fn a_sidecar_runs_even_if_the_runtime_reports_another_image_name() {
     let mut update = canary();
     let mut renamed = with("a", "i:2");
     let sidecar = renamed.sidecar.as_mut().unwrap();
@@ -218,7 +218,7 @@ fn a_name_that_the_runtime_writes_otherwise_does_not_hide_that_it_runs() {
 }
 
 #[test]
-fn a_canary_that_is_not_up_in_a_minute_gets_its_image_back_and_no_other_is_tried() {
+fn a_canary_that_does_not_start_within_a_minute_is_rolled_back_and_ends_the_update() {
     let silent = updated("a", 0);
     for (pod, why) in [
         (stopped("a"), "ImageNotPulled"),
@@ -271,7 +271,7 @@ fn a_canary_that_is_not_up_in_a_minute_gets_its_image_back_and_no_other_is_tried
 }
 
 #[test]
-fn an_image_that_nobody_asked_for_is_never_put_back() {
+fn an_image_set_by_another_client_is_never_rolled_back() {
     let stamped = |mut pod: Pod, second| {
         pod.image_change = Some(Box::new(ImageChange {
             image: "i:1".into(),
@@ -297,7 +297,7 @@ fn an_image_that_nobody_asked_for_is_never_put_back() {
 }
 
 #[test]
-fn what_a_leader_left_half_done_is_put_back_too() {
+fn an_unfinished_update_of_an_earlier_leader_is_rolled_back() {
     let mut update = Update::default();
     let mut half = stopped("a");
     half.image_change = Some(Box::new(ImageChange {
@@ -319,7 +319,7 @@ fn what_a_leader_left_half_done_is_put_back_too() {
 }
 
 #[test]
-fn without_in_place_only_configs_and_pods_that_hang_are_changed() {
+fn without_in_place_updates_only_configs_and_hanging_pods_change() {
     let goal = Goal {
         in_place: false,
         ..GOAL
@@ -344,7 +344,7 @@ fn without_in_place_only_configs_and_pods_that_hang_are_changed() {
 }
 
 #[test]
-fn a_refused_pod_is_reported_and_waits_while_others_go_on() {
+fn a_refused_pod_is_reported_and_does_not_block_others() {
     let mut update = Update::default();
     let old = |name: &str| Pod {
         config_generation: Some(1),
@@ -373,7 +373,7 @@ fn a_refused_pod_is_reported_and_waits_while_others_go_on() {
 }
 
 #[test]
-fn a_canary_that_may_not_be_patched_leaves_its_place_to_another() {
+fn another_pod_becomes_the_canary_if_the_first_cannot_be_patched() {
     let mut update = Update::default();
     let pods = arcs([with("a", "i:1"), with("b", "i:1")]);
     assert_eq!(names(&update.next(&pods, &GOAL, at(0))), ["a"]);
@@ -384,7 +384,7 @@ fn a_canary_that_may_not_be_patched_leaves_its_place_to_another() {
 }
 
 #[test]
-fn where_none_may_be_patched_nothing_is_tried_for_a_moment() {
+fn refused_patches_of_all_pods_pause_the_update() {
     let mut update = Update::default();
     let pods = arcs([with("a", "i:1"), with("b", "i:1")]);
     update.next(&pods, &GOAL, at(0));
@@ -394,7 +394,7 @@ fn where_none_may_be_patched_nothing_is_tried_for_a_moment() {
 }
 
 #[test]
-fn pods_that_hang_are_cured_before_configs_are_changed() {
+fn hanging_pods_are_updated_before_configs() {
     let mut hanging = waiting("hangs", "ErrImagePull");
     hanging.sidecar.as_mut().unwrap().image = "i:0".into();
     let old = Pod {
@@ -432,7 +432,7 @@ proptest! {
     /// For any pods and images: the update ends; a pod that has the image and works is never changed; before an answer at most one working
     /// sidecar is put at risk; and in the end all pods have a good image, or working ones have kept theirs.
     #[test]
-    fn it_ends_and_never_risks_a_second_sidecar_on_an_unproven_image(
+    fn an_update_ends_and_never_risks_a_second_sidecar_on_an_unproven_image(
         kinds in proptest::collection::vec(0..4u8, 1..25),
         good in any::<bool>(),
         answers in any::<bool>(),
