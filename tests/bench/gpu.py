@@ -132,8 +132,8 @@ def engine(
         with torch.inference_mode():
             copier.copy("store", pieces, None)
             if place.device() == "cuda":
-                pins = copier._pins
-                place.wait_for(lambda: pins._done.all() or pins._failed, 60, "the arena's page locks")
+                locks = copier._locks
+                place.wait_for(lambda: locks._done.all() or locks._failed, 60, "the arena's page locks")
             for kind in ("load", "store"):
                 ours, plain = in_turns(
                     lambda kind=kind: copier.copy(kind, pieces, None),  # type: ignore[misc]

@@ -74,12 +74,12 @@ def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     import kvcachepool.shared as shared_module
     import kvcachepool.worker as worker_module
     from kvcachepool.layout import Ranks
-    from kvcachepool.lookups import Patience
+    from kvcachepool.lookups import WaitBudget
     from kvcachepool.shared import Shared
 
     monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks())
     # A machine that runs tests may be busy for longer than a request waits elsewhere.
-    monkeypatch.setattr(Patience, "_LATE_S", 1.0)
+    monkeypatch.setattr(WaitBudget, "_LATE_S", 1.0)
     made: list[Any] = []
 
     def make(**options: Any) -> Any:

@@ -70,7 +70,7 @@ def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(
     before = (adapter / "adapter_model.safetensors").stat()
     (adapter / "adapter_model.safetensors").write_bytes(b"2" * 100)
     assert watch.hashes.get(str(adapter), 1, time.monotonic()) is None
-    wait_for(lambda: "changed under its id" in caplog.text, 10, "the change is seen")
+    wait_for(lambda: "changed under the same id" in caplog.text, 10, "the change is seen")
     (adapter / "adapter_model.safetensors").write_bytes(b"1" * 100)
     os.utime(adapter / "adapter_model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert watch.hashes.get(str(adapter), 1, 0.0) is None, "which of them vLLM has loaded is not known any more"
@@ -113,7 +113,7 @@ def test_each_use_of_an_adapter_is_known_by_a_look_that_began_after_it(
     disk.answers.clear()
     earlier_s = time.monotonic()
     assert watch.hashes.get(str(adapter), 1, earlier_s) is None
-    wait_for(lambda: "kvcachepool-lora-look" in disk.asked, 10, "the look began")
+    wait_for(lambda: "kvcachepool-lora-check" in disk.asked, 10, "the look began")
     later_s = time.monotonic()
     assert watch.hashes.get(str(adapter), 1, later_s) is None
     disk.answers.set()
@@ -139,7 +139,7 @@ def test_a_file_system_that_hangs_holds_up_nobody_but_the_threads_that_ask_it(
     assert not watch.hashes.soon(str(adapter), 1), "nobody waits for a look that takes long"
     disk.answers.set()
     wait_for(lambda: watch.hashes.get(str(adapter), 1, now_s) == first, 10, "it answers again")
-    assert set(disk.asked) == {"kvcachepool-lora-read", "kvcachepool-lora-look"}
+    assert set(disk.asked) == {"kvcachepool-lora-read", "kvcachepool-lora-check"}
     watch.hashes.close()
 
 

@@ -177,7 +177,7 @@ def test_a_file_system_that_hangs_delays_no_hook_and_its_adapter_is_uncached_unt
     assert not keys_of(scripted, "slow")
     assert keys_of(scripted, "plain")
     wait_for(lambda: reports(scripted, "miss_tokens").get("loraContentUnknown") == 256, 10, "counted")
-    assert set(disk.asked) == {"kvcachepool-lora-look"}
+    assert set(disk.asked) == {"kvcachepool-lora-check"}
     disk.answers.set()
     hashed(engine, one, time.monotonic())
     engine.generate("cold", TOKENS, lora_request=one)

@@ -19,7 +19,7 @@ from stub_sidecar import Memory, Received, StubSidecar
 
 import kvcachepool.shared as shared_module
 from kvcachepool import messages, wire
-from kvcachepool.client import Client, Held, Reply, say_off
+from kvcachepool.client import Client, Held, Reply, report_off
 from kvcachepool.shared import Shared
 from kvcachepool.wire import Op
 
@@ -583,7 +583,7 @@ def test_a_promise_without_descriptors_ends_the_connection(
     assert owner.lost == 1
     assert client.connection == 2
     assert fresh_shared.mapping is not None
-    assert "bug" not in caplog.text
+    assert "unexpected error" not in caplog.text
 
 
 def test_another_region_than_the_mapped_one_is_refused(
@@ -615,7 +615,7 @@ def test_another_region_than_the_mapped_one_is_refused(
 
 def test_the_plugin_says_off_once_the_sidecar_is_there(tmp_path: Path) -> None:
     path = str(tmp_path / "sidecar.sock")
-    thread = say_off(path, "VllmTooOld", "0.20.0", for_s=10)
+    thread = report_off(path, "VllmTooOld", "0.20.0", for_s=10)
     stub = StubSidecar(tmp_path)
     try:
         hello = stub.hello(1)

@@ -38,7 +38,7 @@ SUPPORTED = {
 def composing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The plugin of a pool with `existingConnector: Compose`, and the reasons that it told."""
     told: list[str] = []
-    monkeypatch.setattr(plugin, "tell_off", told.append)
+    monkeypatch.setattr(plugin, "report_off", told.append)
     monkeypatch.setattr(place, "settings", lambda: {"existingConnector": "Compose"})
     original = EngineArgs.create_engine_config
     plugin.register()

@@ -51,10 +51,10 @@ def test_neither_copies_nor_page_locks_end_a_capture_of_vllms_thread(
     before = driver.fake_captures_ended()
     copier.begin_thread()
     wanted = b"".join(storage.numpy().tobytes()[(layer * BLOCKS + 5) * 4096 :][:4096] for layer in range(3))
-    pins = copier._pins
-    assert pins is not None
+    locks = copier._locks
+    assert locks is not None
     for locked in (False, True):
-        wait_for(lambda locked=locked: pins._done.any() == locked, 20, "the page lock")  # type: ignore[misc]
+        wait_for(lambda locked=locked: locks._done.any() == locked, 20, "the page lock")  # type: ignore[misc]
         arena(mapping)[:] = 0
         copier.copy("store", [Piece(0, [5], [65536])], "event")
         assert arena(mapping)[65536:][: len(wanted)].tobytes() == wanted
@@ -74,9 +74,9 @@ def page_locked(mapping: Mapping, monkeypatch: pytest.MonkeyPatch) -> CudaCopier
     copier.attach(mapping)
     copier.begin_thread()
     copier.copy("store", [Piece(0, [5], [65536])], None)
-    pins = copier._pins
-    assert pins is not None
-    wait_for(lambda: pins._done.all(), 20, "the page lock")
+    locks = copier._locks
+    assert locks is not None
+    wait_for(lambda: locks._done.all(), 20, "the page lock")
     return copier
 
 
@@ -163,8 +163,8 @@ def test_a_job_of_two_kv_groups_is_one_batch_to_locked_pages_and_one_through_the
     copier = CudaCopier(Layout((storage,), BLOCKS, groups, "cuda", {}), ignored)
     copier.attach(segmented)
     copier.begin_thread()
-    pins, last = copier._pins, 2 * segmented.segment_bytes
-    assert pins is not None
+    locks, last = copier._locks, 2 * segmented.segment_bytes
+    assert locks is not None
     in_first = [Piece(0, [5], [0]), Piece(1, [7], [65536])]
     in_both = [Piece(0, [5, 1], [0, last]), Piece(1, [7, 3], [65536, last + 65536])]
     driver.fake_batches()
@@ -184,7 +184,7 @@ def test_a_job_of_two_kv_groups_is_one_batch_to_locked_pages_and_one_through_the
                 size = groups[one.group].block_bytes
                 assert content(storage, number)[:size] == content(storage, block)[:size]
         if pieces is in_first:
-            wait_for(lambda: pins._done[0], 20, "the page lock")
+            wait_for(lambda: locks._done[0], 20, "the page lock")
     copier.detach()
 
 
@@ -236,7 +236,7 @@ def test_the_ring_copies_one_half_while_the_device_copies_the_other(
 ) -> None:
     made_up_cuda.install(driver, monkeypatch)
     monkeypatch.setattr(copy_cuda, "_RING_HALF_BYTES", 5000)
-    monkeypatch.setattr(copy_cuda._Pins, "want", lambda *pieces: None)
+    monkeypatch.setattr(copy_cuda._PageLocks, "request", lambda *pieces: None)
     copier, storage, _ = three_rows(mapping)
     device = Late(copier, monkeypatch) if late else None
     blocks = [5, 1, 7, 3]
@@ -307,9 +307,9 @@ def test_that_no_segment_is_page_locked_any_more_is_counted_once_by_name(
         copier.copy("store", [Piece(0, [block], [0])], None)
         assert arena(mapping)[: 3 * 4096].tobytes() == content(storage, block)
         wait_for(lambda: counted, 20, "the event")
-    pins = copier._pins
-    assert pins is not None
-    assert pins._failed
+    locks = copier._locks
+    assert locks is not None
+    assert locks._failed
     copier.detach()
     assert counted == [f"copiesWithoutPageLocks/{reason}"]
 
@@ -347,7 +347,7 @@ def test_with_a_driver_before_12_8_vllms_function_copies_and_it_is_named(
     assert driver.fake_batches() == 0
     assert counted == ["copiesWithoutBatchCall/DriverTooOld"]
     assert [record.message for record in caplog.records] == [
-        "DriverTooOld: the driver is older than CUDA 12.8, vLLM's function copies instead of one call a job"
+        "DriverTooOld: the driver is older than CUDA 12.8, so vLLM's own batched copy is used"
     ]
 
 
@@ -391,9 +391,9 @@ def test_neighbours_in_locked_segments_are_copied_directly(
     copier.begin_thread()
     side_by_side = [Piece(0, list(range(BLOCKS)), [number * size for number in range(BLOCKS)])]
     copier.copy("store", side_by_side, None)
-    pins = copier._pins
-    assert pins is not None
-    wait_for(lambda: pins._done.all(), 20, "the page locks")
+    locks = copier._locks
+    assert locks is not None
+    wait_for(lambda: locks._done.all(), 20, "the page locks")
     monkeypatch.setattr(copy_cuda, "_memmove", lambda *runs: pytest.fail("through the ring"))
     arena(segmented)[:] = 0
     copier.copy("store", side_by_side, None)

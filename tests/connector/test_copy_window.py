@@ -43,13 +43,13 @@ class Scripted(WindowCopier):
         self._stages, self._stage_bytes = stages, 4096
         self._answers = list(answers)
         self._out: set[int] = set()
-        self._patience_s = 60.0
+        self._timeout_s = 60.0
 
     def _hand_over(self, at: int, state: State, part: Staged) -> None:
         assert at not in self._out, "a stage that the sidecar has is not handed over another time"
         self._out.add(at)
 
-    def _back(self, at: int) -> str:
+    def _wait_returned(self, at: int) -> str:
         self._out.remove(at)
         return self._answers.pop(0)
 
@@ -91,7 +91,7 @@ def test_a_worker_says_that_it_has_unmapped_a_window_when_it_has(unmaps: bool, s
     copier.memory.unmaps = unmaps
     copier._bell, theirs = socket.socketpair()
     copier._mapped, copier._closing = True, contextlib.ExitStack()
-    copier._closing.callback(copier._hang_up)
+    copier._closing.callback(copier._close_bell)
     copier._closing.callback(copier._unmap)
     copier.close()
     assert theirs.recv(64) == said
@@ -122,7 +122,7 @@ def test_a_window_that_is_shorter_than_its_stages_is_not_mapped(monkeypatch: pyt
     monkeypatch.setattr(copy_window, "_memory", lambda *arguments: pytest.fail("it was mapped"))
     ours, theirs = socket.socketpair()
     reply = WindowReply(fds=["bell", "page"], stages=2, stage_bytes=4096, bytes=8191)
-    with pytest.raises(SharedMemoryError, match="longer than the window"):
+    with pytest.raises(SharedMemoryError, match="exceed the window"):
         WindowCopier(LAYOUT, reply, [ours.detach(), memfd("page", 4096)], 0)
     theirs.close()
 
@@ -141,13 +141,13 @@ def test_a_window_whose_connection_ended_while_it_was_made_is_closed(monkeypatch
     keeper = WindowKeeper(LAYOUT, "", pytest.fail)
     answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(), fds=[])
     gone: Any = SimpleNamespace(hello=None, ask=lambda *arguments: None)
-    keeper._made(gone, answer)
+    keeper._on_window(gone, answer)
     assert closed == ["closed"]
     there: Any = SimpleNamespace(hello=None, ask=lambda *arguments: 7)
-    keeper._made(there, answer)
+    keeper._on_window(there, answer)
     assert closed == ["closed"]
     keeper.retire()
-    for retired in keeper.reap():
+    for retired in keeper.take_retired():
         retired.close()
     assert closed == ["closed"] * 2
 
@@ -160,5 +160,5 @@ def test_whatever_goes_wrong_while_a_window_is_made_the_worker_copies_itself(mon
     counted: list[str] = []
     keeper = WindowKeeper(LAYOUT, "", counted.append)
     answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(), fds=[])
-    keeper._made(SimpleNamespace(hello=None), answer)  # type: ignore[arg-type]
+    keeper._on_window(SimpleNamespace(hello=None), answer)  # type: ignore[arg-type]
     assert (counted, keeper.reason) == (["windowUnavailable/NotMapped"], "NotMapped")

@@ -112,9 +112,9 @@ def test_memory_that_came_by_handle_is_that_of_the_sidecar_and_what_cannot_be_op
     monkeypatch.delenv("FAKE_STAYS")
     with pytest.raises(SharedMemoryError, match="cuIpcOpenMemHandle_v2 failed with 1"):
         _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes(64)), None)
-    with pytest.raises(SharedMemoryError, match="without its descriptor"):
+    with pytest.raises(SharedMemoryError, match="without the descriptor"):
         _memory(layout, WindowReply(kind="posix_fd", bytes=WINDOW_BYTES), None)
-    with pytest.raises(SharedMemoryError, match="of no use"):
+    with pytest.raises(SharedMemoryError, match="cannot use a window"):
         _memory(layout, WindowReply(kind="host", bytes=WINDOW_BYTES), 0)
 
 
@@ -133,18 +133,18 @@ def test_a_handle_whose_sidecar_is_dead_is_named_and_the_worker_copies_itself(
             keeper = WindowKeeper(layout, "", counted.append)
             ours, bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             fds = [os.dup(page), bell.detach()]
-            keeper._made(client, SimpleNamespace(error=None, fds=fds, read=lambda kind: body))  # type: ignore[arg-type]
-            assert (keeper._asked is not None) == alive
+            keeper._on_window(client, SimpleNamespace(error=None, fds=fds, read=lambda kind: body))  # type: ignore[arg-type]
+            assert (keeper._pending is not None) == alive
             if alive:
                 assert counted == []
                 keeper.retire()
-                for retired in keeper.reap():
+                for retired in keeper.take_retired():
                     retired.close()
                 exporter.kill()
             assert ours.recv(1) == b"\x02", "it is not mapped"
             ours.close()
     assert (keeper.reason, counted, keeper.live) == ("NotMapped", ["windowUnavailable/NotMapped"], None)
-    said = "no window, this worker copies itself: NotMapped: cuIpcOpenMemHandle_v2 failed with 205"
+    said = "no window, this worker copies by itself: NotMapped: cuIpcOpenMemHandle_v2 failed with 205"
     assert [record.message for record in caplog.records] == [said]
     assert driver.fake_streams() == streams
     os.close(page)
@@ -157,7 +157,7 @@ def test_memory_of_another_device_is_refused_and_unmapped(
     calls = made_up_cuda.install(driver, monkeypatch)
     monkeypatch.setenv("FAKE_FOREIGN", "2")
     fd = memfd("device", WINDOW_BYTES)
-    with pytest.raises(SharedMemoryError, match=r"^the window is memory of device 2, the KV blocks are on device 0$"):
+    with pytest.raises(SharedMemoryError, match=r"^the window is on device 2, the KV blocks are on device 0$"):
         _memory(layout, WindowReply(kind=kind, bytes=WINDOW_BYTES, handle=handle), fd)
     os.close(fd)
     assert calls.count(unmaps) == 1

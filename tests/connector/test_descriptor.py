@@ -255,7 +255,7 @@ def test_without_local_files_a_model_is_unshared_by_name(
     named = model.format(folder=folder, empty=tmp_path / "empty", torn=tmp_path / "torn")
     load = {"load_format": load_format, "download_dir": str(tmp_path)}
     config = vllm_config(Path("/"), model_config={"model": named}, load_config=load, witnessed=False)
-    config.kv_transfer_config.kv_connector_extra_config[weights.START] = weights.look(
+    config.kv_transfer_config.kv_connector_extra_config[weights.START] = weights.record_files(
         [weights.source_of(config.model_config, config.load_config)]
     )
     digests = Digests()

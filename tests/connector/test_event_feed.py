@@ -68,7 +68,7 @@ class Prompt:
 
 def deliver(feed: EventFeed, publisher: Publisher, *first: Any) -> list[Any]:
     """One step of vLLM: its own events, then the feed's. Returns the feed's."""
-    events = feed.take()
+    events = feed.take_events()
     publisher.publish(KVEventBatch(ts=0.0, events=[*first, *events]))
     return events
 
@@ -110,9 +110,9 @@ def test_routers_end_with_exactly_what_is_held(seed: int, monkeypatch: pytest.Mo
             feed.replace(list(held.values()))
         elif act < 0.72:
             held.clear()
-            feed.lose()
+            feed.clear()
         elif act < 0.74:
-            feed.anew()
+            feed.republish()
             deliver(feed, publisher, AllBlocksCleared())
         else:
             deliver(feed, publisher)
@@ -123,7 +123,7 @@ def test_routers_end_with_exactly_what_is_held(seed: int, monkeypatch: pytest.Mo
     for one in prompts:
         there = next((at for at, one_hash in enumerate(one.hashes) if one_hash not in blocks), len(one.hashes))
         assert [router.blocks(one.tokens, BLOCK, "CPU") for router in publisher.routers] == [there, there]
-    feed.lose()
+    feed.clear()
     all_of(feed, publisher)
     llm_d, dynamo = publisher.routers
     assert isinstance(llm_d, LlmD)
@@ -155,7 +155,7 @@ def test_batches_that_are_lost_on_the_way_to_a_router_leave_nothing_false() -> N
                 held.add(event.hash)
                 feed.apply([event])
             while feed.pending:
-                vllm.publish(KVEventBatch(ts=0.0, events=feed.take()))
+                vllm.publish(KVEventBatch(ts=0.0, events=feed.take_events()))
                 published += 1
             subscriber.receive(lambda: chosen.random() < 0.3)
         wait_for(lambda: (subscriber.catch_up(), subscriber.next == published)[1], 10, "every batch")

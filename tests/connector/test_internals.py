@@ -19,7 +19,7 @@ from kvcachepool.internals import NEEDED, OPTIONAL, changed_internals
 from servers.versions import newest
 
 #: Our hooks that the base class of the installed vLLM need not have.
-_OURS = {"adapter_loaded", "arrive", "bugs", "kv_cache_is_back", "kv_cache_leaves", "off_reason", "weights_changed"}
+_OURS = {"adapter_loaded", "arrive", "bugs", "kv_cache_restored", "kv_cache_released", "off_reason", "weights_changed"}
 
 
 def test_this_vllm_has_all_of_it() -> None:

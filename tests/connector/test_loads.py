@@ -18,7 +18,7 @@ from stub_sidecar import Received
 
 from kvcachepool import probes
 from kvcachepool.loads import Loads
-from kvcachepool.lookups import Patience
+from kvcachepool.lookups import WaitBudget
 from kvcachepool.messages import CHUNK_ABSENT, CHUNK_PENDING, CHUNK_READY, ProbeReply
 from kvcachepool.probes import Plan
 from kvcachepool.requests import RequestState
@@ -206,7 +206,7 @@ def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: Scripte
 def test_a_request_that_waits_for_more_hears_at_once_that_none_comes(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    monkeypatch.setattr(WaitBudget, "_LATE_S", 20.0)
     monkeypatch.setattr(probes, "RENEW_AFTER_S", (600.0, 600.0))
     scripted.settings["load_timeout_ms"] = 600_000
     engine = connected(loop())

@@ -18,7 +18,7 @@ from stub_sidecar import Received
 
 from kvcachepool import lookups
 from kvcachepool.local_cache import LocalCache
-from kvcachepool.lookups import Patience
+from kvcachepool.lookups import WaitBudget
 from kvcachepool.messages import CHUNK_PENDING, CHUNK_READY
 from kvcachepool.probes import Lookup
 from kvcachepool.wire import Op
@@ -115,7 +115,7 @@ def hints_and_holds(
 def test_what_the_early_probe_left_in_a_tier_is_fetched(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch, held: int | None, late: bool
 ) -> None:
-    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    monkeypatch.setattr(WaitBudget, "_LATE_S", 20.0)
     if late:
         scripted.settings["first_poll_wait_us"] = 0
     engine = connected(loop())
@@ -169,7 +169,7 @@ def test_an_answer_that_comes_while_it_is_looked_at_is_not_taken_for_a_refusal(
             Lookup.result.__set__(self, value)  # type: ignore[attr-defined]
 
     engines = threading.current_thread()
-    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    monkeypatch.setattr(WaitBudget, "_LATE_S", 20.0)
     scripted.settings["first_poll_wait_us"] = 0
     engine = connected(loop())
     stored(scripted, engine)
@@ -233,7 +233,7 @@ def checked_first(scripted: ScriptedPool) -> list[Received]:
 def test_an_idle_engine_waits_for_a_check_inside_its_step(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "_IDLE_S", 20.0)
+    monkeypatch.setattr(WaitBudget, "_IDLE_S", 20.0)
     scripted.settings["load_timeout_ms"] = 20_000
     engine = connected(loop())
     stored(scripted, engine)
@@ -254,7 +254,7 @@ def test_an_idle_engine_waits_for_a_check_inside_its_step(
 def test_an_engine_that_computes_does_not_wait_for_a_check(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "_IDLE_S", 60.0)
+    monkeypatch.setattr(WaitBudget, "_IDLE_S", 60.0)
     scripted.settings["load_timeout_ms"] = 60_000
     engine = connected(loop())
     stored(scripted, engine)

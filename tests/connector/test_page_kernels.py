@@ -206,9 +206,9 @@ def test_that_a_window_does_without_kernels_is_counted_by_name() -> None:
     for reason in ("", "PtxTooNew"):
         keeper = WindowKeeper(layout_of(SMALL), "", counted.append)
         asked: Any = SimpleNamespace(memory=SimpleNamespace(where="device memory", no_kernels=reason))
-        keeper._asked = asked
+        keeper._pending = asked
         answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(working=True))
-        keeper._seen(asked, answer)
+        keeper._on_confirmed(asked, answer)
         assert keeper.live is asked
     assert counted == ["windowWithoutKernels/PtxTooNew"]
 
@@ -220,16 +220,16 @@ def test_kernels_that_are_lost_later_are_counted_once(
     layout = layout_of(SMALL)
     keeper = WindowKeeper(layout, "", counted.append)
     window = opened(layout)
-    keeper._asked = asked = SimpleNamespace(memory=window.memory)  # type: ignore[assignment]
+    keeper._pending = asked = SimpleNamespace(memory=window.memory)  # type: ignore[assignment]
     answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(working=True))
-    keeper._seen(asked, answer)  # type: ignore[arg-type]
-    keeper.reap()
+    keeper._on_confirmed(asked, answer)  # type: ignore[arg-type]
+    keeper.take_retired()
     assert counted == []
     driver.fake_launches()
     monkeypatch.setenv("FAKE_LAUNCHES", "0")
     there_and_back(layout, window)
-    keeper.reap()
-    keeper.reap()
+    keeper.take_retired()
+    keeper.take_retired()
     assert counted == ["windowWithoutKernels/DriverFailed"]
 
 
@@ -260,7 +260,8 @@ def test_after_a_launch_that_failed_copy_engines_move_the_whole_job_and_all_othe
     assert driver.fake_launches() == 0
     assert window.memory.no_kernels == "DriverFailed"
     assert [record.message for record in caplog.records].count(
-        "no kernels for small pieces of KV blocks, copy engines move them: DriverFailed: cuLaunchKernel failed with 701"
+        "kernels cannot be used, copy engines copy small pieces of KV blocks: "
+        "DriverFailed: cuLaunchKernel failed with 701"
     ) == 1
 
 
@@ -269,7 +270,7 @@ def test_a_block_that_the_cache_has_not_is_left_out_and_the_job_fails(opened: An
     layout = layout_of(SMALL)
     window = opened(layout)
     before = layout.storages[0].clone()
-    with pytest.raises(RuntimeError, match="blocks that the KV cache has not"):
+    with pytest.raises(RuntimeError, match="block ids that are not in the KV cache"):
         window.memory.copy(kind, [Piece(0, [BLOCKS], [0])], None)
     assert window.bytes(0, WINDOW_BYTES) == bytes(WINDOW_BYTES)
     assert torch.equal(layout.storages[0], before)
@@ -308,7 +309,7 @@ def test_blocks_outside_of_the_window_are_not_moved_and_the_job_fails(
 ) -> None:
     window = opened(layout_of(SMALL))
     driver.fake_launches()
-    with pytest.raises(ValueError, match="outside of the window"):
+    with pytest.raises(ValueError, match="exceed the window"):
         window.memory.copy("store", [Piece(0, [5] * blocks, [at + i * 16384 for i in range(blocks)])], None)
     assert driver.fake_launches() == 0
 

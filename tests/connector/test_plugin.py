@@ -131,7 +131,7 @@ def test_models_that_cannot_be_served(model: dict[str, bool], caching: bool, tol
         kv_transfer_config=transfer("KVCachePoolConnector"),
     )
     if told:
-        preflight.tell_connector(config.kv_transfer_config, **{preflight.PREFIXES_WORK: True})
+        preflight.pass_facts(config.kv_transfer_config, **{preflight.PREFIXES_WORK: True})
     assert preflight.model_refusal(config) == reason
 
 
@@ -185,7 +185,7 @@ def test_a_config_of_the_users_own_must_recompute() -> None:
 def hooked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The plugin registered, and the reasons that it told."""
     told: list[str] = []
-    monkeypatch.setattr(plugin, "tell_off", told.append)
+    monkeypatch.setattr(plugin, "report_off", told.append)
     original = EngineArgs.create_engine_config
     plugin.register()
     plugin.register()

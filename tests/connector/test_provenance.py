@@ -31,7 +31,7 @@ HEX = "ab" * 32
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that nobody has watched yet."""
     monkeypatch.delenv(provenance.VARIABLE, raising=False)
-    monkeypatch.setattr(provenance, "_front", provenance._Front())
+    monkeypatch.setattr(provenance, "_front", provenance._FrontProcess())
     monkeypatch.setattr(provenance, "_given", provenance.Given())
     kept = [(ProcessorInputs, "get_mm_hashes"), (InputProcessor, "process_inputs")]
     kept += [(InputProcessor, "inject_into_mm_cache")]

@@ -138,7 +138,7 @@ def test_a_rank_page_locks_only_segments_that_it_uses(
             for rank in ranks:
                 rank.store(said, [(1 + 2 * at, 2 + 2 * at) for at in range(8)])
             stored += len(chunks)
-        wait_for(lambda: all(not rank.copier._pins._wanted for rank in ranks), 20, "page locks")  # type: ignore[union-attr]
+        wait_for(lambda: all(not rank.copier._locks._wanted for rank in ranks), 20, "page locks")  # type: ignore[union-attr]
         wait_for(lambda: sidecar.status()["memory"]["slots"]["committed"] == 0, 20, "digests")
 
         def of(rank: RankOfTwo) -> set[int]:

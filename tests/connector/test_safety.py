@@ -57,7 +57,7 @@ def raise_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[s
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (lookups.Patience, "new_step"),
+        (lookups.WaitBudget, "new_step"),
         (Stores, "offer_step"),
         (PrefillSpeed, "step"),
         (lookups.Lookups, "send_releases"),

@@ -159,7 +159,7 @@ def test_no_copy_is_begun_while_the_kv_cache_has_no_memory(scripted: ScriptedPoo
     engine.generate("queued", prompt(512, 2))
     engine.until(lambda: worker._queue, what="a store in the worker's queue")
     engine.connector.weights_changed("sleep")
-    engine.worker.kv_cache_leaves()
+    engine.worker.kv_cache_released()
     for cache in engine.caches.values():
         cache.zero_()
     with worker._wake:
@@ -168,7 +168,7 @@ def test_no_copy_is_begun_while_the_kv_cache_has_no_memory(scripted: ScriptedPoo
     engine.add("asleep", tokens)
     for _ in range(5):
         engine.step()
-    engine.worker.kv_cache_is_back()
+    engine.worker.kv_cache_restored()
     engine.run("asleep")
     engine.drain()
     assert len(scripted.chunks) - published <= 8, "only what was computed anew"
@@ -269,7 +269,7 @@ def test_what_fails_in_the_connector_does_not_stop_the_call(monkeypatch: pytest.
 
 def test_a_worker_is_told_before_its_kv_cache_leaves_and_after_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(watch, "_tell_worker", order.append)
+    monkeypatch.setattr(watch, "_call_worker_hook", order.append)
 
     class CPUWorker:
         def sleep(self, level: int = 1) -> None:
@@ -291,5 +291,5 @@ def test_a_worker_is_told_before_its_kv_cache_leaves_and_after_it_is_back(monkey
     worker.wake_up(tags=["kv_cache"])
     worker.discard(("kv_cache",))
     worker.wake_up()
-    leaves, back = "kv_cache_leaves", "kv_cache_is_back"
+    leaves, back = "kv_cache_released", "kv_cache_restored"
     assert order == [leaves, "asleep", "awake", "awake", back, leaves, "discarded", "awake", back]

@@ -148,7 +148,7 @@ def test_a_store_whose_sidecar_dies_keeps_its_slots_until_no_dead_copy_can_reach
     assert ended(engine) == Ended(1, 1), "nothing of it is committed"
     keeper = engine.worker._windows
     assert keeper is not None
-    until(lambda: keeper.lost and keeper.lost[0].gone_at and live(engine), "the next boot")
+    until(lambda: keeper.lost and keeper.lost[0].ended_at and live(engine), "the next boot")
     assert not engine.fill_up(PRESSURE) & slots, "a slot that a dead copy may reach was given to somebody else"
     wait_for(lambda: granted(sidecar) == len(HASHES), 20, "all others to be committed")
     monkeypatch.setattr(window_module, "_DEAD_COPIES_S", 0.0)
@@ -161,7 +161,7 @@ def test_a_store_whose_sidecar_dies_keeps_its_slots_until_no_dead_copy_can_reach
 def test_a_sidecar_that_does_not_answer_loses_its_window_and_the_worker_copies_itself(
     engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_window, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(copy_window, "_STAGE_TIMEOUT_S", 0.3)
     ships(engine, sidecar)
     assert ended(engine) == Ended(1, 1)
     keeper = engine.worker._windows
@@ -180,7 +180,7 @@ def test_a_sidecar_that_does_not_answer_loses_its_window_and_the_worker_copies_i
 def test_a_load_whose_sidecar_is_frozen_fails_in_time(
     engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_window, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(copy_window, "_STAGE_TIMEOUT_S", 0.3)
     expected = stored(engine)
     said = engine.probe(HASHES, "a")
     stop(sidecar)
@@ -233,8 +233,8 @@ def test_a_window_whose_end_is_seen_behind_the_next_boots_hello_gives_nothing_to
     body = messages.Sections(region=1, refs=bytes(range(16)))
     assert client.hello is not None
     with engine.worker._wake:
-        keeper.lose(client, client.hello.boot - 1, body)
-        assert keeper.lost[0].gone_at is not None
+        keeper.add_lost(client, client.hello.boot - 1, body)
+        assert keeper.lost[0].ended_at is not None
         assert keeper.lost[0].body.refs in engine.worker.held(body.region).grants
         assert engine.worker.held(body.region + 1).grants == b""
 

@@ -613,7 +613,7 @@ def test_a_window_is_unmapped_when_the_connection_ends_behind_the_copy_thread(ra
     said: list[str] = []
     rank.worker.end_copies(1)
     window = SimpleNamespace(close=lambda: said.append("closed"))
-    keeper: Any = SimpleNamespace(retire=lambda: said.append("retired"), reap=lambda: [window])
+    keeper: Any = SimpleNamespace(retire=lambda: said.append("retired"), take_retired=lambda: [window])
     with rank.worker._wake:
         kept, rank.worker._windows = rank.worker._windows, keeper
         rank.worker.on_lost()

@@ -128,7 +128,7 @@ class Rank:
 
     def close(self) -> None:
         self.keeper.retire()
-        for window in self.keeper.reap():
+        for window in self.keeper.take_retired():
             window.close()
         self.worker.client.go_off("TestOver")
         self.scheduler.client.go_off("TestOver")

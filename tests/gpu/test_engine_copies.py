@@ -56,7 +56,7 @@ class EngineCopies(place.OnDevice):
         assert (arena == before).all()
 
     def page_locked(self, made: Any) -> None:
-        place.wait_for(lambda: made._pins._done.any() or made._pins._failed, 30, "a page lock")
+        place.wait_for(lambda: made._locks._done.any() or made._locks._failed, 30, "a page lock")
 
     def test_bytes_are_the_same_in_every_layout_before_and_after_the_arena_is_page_locked(self) -> None:
         import torch
@@ -68,7 +68,7 @@ class EngineCopies(place.OnDevice):
                 self.there_and_back(layout, made)
                 if place.device() == "cuda":
                     self.page_locked(made)
-                    assert not made._pins._failed, "the driver refused to page-lock the arena"
+                    assert not made._locks._failed, "the driver refused to page-lock the arena"
                     with torch.inference_mode():
                         layout.storages[0].copy_(place.noise(layout.storages[0].numel(), 2))
                     self.there_and_back(layout, made)
@@ -95,8 +95,8 @@ class EngineCopies(place.OnDevice):
             self.copied(made, "load", numbers, offsets)
             assert place.contents(layout) == wanted
             if place.device() == "cuda":
-                place.wait_for(lambda: made._pins._done.all() or made._pins._failed, 30, "the page locks")
-                assert not made._pins._failed, "the driver refused to page-lock the arena"
+                place.wait_for(lambda: made._locks._done.all() or made._locks._failed, 30, "the page locks")
+                assert not made._locks._failed, "the driver refused to page-lock the arena"
 
     def test_a_copier_that_ended_leaves_no_page_lock(self) -> None:
         layout = place.kv_cache("BLHNC")

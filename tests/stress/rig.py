@@ -112,7 +112,7 @@ class Rig(Traffic):
             self._reset_prefix_cache()
         self.faults.look()
         self.counts.look_at(self.engine)
-        if "a bug in the KV cache connector" in self.engine.log_text():
+        if "unexpected error in the KV cache connector" in self.engine.log_text():
             raise self.failure("the connector raised: see the log")
 
     # -- events that need the engine
