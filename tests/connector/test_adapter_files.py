@@ -1,4 +1,4 @@
-"""The content of LoRA adapters: known only for uses that began before a look at their files."""
+"""Hashes of LoRA adapters: known only for uses that began before a check of their files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_adapter_is_unknown_until_its_files_were_hashed_in_the_background(ada
     watch.hashes.close()
 
 
-def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(
+def test_an_adapter_whose_files_change_under_its_id_stays_uncached(
     adapter: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch = Watch()
@@ -80,7 +80,7 @@ def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(
     watch.hashes.close()
 
 
-def test_attributes_that_a_network_file_system_remembers_hide_no_change(
+def test_cached_attributes_of_a_network_file_system_hide_no_change(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, scandir = adapter / "adapter_model.safetensors", os.scandir
@@ -105,7 +105,7 @@ def test_a_change_that_hides_its_time_shows_in_the_stamp(adapter: Path) -> None:
     assert adapter_files.stamp_of(str(adapter)) != stamp
 
 
-def test_each_use_of_an_adapter_is_known_by_a_look_that_began_after_it(
+def test_an_adapter_is_known_only_after_a_check_that_started_after_its_use(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, disk = Watch(), HangingDisk(monkeypatch, adapter)
@@ -126,7 +126,7 @@ def test_each_use_of_an_adapter_is_known_by_a_look_that_began_after_it(
     watch.hashes.close()
 
 
-def test_a_file_system_that_hangs_holds_up_nobody_but_the_threads_that_ask_it(
+def test_a_hanging_file_system_blocks_only_the_threads_that_use_it(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter_files, "_LOOK_S", 0.0)
@@ -143,7 +143,7 @@ def test_a_file_system_that_hangs_holds_up_nobody_but_the_threads_that_ask_it(
     watch.hashes.close()
 
 
-def test_a_process_ends_while_a_file_system_hangs(adapter: Path) -> None:
+def test_a_process_exits_while_a_file_system_hangs(adapter: Path) -> None:
     code = """
 import os, sys, threading, time
 from kvcachepool.adapter_files import AdapterHashes
@@ -158,7 +158,7 @@ hashes.close()
     subprocess.run([sys.executable, "-c", code, str(adapter)], env=environ, check=True, timeout=60)
 
 
-def test_an_adapter_without_local_files_is_looked_for_again(
+def test_an_adapter_without_local_files_is_checked_again(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

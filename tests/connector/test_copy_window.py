@@ -1,4 +1,4 @@
-"""The order of a window's stages within a job, with a sidecar that answers what a test says."""
+"""The order of a window's stages within a job, with scripted responses of the sidecar."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Memory:
 
 
 class Scripted(WindowCopier):
-    """Gives stages back with these answers, in order."""
+    """Returns stages with these results, in order."""
 
     def __init__(self, stages: int, answers: list[str]) -> None:
         self.memory: Any = Memory()
@@ -66,7 +66,7 @@ class Scripted(WindowCopier):
     ],
 )
 @pytest.mark.parametrize("kind", ["load", "store"])
-def test_a_refused_stage_is_the_jobs_answer_whatever_comes_after_it(kind: str, answers: list[str]) -> None:
+def test_a_refused_stage_decides_the_result_of_the_job(kind: str, answers: list[str]) -> None:
     parts = [Staged(np.zeros((1, 4), dtype=np.uint32), []) for _ in answers]
     copier = Scripted(3, answers)
     run = copier._load if kind == "load" else copier._store
@@ -77,7 +77,7 @@ def test_a_refused_stage_is_the_jobs_answer_whatever_comes_after_it(kind: str, a
         assert copier.memory.copied == answers.index(first), "nothing is scattered behind a refusal"
 
 
-def test_stages_that_all_come_back_are_a_job_that_is_done() -> None:
+def test_a_job_is_done_when_all_stages_are_returned() -> None:
     for kind in ("load", "store"):
         copier = Scripted(3, [""] * 7)
         parts = [Staged(np.zeros((1, 4), dtype=np.uint32), []) for _ in range(7)]
@@ -86,7 +86,7 @@ def test_stages_that_all_come_back_are_a_job_that_is_done() -> None:
 
 
 @pytest.mark.parametrize(("unmaps", "said"), [(True, b"\x02"), (False, b"")])
-def test_a_worker_says_that_it_has_unmapped_a_window_when_it_has(unmaps: bool, said: bytes) -> None:
+def test_a_worker_reports_an_unmapped_window(unmaps: bool, said: bytes) -> None:
     copier = Scripted(3, [])
     copier.memory.unmaps = unmaps
     copier._bell, theirs = socket.socketpair()
@@ -102,7 +102,7 @@ def test_a_worker_says_that_it_has_unmapped_a_window_when_it_has(unmaps: bool, s
 @pytest.mark.parametrize(
     ("error", "said"), [(SharedMemoryError("no"), b"\x02"), (StillMappedError("no"), b""), (KeyError("no"), b"\x02")]
 )
-def test_a_window_that_could_not_be_made_says_whether_it_is_mapped(
+def test_a_failed_window_reports_whether_it_is_mapped(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: bytes
 ) -> None:
     def refused(*arguments: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_window_that_is_shorter_than_its_stages_is_not_mapped(monkeypatch: pyt
     theirs.close()
 
 
-def test_a_window_whose_connection_ended_while_it_was_made_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_closed_if_its_connection_ends_during_its_creation(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     class Made:
@@ -152,7 +152,7 @@ def test_a_window_whose_connection_ended_while_it_was_made_is_closed(monkeypatch
     assert closed == ["closed"] * 2
 
 
-def test_whatever_goes_wrong_while_a_window_is_made_the_worker_copies_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_failure_to_create_a_window_leaves_the_copies_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def odd(*arguments: Any) -> None:
         raise OverflowError("of some kind")
 

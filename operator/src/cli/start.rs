@@ -275,7 +275,7 @@ async fn start(
     Ok(())
 }
 
-/// Work of the leader only. It starts anew in each leader session.
+/// Work of the leader only. It starts again in each leader session.
 async fn lead<F: Future<Output = ()>>(
     leadership: Leadership,
     mut shutdown: Shutdown,

@@ -186,12 +186,12 @@ impl Elector {
         let Some(last) = self.last.take().filter(|_| led) else {
             return;
         };
-        let nobody = Holder {
+        let released = Holder {
             name: "",
             timing: self.timing,
             taken: false,
         };
-        match timeout(self.timing.retry_period, self.lease.replace(last, nobody)).await {
+        match timeout(self.timing.retry_period, self.lease.replace(last, released)).await {
             Ok(Ok(_)) => info!("Lease released"),
             Ok(Err(e)) => warn!(error = %e, "the Lease could not be released; it expires"),
             Err(_) => warn!("timeout releasing the Lease; it expires"),
