@@ -45,11 +45,11 @@ class Namespaces:
             state.namespace = None
             state.refusal = str(reason)
 
-    def begin_anew(self, state: RequestState) -> None:
+    def restart(self, state: RequestState) -> None:
         """The request holds no blocks. Its future blocks belong to the current epoch and are stored from the
         beginning.
         """
-        state.begin_anew()
+        state.restart()
         self.assign(state)
 
     def draw_epoch(self) -> None:

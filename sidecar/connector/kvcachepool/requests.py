@@ -140,7 +140,7 @@ class RequestState:
         self.since_s = self.created_s
         self.prompt_tokens = self.request.num_prompt_tokens
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """The request holds no blocks."""
         self.holds_blocks = self.stale = False
         self.progress = Progress()

@@ -178,7 +178,7 @@ class Scheduler:
             return
         state.plan = None
         self._lookups.consume(state)
-        self._namespaces.begin_anew(state)
+        self._namespaces.restart(state)
         self._lookups.probe_early(state)
 
     def _sweep(self, now_s: float) -> None:
@@ -222,7 +222,7 @@ class Scheduler:
         state = self._states.get(request_id)
         self._loads.ended(request_id, state, failed)
         if failed and state is not None:
-            self._namespaces.begin_anew(state)
+            self._namespaces.restart(state)
 
     def is_busy(self) -> bool:
         """An idle engine must keep stepping: stores hold blocks, loads write blocks, leases have ended, or KV events

@@ -108,7 +108,7 @@ class Session:
                 if state.holds_blocks:
                     state.stale = True
                 else:
-                    self.namespaces.begin_anew(state)
+                    self.namespaces.restart(state)
             self.stores.give_up()
 
     def weights_changed(self, what: str) -> None:
