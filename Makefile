@@ -1,4 +1,4 @@
-# The developer's manual. Everything installed lies outside the checkout, under $(CACHE).
+# The developer's manual. Everything installed is outside of the checkout, under $(CACHE).
 export KVCACHEPOOL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvcachepool
 export CARGO_TARGET_DIR ?= $(KVCACHEPOOL_CACHE)/target
 export PATH := $(PATH):$(HOME)/.cargo/bin

@@ -1,4 +1,4 @@
-"""Skips are named with their reason; with KVCACHEPOOL_REQUIRE=all only those of allowed-skips.txt are let through."""
+"""Reports skips with their reason. With KVCACHEPOOL_REQUIRE=all only those of allowed-skips.txt are accepted."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 failed=0
 same() {
-    cmp -s "$1" "$2" || { echo "$2 differs from $1: copy it anew" >&2; failed=1; }
+    cmp -s "$1" "$2" || { echo "$2 differs from $1: copy it again" >&2; failed=1; }
 }
 same sidecar/protocol/layouts.json sidecar/connector/kvcachepool/layouts.json
 same kernels/ptx/manifest.json sidecar/connector/kvcachepool/kernels.json

@@ -4,7 +4,7 @@
 #   tools/ptx.sh setup   installs nvcc and ptxas from PyPI (514 MB) outside the checkout
 #   tools/ptx.sh ready   are they there, in the version of the manifest?
 #   tools/ptx.sh build   writes kernels/ptx/*.ptx and the hashes in kernels/ptx/manifest.json, and the connector's copies
-#   tools/ptx.sh check   does the PTX belong to the sources? With nvcc by compiling anew, and ptxas assembles it for sm_80 and sm_90;
+#   tools/ptx.sh check   does the PTX belong to the sources? With nvcc by compiling again, and ptxas assembles it for sm_80 and sm_90;
 #                        without nvcc by hashes alone
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -58,7 +58,7 @@ check() {
     scratch="$(mktemp -d)"
     trap 'rm -rf "$scratch"' EXIT
     manifest | cmp -s - "$MANIFEST" || { echo "$MANIFEST has other hashes than the files: run tools/ptx.sh build" >&2; exit 1; }
-    cuda="$(toolkit)" || { echo "skipped: compiling kernels anew and assembling them: no nvcc $(value compiler) in $VENV; hashes agree"; exit 0; }
+    cuda="$(toolkit)" || { echo "skipped: compiling kernels again and assembling them: no nvcc $(value compiler) in $VENV; hashes agree"; exit 0; }
     for name in $(modules); do
         compile "$cuda" "$name" "$scratch/$name.ptx"
         cmp -s "$scratch/$name.ptx" "kernels/ptx/$name.ptx" ||

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_those_that_a_variable_can_have() {
+    fn field_paths_are_those_of_environment_variables() {
         all(
             is_field_path,
             &[

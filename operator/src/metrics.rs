@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stand_once_and_help_texts_are_sentences() {
+    fn names_are_unique_and_help_texts_are_sentences() {
         let names: std::collections::HashSet<_> = ALL.iter().map(|m| m.name).collect();
         assert_eq!(names.len(), ALL.len());
         assert!(ALL.iter().all(|m| m.help.ends_with('.')));

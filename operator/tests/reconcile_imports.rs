@@ -66,7 +66,7 @@ fn first_names(path: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn no_files_import_each_other_in_a_circle() {
+fn no_import_cycles() {
     let files = files();
     let mut left = imports(&files);
     assert!(left["reconcile/session"].contains("reconcile/plan"));
@@ -86,7 +86,7 @@ fn no_files_import_each_other_in_a_circle() {
 }
 
 #[test]
-fn the_parts_of_a_pass_know_only_what_stands_before_them() {
+fn the_parts_of_a_pass_import_only_earlier_parts() {
     let files = files();
     let imports = imports(&files);
     for (file, imports) in &imports {

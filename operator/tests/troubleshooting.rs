@@ -63,7 +63,7 @@ fn the_page_explains_every_reason() {
     let page = fs::read_to_string(PAGE).unwrap();
     assert!(
         page == filled,
-        "docs/guides/troubleshooting.md is not what the code says; run this test with UPDATE_DOCS=1"
+        "docs/guides/troubleshooting.md is outdated; run this test with UPDATE_DOCS=1"
     );
     for table in ["injection", "shortfalls", "conditions"] {
         assert!(
@@ -74,14 +74,14 @@ fn the_page_explains_every_reason() {
 }
 
 #[test]
-fn a_reason_stands_for_one_thing() {
+fn each_reason_has_one_meaning() {
     for table in ["injection", "shortfalls", "conditions"] {
         let mut names = HashSet::new();
         for (name, sentence) in reasons(table) {
-            assert!(names.insert(name), "{name} stands twice in {table}");
+            assert!(names.insert(name), "{name} is twice in {table}");
             assert!(
                 sentence.ends_with('.'),
-                "{name}: what it means is a sentence"
+                "{name}: its text must be a sentence"
             );
             assert!(!sentence.contains('\n'));
         }

@@ -17,7 +17,7 @@ from bench.results import RESULTS
 
 BENCHMARKS = ("copies", "probe", "scheduler", "ttft", "overhead", "idle", "simulation", "kernels")
 APART = ("operator", "tiers", "soak")
-# Name of a row -> (least, most) of its ratio where it has one, else of its value.
+# Name of a row -> (minimum, maximum) of its ratio, or of its value if it has no ratio.
 BARS: dict[str, tuple[float | None, float | None]] = {
     "probe_128k_first_p50_ms": (None, 1.0),
     "store_vs_memcpy": (0.75, None),
@@ -48,7 +48,7 @@ BARS: dict[str, tuple[float | None, float | None]] = {
         for depth in (8, 64)
     },
 }
-# Most of its value, also where it has a ratio.
+# Maximum of the value, even if the row has a ratio.
 VALUE_BARS = {
     "operator_rss_mib": 150.0,
     "api_writes_per_min_unchanged": 0.0,
@@ -61,7 +61,7 @@ VALUE_BARS = {
 
 
 def print_table() -> None:
-    """All rows of the results file."""
+    """Prints all rows of the results file."""
     rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     print(f"\n{'name':34} {'value':>10} {'unit':6} {'ratio':>8}  {'bar':>8}  met  reference")
     for row in sorted(rows, key=lambda row: row["name"]):
@@ -77,7 +77,7 @@ def print_table() -> None:
 
 
 def main(chosen: list[str]) -> int:
-    """Runs the chosen ones, or all."""
+    """Runs the selected benchmarks, or all."""
     unknown = set(chosen) - {*BENCHMARKS, *APART}
     if unknown:
         print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS + APART)}", file=sys.stderr)

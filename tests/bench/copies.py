@@ -51,14 +51,14 @@ void rows(char **to, char **from, size_t count, size_t bytes) {
 
 
 class Chunk(NamedTuple):
-    """As `kvcachepool.jobs.Chunk`, which needs vLLM."""
+    """Like `kvcachepool.jobs.Chunk`, which needs vLLM."""
 
     refs: bytes
     blocks: tuple[tuple[int, ...], ...]
 
 
 def compiled_memcpy(folder: str) -> ctypes.CDLL:
-    """The reference: a loop over memcpy, by the C compiler at hand."""
+    """The reference: a loop over memcpy, compiled by the local C compiler."""
     source, library = Path(folder) / "rows.c", Path(folder) / "rows.so"
     source.write_text(MEMCPY)
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
@@ -82,7 +82,7 @@ def new_mapping(arena_bytes: int, segments: int = 1) -> Mapping:
 
 
 class Setup:
-    """A KV cache of twice the bytes, an arena, and one job that touches scattered blocks and slots."""
+    """A KV cache of twice the bytes, an arena, and one job with scattered blocks and slots."""
 
     def __init__(self, row_bytes: int, library: ctypes.CDLL) -> None:
         self.moved = TOTAL
@@ -135,7 +135,7 @@ class Setup:
 
 @contextmanager
 def busy_python() -> Iterator[None]:
-    """A thread that holds the GIL whenever it can."""
+    """A thread that holds the GIL as much as possible."""
     stop = False
 
     def spin() -> None:

@@ -1,4 +1,4 @@
-"""The examples that measure: each prints JSON objects, one a line."""
+"""The examples that measure. Each prints one JSON object per line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from servers import paths
 
 
 def built(example: str) -> Path:
-    """The program."""
+    """Path of the program."""
     return paths.example(example)
 
 
 def measured(example: str, *arguments: str) -> list[dict[str, Any]]:
-    """Runs one and returns what it printed; with all that it said where it fails."""
+    """Runs an example and returns its JSON output. On failure the error contains all output."""
     done = subprocess.run([str(built(example)), *arguments], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(done.args)}\n{done.stdout}{done.stderr}")

@@ -32,14 +32,14 @@ from servers import paths
 
 OUT = paths.ROOT / "target" / "bench" / "gpu.json"
 JOB_BYTES = 64 << 20
-#: What a rehearsal moves.
+#: Bytes that a rehearsal copies.
 SMALL_BYTES = 4 << 20
 PAGE_BYTES = 2 << 20
 PIECES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, PAGE_BYTES)
-#: Of the blocks that lie side by side, and segments of the arena that they fill.
+#: Number of adjacent blocks, and of arena segments that they fill.
 NEIGHBOUR_BYTES, SEGMENTS = 256 << 10, 4
 RUNS = 15
-#: Beginning of a row's name -> the least and the most of its ratio. Printed, never asserted.
+#: Prefix of a row's name -> minimum and maximum of its ratio. Printed, not asserted.
 BARS: dict[str, tuple[float | None, float | None]] = {
     "h2d_vs_pinned_peak": (0.9, None),
     "d2h_vs_pinned_peak": (0.9, None),
@@ -68,7 +68,7 @@ def row(name: str, value: float, unit: str, reference: str, bound: float | None,
 
 
 def settled() -> None:
-    """Nothing runs on the device any more."""
+    """Waits until the device is idle."""
     if place.device() == "cuda":
         import torch
 
@@ -76,7 +76,7 @@ def settled() -> None:
 
 
 def seconds(run: Callable[[], None]) -> float:
-    """How long it takes, with all that it asks of the device."""
+    """Seconds of the call, including its work on the device."""
     settled()
     start = time.perf_counter()
     run()
@@ -85,7 +85,7 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def in_turns(first: Callable[[], None], second: Callable[[], None], runs: int) -> tuple[float, float]:
-    """Median seconds of both, which take turns."""
+    """Median seconds of both, measured alternately."""
     pairs = [(seconds(first), seconds(second)) for _ in range(runs + 2)][2:]
     one, other = zip(*pairs, strict=True)
     return statistics.median(one), statistics.median(other)
@@ -124,7 +124,7 @@ def engine(
     copier = place.copier(layout)
     copier.attach(mapping)
     copier.begin_thread()
-    # Drawn at random, they are as many runs as blocks, but for a few.
+    # Randomly drawn, almost every block is a separate run.
     numbers = list(range(blocks)) if neighbours else random.Random(1).sample(range(2 * blocks), blocks)
     pieces = [Piece(0, numbers, list(range(0, job_bytes, piece_bytes)))]
     found = {}
@@ -132,8 +132,8 @@ def engine(
         with torch.inference_mode():
             copier.copy("store", pieces, None)
             if place.device() == "cuda":
-                pins = copier._pins
-                place.wait_for(lambda: pins._done.all() or pins._failed, 60, "the arena's page locks")
+                locks = copier._locks
+                place.wait_for(lambda: locks._done.all() or locks._failed, 60, "the arena's page locks")
             for kind in ("load", "store"):
                 ours, plain = in_turns(
                     lambda kind=kind: copier.copy(kind, pieces, None),  # type: ignore[misc]
@@ -167,7 +167,7 @@ def _pair(found: tuple[float, float], reference: str) -> tuple[float, str, str, 
 
 
 def page_locked(sidecar: Any) -> bool:
-    """Has it locked all of its cache?"""
+    """Whether the whole cache is page-locked."""
     memory = sidecar.status()["memory"]
     return bool(memory["locked_bytes"] == memory["capacity_bytes"])
 
@@ -225,28 +225,28 @@ class Failed(Exception):
 
 
 class Said(NamedTuple):
-    """What `gpu_bench` printed: the device first, then rows; or only why there is none."""
+    """The output of `gpu_bench`: the device and rows, or the reason for skipping."""
 
     lines: list[dict[str, Any]]
-    #: "" where it did not fail.
+    #: "" without a failure.
     failure: str
 
 
 def program(*arguments: str, **change: str) -> Said:
-    """Runs `gpu_bench`; what it printed counts also where it failed."""
+    """Runs `gpu_bench`. Its output counts even if it failed."""
     path = paths.example("gpu_bench")
     small = ["--small"] if place.rehearsal() else []
     environment = os.environ | change
     command = [str(path), *small, *arguments]
     done = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, text=True)
-    # A line that it was ended in the middle of has no end.
+    # A line that was cut off by the end of the process has no newline.
     whole = [line for line in done.stdout.splitlines(keepends=True) if line.endswith("\n")]
     failure = f"{path.name} ended with {done.returncode}" if done.returncode else ""
     return Said([json.loads(line) for line in whole], failure)
 
 
 def rows_of(said: Said) -> Iterator[Row]:
-    """Its rows; what it skipped is said. Raises `Failed` behind them where it failed."""
+    """The rows. Prints what was skipped. Raises `Failed` after them if the program failed."""
     for line in said.lines:
         if "skipped" in line:
             print(f"skip {line.get('rows', 'all')}: {line['skipped']}")
@@ -257,7 +257,7 @@ def rows_of(said: Said) -> Iterator[Row]:
 
 
 def mps_rows() -> Iterator[Row]:
-    """Decoding beside a window's copies where both processes are clients of MPS."""
+    """Decoding while a window copies, with both processes as clients of MPS."""
     try:
         with mps.daemon() as environment:
             said = program("--mps", **environment)
@@ -268,7 +268,7 @@ def mps_rows() -> Iterator[Row]:
 
 
 def commit() -> str:
-    """Of the sources that all this was built from."""
+    """The commit of the sources."""
     named = paths.ROOT / "commit"
     if named.exists():
         return named.read_text().strip()
@@ -277,7 +277,7 @@ def commit() -> str:
 
 
 def print_rows(rows: list[Row]) -> None:
-    """A table with the bars."""
+    """Prints a table with the bars."""
     print(f"\n{'name':42} {'value':>10} {'unit':5} {'ratio':>7}  {'bar':>8}  met  reference")
     for one in rows:
         bar = next((bar for name, bar in BARS.items() if one["name"].startswith(name)), (None, None))
@@ -294,7 +294,7 @@ def print_rows(rows: list[Row]) -> None:
 
 
 class Report:
-    """All that was found so far, in a file that is written anew after each part."""
+    """All results so far, in a file that is rewritten after each part."""
 
     def __init__(self, out: Path, head: dict[str, Any]) -> None:
         self._out = out
@@ -303,7 +303,7 @@ class Report:
         self.failed: list[str] = []
 
     def part(self, name: str, rows: Iterator[Row]) -> None:
-        """Measures; what fails is named, and keeps the rows before it."""
+        """Measures a part. A failure is named, and earlier rows are kept."""
         try:
             for one in rows:
                 self.rows.append(one)
@@ -322,7 +322,7 @@ class Report:
 
 
 def main(out: Path) -> int:
-    """All rows; 0 also without a device, 1 where something failed."""
+    """Measures all rows. Returns 0 also without a device, 1 after a failure."""
     said = program()
     head = said.lines[0] if said.lines else {}
     if "skipped" in head:

@@ -33,7 +33,7 @@ def measure(seconds: float) -> list[Row]:
         pod.settle()
         processes = pod.sidecar.process.tree()
         before, start = cpu_seconds(processes), time.monotonic()
-        # The measurement is the passing of time itself.
+        # Waiting is the measurement here.
         time.sleep(seconds)
         used = 100 * (cpu_seconds(processes) - before) / (time.monotonic() - start)
         resident = rss_anon_mib(processes)

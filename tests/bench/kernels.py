@@ -43,7 +43,7 @@ def _row(name: str, value: float, memcpy: float, runs: int) -> Row:
 
 
 def codecs(rounds: int) -> list[Row]:
-    """Packing and unpacking by each codec, and what the lossless one gains."""
+    """Packing and unpacking by each codec, and the ratio of the lossless one."""
     memcpy, *packed = _shown("codec_bench", str(rounds))
     by_name = {line["row"].removeprefix("cpu_").removesuffix("_vs_memcpy"): line for line in packed}
     rows = [
@@ -65,7 +65,7 @@ def codecs(rounds: int) -> list[Row]:
 
 
 def pages() -> list[Row]:
-    """Gathering, scattering and reordering, in the layout that is slowest; RoPE, in the style that is; digests."""
+    """Gather, scatter and reordering in the slowest layout; RoPE in the slower style; digests."""
     moved = _shown("pages_bench")
 
     def slowest(name: str, lines: list[dict[str, Any]]) -> Row:
@@ -81,7 +81,7 @@ def pages() -> list[Row]:
 
 
 def digests() -> list[Row]:
-    """Digests of the arena where its bytes lie, in the processor's cache and not."""
+    """Digests of the arena, with its bytes in the processor's cache and not."""
     return [
         Row(
             name=f"arena_digest_{line['row']}_vs_copied",

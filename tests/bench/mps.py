@@ -1,4 +1,4 @@
-"""NVIDIA's MPS, which lets processes share a GPU without time slices: a daemon for as long as something is measured."""
+"""NVIDIA's MPS, which lets processes share a GPU without time slices: a daemon for the time of a measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTROL = "nvidia-cuda-mps-control"
 
 
 class NoMps(Exception):
-    """There is none on this machine, or it does not start, or nobody is served by it."""
+    """MPS is missing, does not start, or serves no client."""
 
 
 def _tell(command: list[str], environment: dict[str, str], said: str = "") -> str:
@@ -33,7 +33,7 @@ def _tell(command: list[str], environment: dict[str, str], said: str = "") -> st
 
 @contextlib.contextmanager
 def daemon() -> Iterator[dict[str, str]]:
-    """The environment of its clients. Raises `NoMps`, at the end too if nobody was served."""
+    """The environment of clients. Raises `NoMps`, also at the end if no client was served."""
     folder = short_folder()
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
     for path in environment.values():

@@ -27,18 +27,18 @@ from servers.sidecar import Sidecar
 from servers.vllm_server import VllmServer
 
 TOKENS = 4000
-#: The ways in which a prompt is asked.
+#: Variants in which a prompt is sent.
 STORED, NOT_STORED, ALONE, ALONE_TOO = "stored", "not stored", "vLLM alone", "another alone"
 WAYS = (STORED, NOT_STORED, ALONE, ALONE_TOO)
 _ARGUMENTS = ("--dtype", "bfloat16", "--max-model-len", "8192")
-# Bound by hand: vLLM would set one more core aside where there is a connector, and they would not be alike.
+# CPUs are assigned here, because vLLM would reserve another core with a connector, and the servers would differ.
 _ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
-#: CPU seconds of each prompt, by way.
+#: CPU seconds of each prompt, by variant.
 Seconds = dict[str, list[float]]
 
 
 def measure(starts: int, pairs: int) -> list[Row]:
-    """So many prompts each way, for every start of all servers."""
+    """Measures this many prompts per variant for every start of all servers."""
     seconds = []
     for number in range(starts):
         seconds.append(_start(number, pairs))
@@ -58,7 +58,7 @@ def _start(start: int, pairs: int) -> Seconds:
         stack.callback(sidecar.stop)
         folders = {STORED: pod, ALONE: None, ALONE_TOO: None}
         servers = {}
-        # No place in the order of the starts is always the same one's.
+        # The order of the starts rotates.
         for way in random.Random(start).sample(list(folders), len(folders)):
             logs = stack.enter_context(_folder())
             servers[way] = VllmServer(folders[way], model("mid"), logs / "vllm.log", *_ARGUMENTS, env=_ENV)
@@ -67,7 +67,7 @@ def _start(start: int, pairs: int) -> Seconds:
             server.wait_ready()
         servers[STORED].complete(words(TOKENS, 6000), TOKENS, max_tokens=1)
         wait_attached(sidecar)
-        # The first requests pay for what is made once, and so do the first stores.
+        # The first requests and stores pay for one-time work.
         for number in range(2):
             for server in servers.values():
                 server.complete(words(TOKENS, 6001 + number), TOKENS, max_tokens=1)
@@ -76,7 +76,7 @@ def _start(start: int, pairs: int) -> Seconds:
         for number in range(pairs):
             for turn in range(len(WAYS)):
                 way = WAYS[(start + number + turn) % len(WAYS)]
-                # Both ways of one server get prompts of their own: the second would hit.
+                # Both variants of one server get different prompts, because the second would hit.
                 prompt = words(TOKENS, 6100 + 2 * number + (way == NOT_STORED))
                 seconds[way].append(_cost(way, servers[way], sidecar, prompt))
         stored = sidecar.status()["memory"]["chunks"]
@@ -101,14 +101,14 @@ def _cost(way: str, server: VllmServer, sidecar: Sidecar, prompt: str) -> float:
     assert sources["computed"] == TOKENS, f"a prompt that must not hit did: {sources}"
     used = at_rest(pids) - before
     if way == STORED:
-        # Asked behind the measurement: the sidecar pays for each answer.
+        # Asked after the measurement, because the sidecar pays for each answer.
         slots = sidecar.status()["memory"]["slots"]
         assert slots["granted"] == slots["committed"] == 0, f"stores still under way: {slots}"
     return used
 
 
 def _row(name: str, seconds: list[Seconds], way: str, against: str) -> Row:
-    # The middle of its pairs: a neighbour of this machine that wakes up for one of them is none of ours.
+    # The median of the pairs excludes disturbances by other processes of this machine.
     each = [
         100 * statistics.median(one / other - 1 for one, other in zip(start[way], start[against], strict=True))
         for start in seconds

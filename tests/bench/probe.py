@@ -39,7 +39,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class Part:
-    """One role of a vLLM that has registered, with nothing to hold and nothing to copy."""
+    """One registered role of a vLLM, without held slots and copies."""
 
     def __init__(self, role: str, socket_path: str, register: messages.Register) -> None:
         self.registered = threading.Event()
@@ -70,7 +70,7 @@ class Part:
         pass
 
     def ask(self, op: Op, body: Message, kind: type[_M]) -> tuple[_M, float]:
-        """The final answer and the seconds it took."""
+        """The final answer and its time in seconds."""
         done = threading.Event()
         answers: list[tuple[float, Reply]] = []
 
@@ -106,7 +106,7 @@ def registers() -> tuple[messages.Register, messages.Register]:
 
 
 def fill(worker: Part, scheduler: Part, hashes: list[bytes]) -> None:
-    """Stores a chunk under each hash (what was in the slots)."""
+    """Stores a chunk under each hash."""
     deadline = time.monotonic() + WAIT_S
     at = 0
     while at < len(hashes):
@@ -130,7 +130,7 @@ def fill(worker: Part, scheduler: Part, hashes: list[bytes]) -> None:
 
 
 def probe(scheduler: Part, hashes: list[bytes], request: str) -> tuple[int, float]:
-    """(chunks that are ready, seconds) of a request's first PROBE; the request ends at once."""
+    """(ready chunks, seconds) of a request's first PROBE. The request ends at once."""
     body = messages.Probe(request=request, hashes=b"".join(hashes), local_tokens=0, budget_ms=2000)
     answer, took = scheduler.ask(Op.PROBE, body, messages.ProbeReply)
     scheduler.client.send(Op.RELEASE, messages.Release(requests=[request]))

@@ -67,7 +67,7 @@ WORKER_HOOKS = (
 
 
 class Apart(Loop):
-    """The engine with its worker in a process of its own, over the same KV cache."""
+    """The engine with its worker in another process, over the same KV cache."""
 
     def make_worker(self) -> Any:
         for cache in self.caches.values():
@@ -83,7 +83,7 @@ class Apart(Loop):
 
 
 def work(pipe: Any, config: Any, kv_cache_config: Any, caches: dict[str, torch.Tensor]) -> None:
-    """The worker's process: one message per step."""
+    """The worker's process. One message per step."""
     worker_module.current_ranks = lambda vllm_config: Ranks()
     module = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN"), isa="vec")
     config.compilation_config.static_forward_context = dict.fromkeys(caches, module)
@@ -143,7 +143,7 @@ class Remote:
 
 
 class Lap(NamedTuple):
-    """What our hooks took of a step, by the wall clock or by the thread's CPU clock, and how often they were called."""
+    """Time of the connector's hooks in a step, by wall clock or the thread's CPU clock, and the number of calls."""
 
     spent_us: float
     calls: int
@@ -151,7 +151,7 @@ class Lap(NamedTuple):
 
 
 class Clock:
-    """Sums what our hooks take on the engine thread, without bounded waits; the two clocks take turns."""
+    """Sums the time of the connector's hooks on the engine thread, without bounded waits. The two clocks alternate."""
 
     def __init__(self, engine: Loop) -> None:
         self._now = time.perf_counter
@@ -187,7 +187,7 @@ class Clock:
         return timed
 
     def lap(self) -> Lap:
-        """What the step that has ended took, with all that came since the one before."""
+        """The time of the step that has ended, including everything since the previous one."""
         cpu = self._now is time.thread_time
         lap = Lap((self._spent_s - self._waited_s) * 1e6, self._calls, cpu)
         self._spent_s = self._waited_s = 0.0
@@ -202,7 +202,7 @@ def p99(values: list[float]) -> float:
 
 
 def measure(steps: int) -> list[Row]:
-    """Runs both scenes with the worker at both places. Returns the rows."""
+    """Runs both scenes with the worker in both places. Returns the rows."""
     worker_module.current_ranks = lambda vllm_config: Ranks()
     rows = []
     for kind, name in ((Loop, ""), (Apart, "apart_")):
@@ -275,7 +275,7 @@ def _scenes(engine: Loop, sidecar: Sidecar, steps: int, kind: str) -> list[Row]:
 
 
 def stored(sidecar: Sidecar) -> float:
-    """Chunks that can be read."""
+    """Number of readable chunks."""
     return float(sidecar.metrics().total("kvcachepool_stored_chunks_total"))
 
 

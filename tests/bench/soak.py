@@ -32,7 +32,9 @@ from servers.waiting import wait_for
 
 
 class Model(NamedTuple):
-    """What engines of a kind ask for: how many prompts, chunks of each, and KiB of a block, of which a chunk has 16."""
+    """The requests of a kind of engine: number of prompts, chunks of each, and KiB of a block, of which a chunk has
+    16.
+    """
 
     prompts: int
     chunks: int
@@ -44,18 +46,18 @@ class Model(NamedTuple):
         return f"{16 * self.block_kib}k"
 
 
-#: Two engines share 512 MiB in chunks of 128 KiB, one has 380 MiB in chunks of 5 MiB: more than memory, disk and Redis
-#: hold together.
+#: Two engines share 512 MiB in chunks of 128 KiB, and one has 380 MiB in chunks of 5 MiB: more than memory, disk and
+#: Redis hold together.
 MODELS = (Model(256, 16, 8), Model(256, 16, 8), Model(38, 2, 320))
-#: In so much memory chunks of 5 MiB find a place.
+#: Chunks of 5 MiB fit into this much memory.
 MEMORY = "260Mi"
-#: A fault begins so often, and lasts so long.
+#: Interval and duration of faults.
 PERIOD_S, FAULT_S = 20.0, 5.0
 _DID = ("get", "put")
 
 
 class Rig:
-    """A sidecar with every tier, and engines that ask it all the time."""
+    """A sidecar with every tier, and engines that send requests continuously."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +73,7 @@ class Rig:
         self._seed = 0
 
     def start(self) -> None:
-        """Until every tier is ready and the engines run."""
+        """Starts everything. Returns when every tier is ready and the engines run."""
         self.sidecar.start()
         wait_for(self.sidecar.tiers_ready, 30, "every tier to be ready")
         for model in MODELS:
@@ -86,27 +88,27 @@ class Rig:
         self.engines.append((model, engine))
 
     def replace_engine(self) -> None:
-        """The oldest one dies as a crashed vLLM does."""
+        """Kills the oldest engine like a crash, and starts another."""
         model, engine = self.engines.pop(0)
         engine.kill()
         self._begin(model)
 
     def check(self) -> None:
-        """Every engine must still run: it ends on wrong bytes and on a sidecar that does not answer."""
+        """Every engine must still run. It exits on wrong bytes and on a silent sidecar."""
         for _, engine in self.engines:
             if not engine.running():
                 raise RuntimeError(f"{engine.name} ended:\n{engine.tail()}")
 
     def take_disk(self) -> None:
-        """As where a volume is unmounted."""
+        """Like an unmounted volume."""
         self.disk.rename(self.folder / "taken")
 
     def give_disk(self) -> None:
-        """It is back, as it was."""
+        """Restores the disk unchanged."""
         (self.folder / "taken").rename(self.disk)
 
     def faults(self) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
-        """Name, begin and end of each, for ever."""
+        """Name, start and end of each fault, forever."""
         while True:
             yield "Redis is dead", self.redis.kill, self.redis.start
             yield "S3 hangs", self.s3.freeze, self.s3.thaw
@@ -114,7 +116,7 @@ class Rig:
             yield "an engine dies", self.replace_engine, lambda: None
 
     def chunks(self) -> dict[str, int]:
-        """What all engines did so far, by the length of their chunks."""
+        """Work of all engines so far, by the length of their chunks."""
         total: dict[str, int] = {}
         for log in self.folder.glob("engine-*.log"):
             chunk = log.stem.rsplit("-", 1)[1]
@@ -125,7 +127,7 @@ class Rig:
         return total
 
     def stop(self) -> None:
-        """Ends all of it."""
+        """Stops everything."""
         for _, engine in self.engines:
             engine.kill()
         self.sidecar.stop()
@@ -134,7 +136,7 @@ class Rig:
 
 
 def watch(rig: Rig, seconds: float) -> list[tuple[float, float]]:
-    """Seconds since the start and RssAnon in MiB, about once a second, while faults come and go."""
+    """Seconds since the start and RssAnon in MiB, about once a second, while faults occur."""
     samples: list[tuple[float, float]] = []
     processes = rig.sidecar.process.tree()
     start = time.monotonic()
@@ -151,23 +153,25 @@ def watch(rig: Rig, seconds: float) -> list[tuple[float, float]]:
         if rig.sidecar.process.tree() != processes:
             raise RuntimeError(f"the engine process was started anew:\n{rig.sidecar.process.tail()}")
         samples.append((now, rss_anon_mib(processes)))
-        # A look a second is what is measured.
+        # One sample per second is part of the measurement.
         time.sleep(max(0.0, 1 - (time.monotonic() - start - now)))
     return samples
 
 
 def rise(samples: list[tuple[float, float]]) -> float:
-    """MiB from the first to the last, by least squares."""
+    """Rise in MiB from the first to the last sample, by least squares."""
     times, sizes = zip(*samples, strict=True)
     return (times[-1] - times[0]) * statistics.linear_regression(times, sizes).slope
 
 
 class Soaked(NamedTuple):
-    """What came of a soak: MiB of RssAnon in the first and the last fifth of the settled time, and what was done."""
+    """Results of a soak test: MiB of RssAnon in the first and the last fifth of the settled time, and the work that was
+    done.
+    """
 
     first_mib: float
     last_mib: float
-    #: By least squares, from the beginning of the settled time to its end.
+    #: By least squares, over the settled time.
     rise_mib: float
     done: dict[str, int]
 
@@ -183,7 +187,7 @@ class Soaked(NamedTuple):
 
 
 def soak(seconds: float) -> Soaked:
-    """Starts it all, keeps it busy and at fault for so long, and ends it."""
+    """Runs everything, with faults, for this long."""
     folder = short_folder()
     rig = Rig(folder)
     try:

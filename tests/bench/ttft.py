@@ -24,13 +24,13 @@ TOKENS = 4000
 COMMAND = "make bench ONLY=ttft"
 #: Values of `memory.verify`.
 VERIFY = ("Always", "Background")
-#: Of the server that every time is taken with.
+#: The metric of the server with which every time is measured.
 ARGUMENTS = ("--dtype", "bfloat16", "--max-model-len", "8192")
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "2"}
 
 
 def measure(prompts: int, hits: int) -> list[Row]:
-    """Asks every prompt cold, then in turn locally and after a reset."""
+    """Sends every prompt cold, then alternately with a local hit and after a reset."""
     pod = paths.short_folder()
     sidecar = Sidecar(pod, memory="2Gi").start()
     server = VllmServer(pod, model("mid"), pod / "vllm.log", *ARGUMENTS, env=ENV)

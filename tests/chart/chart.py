@@ -1,4 +1,4 @@
-"""Where the chart lies, sets of values that reach every branch of it, and how to find an object that it rendered."""
+"""Path of the chart, sets of values that reach every branch of it, and lookups of rendered objects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SETS: dict[str, dict[str, Any]] = {
 
 
 def one(objects: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:
-    """The only object of a kind, or the one of a name."""
+    """The only object of a kind, or the one with a name."""
     found = [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
     assert len(found) == 1, f"{kind} {name}: {[o['metadata']['name'] for o in found]}"
     return found[0]

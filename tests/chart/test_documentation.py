@@ -1,4 +1,4 @@
-"""Pages read as `tools/prose.py` asks, are in the table of contents, and link to what exists."""
+"""Pages follow the rules of `tools/prose.py`, are in the table of contents, and have valid links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_no_page_has_a_finding() -> None:
     assert _prose().findings() == []
 
 
-def test_what_a_reader_stumbles_over_is_found(tmp_path: Path) -> None:
+def test_every_kind_of_finding_is_reported(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     bad = {
         "a " * 60: "119 columns",

@@ -1,4 +1,4 @@
-"""The file system of the image, made of stand-ins for the programs."""
+"""The file system of the image, built from stand-ins for the programs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def root(tmp_path: Path) -> Path:
 
 
 def known(root: Path) -> set[str]:
-    """Paths that the loader's cache has."""
+    """Paths in the loader's cache."""
     said = subprocess.run([LDCONFIG, "-r", root, "-p"], check=True, capture_output=True, text=True).stdout
     return {line.split(" => ")[1] for line in said.splitlines() if " => " in line}
 
 
-def test_the_loader_knows_what_the_programs_need(root: Path) -> None:
+def test_the_loader_finds_the_programs_libraries(root: Path) -> None:
     assert any(path.endswith("/libc.so.6") for path in known(root))
 
 
 @pytest.mark.parametrize("place", ["/usr/local/nvidia/lib64", "/usr/lib64"])
-def test_the_loader_learns_of_a_driver_as_nvidias_toolkit_tells_it(root: Path, place: str) -> None:
+def test_the_loader_finds_a_driver_of_nvidias_toolkit(root: Path, place: str) -> None:
     library = root / place[1:] / "libcuda.so.1"
     library.parent.mkdir(parents=True)
     made = ["cc", "-shared", "-Wl,-soname,libcuda.so.1", "-x", "c", "/dev/null", "-o", library]

@@ -26,7 +26,7 @@ def _pool_schema() -> dict[str, Any]:
 
 
 def _closed(schema: Any) -> Any:
-    """The API server drops what the schema does not name; an example must not hold such."""
+    """The API server drops fields outside the schema, so an example must not have any."""
     if isinstance(schema, list):
         return [_closed(s) for s in schema]
     if not isinstance(schema, dict):
@@ -47,7 +47,7 @@ def test_the_rendered_manifests_are_up_to_date(helm):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_install_manifest_makes_its_namespace_and_needs_no_helm():
+def test_the_install_manifest_creates_its_namespace_without_helm():
     objects = [o for o in yaml.safe_load_all((ROOT / "manifests" / "install.yaml").read_text()) if o]
     namespace = objects[0]
     assert namespace["kind"] == "Namespace"
@@ -59,7 +59,7 @@ def test_the_install_manifest_makes_its_namespace_and_needs_no_helm():
         assert o["metadata"].get("namespace") in (None, namespace["metadata"]["name"])
 
 
-def test_the_resource_definition_is_the_generated_one(render):
+def test_the_crd_is_the_generated_one(render):
     (file,) = (ROOT / "crds").glob("*.yaml")
     wanted = yaml.safe_load(file.read_text())
     for keep in (True, False):

@@ -1,4 +1,4 @@
-"""Dashboard and alerts ask for metrics that exist, by labels that those have, as the tables under docs/ list them."""
+"""Dashboard and alerts use existing metrics and labels, as listed in the tables under docs/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from chart import CHART, ROOT, one
 
-#: Labels that Prometheus adds, the last of them by the PodMonitor of a pool, and that of a histogram's buckets.
+#: Labels that Prometheus adds, one that the PodMonitor of a pool adds, and the label of histogram buckets.
 ADDED = {"namespace", "pod", "kvcachepool_io_pool", "le"}
 
 
@@ -68,12 +68,12 @@ def test_every_label_of_an_alerts_text_is_one_of_its_result():
     "metric",
     ["tier_down", "tier_degraded", "tier_breaker_open", "tier_corrupt_objects_total", "tier_write_chunks_total"],
 )
-def test_trouble_with_a_tier_is_shown_and_alerted_on(metric):
+def test_tier_problems_have_a_panel_and_an_alert(metric):
     where = {where.split()[0] for where, expression in _expressions() if f"kvcachepool_{metric}" in expression}
     assert where == {"panel", "alert"}
 
 
-def test_nothing_is_made_for_a_monitoring_stack_unless_asked(render):
+def test_no_monitoring_objects_by_default(render):
     kinds = {o["kind"] for o in render()}
     assert not kinds & {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
     assert not [o for o in render() if o["kind"] == "ConfigMap"]

@@ -1,4 +1,4 @@
-"""The operator's pods: what Pod Security `restricted` asks, what they mount, how they are spread and reached."""
+"""The operator's pods: Pod Security `restricted`, mounts, spreading and Services."""
 
 from __future__ import annotations
 

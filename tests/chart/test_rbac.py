@@ -1,4 +1,4 @@
-"""What the operator may do is what docs/guides/security.md says, to the letter."""
+"""The operator's rights are exactly those in docs/guides/security.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _rendered(objects: list[dict[str, Any]]) -> set[Right]:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_operator_has_the_rights_of_the_table_and_no_other(render, name):
+def test_the_operator_has_exactly_the_rights_of_the_table(render, name):
     assert _rendered(render(SETS[name])) == _documented(SETS[name])
 
 
@@ -71,7 +71,7 @@ def test_no_wildcards_and_no_secrets_of_others(render, name):
             assert only == "kvcachepool-webhook-ca" or verb == "create", "any secret of the own namespace"
 
 
-def test_rights_that_not_everybody_needs_are_off(render):
+def test_optional_rights_are_off_by_default(render):
     rights = {(resource, verb) for _, _, resource, _, verb in _rendered(render())}
     off = {("pods", "patch"), ("podmonitors", "create")}
     off |= {("kvcachepools", "patch"), ("jobs", "create")}
@@ -79,13 +79,13 @@ def test_rights_that_not_everybody_needs_are_off(render):
     assert not any(everywhere and resource == "secrets" for everywhere, _, resource, _, _ in _rendered(render()))
 
 
-def test_pods_that_hang_are_replaced_unless_the_right_is_taken_away(render):
+def test_hanging_pods_are_replaced_unless_the_right_is_missing(render):
     rights = {("pods/eviction", "create"), ("pods", "delete")}
     for values, granted in (({}, rights), ({"allowPodEviction": False}, set())):
         assert {(resource, verb) for _, _, resource, _, verb in _rendered(render(values))} & rights == granted
 
 
-def test_people_get_pools_by_the_roles_that_they_have(render):
+def test_users_get_pools_by_their_roles(render):
     objects = render()
     view, edit = one(objects, "ClusterRole", "kvcachepool-view"), one(objects, "ClusterRole", "kvcachepool-edit")
     aggregated = "rbac.authorization.k8s.io/aggregate-to-{}".format
@@ -94,5 +94,5 @@ def test_people_get_pools_by_the_roles_that_they_have(render):
         assert all(rule["apiGroups"] == ["kvcachepool.io"] for rule in role["rules"])
     assert aggregated("view") not in edit["metadata"]["labels"]
     assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
-    # Nobody but the operator writes status.
+    # Only the operator writes status.
     assert {r for rule in edit["rules"] for r in rule["resources"]} == {"kvcachepools"}

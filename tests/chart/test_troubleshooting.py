@@ -25,13 +25,13 @@ def _explained(title: str) -> set[str]:
 
 
 def _unexplained(names: set[str], title: str) -> set[str]:
-    """Of these names, those that are not explained: neither themselves nor by their family, `Family/...`."""
+    """The names that are not explained: neither themselves nor by their family, `Family/...`."""
     explained = _explained(title)
     return {name for name in names if name not in explained and name.split("/")[0] + "/..." not in explained}
 
 
 def _strings(node: ast.AST) -> Iterator[str]:
-    """Text in an expression; what is only known at run time is `...`."""
+    """The text of an expression. Parts that are only known at run time are `...`."""
     if isinstance(node, ast.JoinedStr):
         yield "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -42,7 +42,7 @@ def _strings(node: ast.AST) -> Iterator[str]:
 
 
 def _names(node: ast.Assign, *wanted: str) -> bool:
-    """Whether a variable or attribute of such a name is set, also as one of several."""
+    """Whether a variable or attribute with this name is set, also as one of several."""
     return any(
         getattr(target, "id", getattr(target, "attr", "")) in wanted
         for assigned in node.targets
@@ -63,7 +63,7 @@ def _texts_given_to(files: Iterable[Path], functions: str) -> set[str]:
 
 
 def _off_reasons() -> set[str]:
-    """Why a connector is off: what preflight returns, what `Unserved` is raised with, what goes off by name."""
+    """Reasons of a connector that is off: results of preflight, arguments of `Unserved`, reasons for turning off."""
     reasons = _texts_given_to(CONNECTOR.glob("*.py"), r"Unserved|_?go_off(_later)?|_off")
     for name in ("preflight.py", "plugin.py"):
         for node in ast.walk(ast.parse((CONNECTOR / name).read_text())):
@@ -74,7 +74,7 @@ def _off_reasons() -> set[str]:
 
 
 def _unshared_reasons() -> set[str]:
-    """Why a domain is a process's own."""
+    """Reasons of process-local domains."""
     files = [CONNECTOR / "descriptor.py", CONNECTOR / "weights.py"]
     reasons = _texts_given_to(files, "_own")
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
@@ -90,7 +90,7 @@ def _unshared_reasons() -> set[str]:
 
 
 def _degradations() -> set[str]:
-    """Names under which a sidecar serves less than configured."""
+    """Names of a sidecar's degradations."""
     reasons: set[str] = set()
     for file in [*SIDECAR.glob("src/**/*.rs"), *SIDECAR.glob("*/src/**/*.rs")]:
         text = file.read_text()
@@ -125,7 +125,7 @@ def test_every_reason_why_weights_are_not_shared_and_every_miss_is_explained():
     assert _unexplained(misses, title) == set()
 
 
-def test_every_degradation_of_a_sidecar_is_explained_and_no_other():
+def test_exactly_the_degradations_of_a_sidecar_are_explained():
     degradations = _degradations()
     assert len(degradations) > 10
     assert _explained("A sidecar is degraded") == degradations

@@ -1,4 +1,4 @@
-"""What users may write into values, and what they are told about it."""
+"""Values that users may set, and error messages for others."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_every_set_of_values_lints_and_renders_unique_objects(helm, template, re
         ({"podAnnotations": {"a": 1}}, "podAnnotations"),
     ],
 )
-def test_a_value_that_does_not_exist_is_refused_by_name(template, values, word):
+def test_an_unknown_value_is_refused_by_name(template, values, word):
     done = template(values)
     assert done.returncode != 0
     assert word in done.stderr
 
 
-def test_external_pki_asks_for_its_secret(template):
+def test_external_pki_requires_its_secret(template):
     done = template({"pki": {"mode": "external"}})
     assert done.returncode != 0
     assert "pki.external.secretName" in done.stderr
@@ -86,7 +86,7 @@ def test_schema_and_values_name_the_same_keys():
         assert set(here) == wanted, path
 
 
-def test_every_value_is_explained_where_it_stands():
+def test_every_value_has_a_comment():
     lines = VALUES.splitlines()
     missing = []
     for above, line in itertools.pairwise(lines):

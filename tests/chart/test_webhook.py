@@ -1,4 +1,4 @@
-"""The webhook configuration: whom it asks about, and that it can never hold up a pod for long."""
+"""The webhook configuration: which pods it selects, and that it never delays a pod for long."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_no_pod_waits_for_it_longer_than_three_seconds_or_is_refused_without_it(
         ]
 
 
-def test_a_pod_is_asked_about_by_its_label_or_its_annotation_only(render):
+def test_only_pods_with_the_label_or_annotation_are_reviewed(render):
     label, annotation = one(render(), "MutatingWebhookConfiguration")["webhooks"]
     assert label["objectSelector"] == {"matchExpressions": [{"key": "kvcachepool.io/pool", "operator": "Exists"}]}
     assert "matchConditions" not in label
@@ -61,7 +61,7 @@ def test_both_entries_lead_to_the_service(render):
         assert 9443 in [p["port"] for p in service["spec"]["ports"]]
 
 
-def test_the_bundle_is_left_to_whoever_makes_the_certificate(render):
+def test_the_tool_that_creates_the_certificate_writes_the_bundle(render):
     for values in ({}, {"pki": {"mode": "cert-manager"}}):
         for entry in one(render(values), "MutatingWebhookConfiguration")["webhooks"]:
             assert "caBundle" not in entry["clientConfig"]
@@ -70,14 +70,14 @@ def test_the_bundle_is_left_to_whoever_makes_the_certificate(render):
         assert base64.b64decode(entry["clientConfig"]["caBundle"]) == b"PEM"
 
 
-def test_a_ca_bundle_is_refused_where_somebody_else_writes_it(template):
+def test_a_ca_bundle_is_refused_if_another_tool_writes_it(template):
     for mode in ("self", "cert-manager"):
         refused = template({"pki": {"mode": mode, "external": {"caBundle": "PEM"}}})
         assert refused.returncode != 0
         assert "pki.mode external only" in refused.stderr
 
 
-def test_cert_manager_fills_in_the_bundle_of_the_certificate_that_is_mounted(render):
+def test_cert_manager_injects_the_bundle_of_the_mounted_certificate(render):
     objects = render({"pki": {"mode": "cert-manager"}})
     configuration, certificate = one(objects, "MutatingWebhookConfiguration"), one(objects, "Certificate")
     wanted = f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"
@@ -90,7 +90,7 @@ def test_cert_manager_fills_in_the_bundle_of_the_certificate_that_is_mounted(ren
     assert mounts == [{"name": "tls", "mountPath": "/etc/kvcachepool/webhook", "readOnly": True}]
 
 
-def test_an_issuer_of_the_users_is_used_instead_of_an_own_one(render):
+def test_a_users_issuer_replaces_the_charts_own(render):
     reference = {"name": "corp", "kind": "ClusterIssuer"}
     objects = render({"pki": {"mode": "cert-manager", "certManager": {"issuerRef": reference}}})
     assert one(objects, "Certificate")["spec"]["issuerRef"] == reference

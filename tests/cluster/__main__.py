@@ -43,7 +43,7 @@ def status(slot: Slot) -> None:
 
 
 def main() -> None:
-    """Reads the arguments; kubectl and node become the command that they name."""
+    """Parses the arguments. kubectl and node replace this process by their command."""
     parser = argparse.ArgumentParser(
         prog="cluster", description=cluster.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Container images without registry or docker: the archive that `ctr images import` reads, always the same bytes."""
+"""Container images without registry or docker: reproducible archives for `ctr images import`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Layer:
 
 @dataclass
 class Image:
-    """One image: its full name with tag, its layers, and what a container of it runs by itself."""
+    """One image: its full name with tag, its layers, and its default command."""
 
     name: str
     layers: list[Layer]

@@ -19,18 +19,18 @@ def _unified() -> bool:
 
 
 def _roots() -> list[Path]:
-    """Where hierarchies are mounted: one of version 2, or one for each controller of version 1."""
+    """Mount points of hierarchies: one of version 2, or one per controller of version 1."""
     if _unified():
         return [ROOT]
     return [entry for entry in ROOT.iterdir() if entry.is_dir() and not entry.is_symlink()]
 
 
 def _inherit(group: Path) -> None:
-    """What a new group needs before processes may be put into it."""
+    """Settings that a new group needs before it can hold processes."""
     if _unified():
         controllers = (group.parent / "cgroup.controllers").read_text().split()
         for controller in controllers:
-            # A controller that the parent may not pass on is missed by kubelet, which names it.
+            # kubelet names a controller that the parent does not delegate.
             with contextlib.suppress(OSError):
                 (group.parent / "cgroup.subtree_control").write_text(f"+{controller}")
         return
@@ -40,7 +40,7 @@ def _inherit(group: Path) -> None:
 
 
 def create(name: str) -> None:
-    """Makes the group in every hierarchy; `name` may have a parent in it."""
+    """Creates the group in every hierarchy. `name` may contain a parent."""
     for root in _roots():
         group = root
         for part in Path(name).parts:
@@ -78,7 +78,7 @@ def exists(name: str) -> bool:
 
 
 def remove(name: str) -> None:
-    """Removes the groups; the last processes in them may still be on their way out."""
+    """Removes the groups. Their last processes may still be exiting."""
 
     def gone() -> bool:
         for group in _groups(name):

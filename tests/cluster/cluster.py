@@ -1,4 +1,4 @@
-"""A whole cluster: started, used, faulted and ended."""
+"""A whole cluster: start, use, faults and end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MANIFESTS = Path(__file__).parent / "manifests"
 
 
 class Cluster:
-    """The cluster of one slot; `attach` finds one that runs already."""
+    """The cluster of one slot. `attach` finds a running one."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
@@ -58,7 +58,7 @@ class Cluster:
 
     @classmethod
     def attach(cls, slot: Slot) -> Cluster:
-        """The cluster that runs in a slot."""
+        """Attaches to the running cluster of a slot."""
         cluster = cls(slot)
         state = slot.folder / "cluster.json"
         if not slot.taken() or not state.exists():
@@ -67,7 +67,7 @@ class Cluster:
         return cluster
 
     def _start_guard(self, lock: int, nodes: int, owned: bool) -> None:
-        # The pause program is copied: a rebuilt one must not meet a file that runs.
+        # The pause program is copied, because a rebuilt one could not replace a running file.
         pause = self.slot.folder / "pause"
         pause.write_bytes((binaries() / "pause").read_bytes())
         pause.chmod(0o755)
@@ -121,13 +121,13 @@ class Cluster:
             self.kubernetes.apply(dns)
             list(imported)
         for node in self.nodes:
-            # What is not there yet has no condition: kubectl would give up at once.
+            # Objects that do not exist yet have no condition, and kubectl would fail at once.
             self.kubernetes.wait("node", node.name, "create", seconds=60)
             self.kubernetes.wait("node", node.name, "condition=Ready", seconds=60)
         self.kubernetes.wait("deployment", "coredns", "condition=Available", namespace="kube-system", seconds=60)
 
     def stop(self) -> None:
-        """Ends everything and waits until nothing is left of it."""
+        """Ends everything and waits until nothing is left."""
         self.kubernetes.close()
         state = json.loads((self.slot.folder / "cluster.json").read_text())
         pid = state["guard"]
@@ -147,6 +147,6 @@ class Cluster:
         archive.unlink()
 
     def restart_apiserver(self) -> None:
-        """Kills the API server and waits until its successor is ready."""
+        """Kills the API server and waits until the next one is ready."""
         self.control_plane.apiserver.restart()
         self.control_plane.wait_ready()

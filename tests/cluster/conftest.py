@@ -24,7 +24,7 @@ _OTHER = os.environ.get("KVCACHEPOOL_TEST_KUBECONFIG")
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A cluster of our own, with nodes to enter, images to import and programs to kill."""
+    """A cluster of the tests, with nodes, images and programs to kill."""
     if _OTHER:
         pytest.skip("reaches into nodes and control plane: needs a cluster of the test's own")
     if os.geteuid() != 0:
@@ -43,7 +43,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def kubernetes(request: pytest.FixtureRequest) -> Iterator[Kubernetes]:
-    """The cluster under test, ours or the one that was given."""
+    """The cluster under test, own or given."""
     if not _OTHER:
         yield request.getfixturevalue("cluster").kubernetes
         return
@@ -87,13 +87,13 @@ def valkey_image(cluster: Cluster) -> str:
 
 
 def _values(of: object) -> tuple[str, ...]:
-    """What a file of tests wants of the chart: its VALUES, arguments of helm."""
+    """The chart values (VALUES) that a file of tests needs, as arguments of helm."""
     values: tuple[str, ...] = getattr(of, "VALUES", ())
     return values
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that want the same values follow each other: they share one release."""
+    """Groups files with the same values, so that they share one release."""
     items.sort(key=lambda item: _values(item.getparent(pytest.Module).obj))  # type: ignore[union-attr]
 
 
@@ -107,13 +107,13 @@ def release(kubernetes: Kubernetes, product_image: str) -> Iterator[Release]:
 
 @pytest.fixture(scope="module")
 def operator(request: pytest.FixtureRequest, release: Release) -> Operator:
-    """The chart, installed with the VALUES of the file, else with its defaults."""
+    """The chart, installed with the VALUES of the file or its defaults."""
     return release.installed(_values(request.module))
 
 
 @pytest.fixture
 def namespace(kubernetes: Kubernetes, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A fresh namespace, named after the test, in which pods can be made at once."""
+    """A new namespace, named after the test, ready for pods."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")
     name = f"{words[:40].strip('-')}-{os.urandom(3).hex()}"
     kubernetes.create_namespace(name)

@@ -1,4 +1,4 @@
-"""etcd, API server, controller manager and scheduler: where they listen, who they are, how they start."""
+"""etcd, API server, controller manager and scheduler: addresses, identities and start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SERVICE_NAMES = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.d
 
 
 def create_identities(slot: Slot, nodes: list[str], addresses: list[str]) -> None:
-    """Certificates and kubeconfigs of everybody."""
+    """Certificates and kubeconfigs of all components."""
     pki = slot.folder / "pki"
     served = [f"DNS:{name}" for name in _SERVICE_NAMES]
     served += [f"IP:{address}" for address in ("127.0.0.1", slot.api_service, addresses[0])]
@@ -62,7 +62,7 @@ class ControlPlane:
         self.scheduler.start()
 
     def ready(self) -> bool:
-        """Whether the API server says so, asked from this machine."""
+        """Whether the API server is ready, as seen from this machine."""
         trust = ssl.create_default_context(cafile=str(self.slot.folder / "pki" / "ca.crt"))
         try:
             with urllib.request.urlopen(f"{self.slot.server}/readyz", timeout=2, context=trust) as answer:
@@ -83,7 +83,7 @@ class ControlPlane:
 
 
 def _etcd(node: Node) -> list[str]:
-    # What survives a power cut does not matter here.
+    # Durability across power cuts is not needed here.
     flags = [
         "--unsafe-no-fsync",
         f"--data-dir={node.folder}/etcd",
@@ -100,7 +100,7 @@ def _apiserver(slot: Slot, node: Node) -> list[str]:
         "--etcd-servers=http://127.0.0.1:2379",
         "--bind-address=0.0.0.0",
         "--secure-port=6443",
-        # Not the loopback address: pods reach the Service "kubernetes" by this one.
+        # Not the loopback address, because pods reach the Service "kubernetes" by this one.
         f"--advertise-address={node.ip}",
         f"--cert-dir={node.folder}",
         f"--tls-cert-file={pki}/apiserver.crt",

@@ -13,7 +13,7 @@ from servers.waiting import wait_for
 
 
 class Daemon:
-    """One program. It ends with its node at the latest; its process number lies in a file for later callers."""
+    """One program. It ends with its node at the latest. Its process id is in a file for later callers."""
 
     def __init__(self, name: str, command: list[str], folder: Path, env: dict[str, str]) -> None:
         self.name = name
@@ -40,11 +40,11 @@ class Daemon:
                 raise AssertionError(f"{self.name} ended at once:\n{self.tail()}")
             return bool(children(wrapper.pid))
 
-        # nsenter's child is the program: the number of the first is known, that of the second follows.
+        # nsenter's child is the program. The id of the first is known, and that of the second is found below it.
         wait_for(forked, 5, f"{self.name} has started")
 
     def pid(self) -> int | None:
-        """The program's process number outside of the namespaces, None when it does not run."""
+        """The program's process id outside of the namespaces, or None if it does not run."""
         with contextlib.suppress(OSError, ValueError):
             wrapper = int(self._pid_file.read_text())
             if alive(wrapper):
@@ -59,11 +59,11 @@ class Daemon:
         wrapper = int(self._pid_file.read_text())
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        # Its parent ends once all threads have, and with them its open ports.
+        # Its parent sees the end when all threads have ended and all ports are closed.
         wait_for(lambda: not alive(wrapper), 20, f"end of {self.name} after SIGKILL")
 
     def restart(self) -> None:
-        """SIGKILL and a new start, as a crash would do."""
+        """SIGKILL and a new start, like a crash."""
         self.kill()
         self.start()
 

@@ -18,19 +18,19 @@ from cluster.kubernetes import Kubernetes, Object
 from cluster.node import Node
 from servers.waiting import wait_for
 
-#: What the device plugin hands out.
+#: Resource of the device plugin.
 RESOURCE = "nvidia.com/gpu"
-#: Who hands out claims, and the name of the class.
+#: Name of the DRA driver, and of the class.
 DRIVER = "gpu.example.com"
 _SECONDS = 10
 
 Field = tuple[int, "str | bytes"]
-#: The values of each number of a message; nested messages are bytes.
+#: The values of each field number of a message. Nested messages are bytes.
 Fields = dict[int, list[bytes]]
 
 
 def encode(*fields: Field) -> bytes:
-    """A protobuf message of texts and messages, which is all that these interfaces need here."""
+    """A protobuf message of strings and messages, which is all that these interfaces need here."""
     parts = []
     for number, value in fields:
         content = value.encode() if isinstance(value, str) else value
@@ -39,7 +39,7 @@ def encode(*fields: Field) -> bytes:
 
 
 def decode(message: bytes) -> Fields:
-    """Texts and messages of a message by their numbers; what is a number itself is left out."""
+    """Strings and messages of a message by their field numbers. Numbers are skipped."""
     found: Fields = {}
     at = 0
     while at < len(message):
@@ -78,7 +78,7 @@ def _call(socket: Path, method: str, request: bytes = b"") -> bytes:
 def _serving(
     socket: Path, service: str, methods: dict[str, Callable[[bytes], bytes]], **streams: bytes
 ) -> Iterator[None]:
-    """A gRPC server; a stream says its one message and stays open."""
+    """A gRPC server. A stream sends its one message and stays open."""
     ended = threading.Event()
 
     def unary(method: Callable[[bytes], bytes]) -> grpc.RpcMethodHandler:
@@ -108,7 +108,9 @@ def _serving(
 
 @contextmanager
 def device_plugin(kubernetes: Kubernetes, node: Node, devices: list[str]) -> Iterator[list[list[str]]]:
-    """A device plugin for these GPUs; yields what it gave to each container, which it tells by NVIDIA's variable."""
+    """A device plugin for these GPUs. Yields the devices that it gave to each container, identified by NVIDIA's
+    variable.
+    """
     given: list[list[str]] = []
 
     def allocate(request: bytes) -> bytes:
@@ -137,7 +139,7 @@ def device_plugin(kubernetes: Kubernetes, node: Node, devices: list[str]) -> Ite
 
 @contextmanager
 def dra_driver(kubernetes: Kubernetes, node: Node, devices: list[str]) -> Iterator[list[str]]:
-    """A DRA driver for these GPUs, with a DeviceClass; yields the uids of the claims that the kubelet had prepared."""
+    """A DRA driver for these GPUs, with a DeviceClass. Yields the uids of claims that the kubelet has prepared."""
     prepared: list[str] = []
     device = encode((2, node.name), (3, devices[0]))
 
@@ -174,7 +176,7 @@ def dra_driver(kubernetes: Kubernetes, node: Node, devices: list[str]) -> Iterat
         _serving(folder / "plugins_registry" / "made-up.sock", "pluginregistration.Registration", registration),
     ):
         wait_for(registered.is_set, 30, f"the kubelet of {node.name} takes the driver")
-        # Not before: a kubelet without the driver takes its slices for left behind.
+        # Not before: a kubelet without the driver would delete its slices as leftovers.
         kubernetes.apply([_device_class(), _slice(node, devices)])
         yield prepared
         kubernetes.kubectl("delete", "resourceslice,deviceclass", "--all")
@@ -204,7 +206,7 @@ def _slice(node: Node, devices: list[str]) -> Object:
 
 
 def claim_template(name: str) -> Object:
-    """One GPU of the driver for each pod that names this template; the request is called `gpu`."""
+    """One GPU of the driver for each pod with this template. The request is called `gpu`."""
     request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -215,7 +217,7 @@ def claim_template(name: str) -> Object:
 
 
 def held(node: Node, namespace: str, pod: str) -> dict[str, list[str]]:
-    """What the kubelet says of the containers of a pod: devices of the plugin, and claims by name."""
+    """The kubelet's record of a pod's containers: devices of the plugin, and claims by name."""
     socket = node.folder / "kubelet" / "pod-resources" / "kubelet.sock"
     answer = decode(_call(socket, "/v1.PodResourcesLister/List"))
     found: dict[str, list[str]] = {}

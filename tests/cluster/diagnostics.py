@@ -1,4 +1,4 @@
-"""What a namespace holds, for the message of a failed test."""
+"""The content of a namespace, for the message of a failed test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOG_LINES = 25
 
 
 def collect(kubernetes: Kubernetes, namespace: str | None) -> str:
-    """Pods, their descriptions and logs, events: whatever of it can still be had."""
+    """Pods, their descriptions and logs, and events, as far as they are available."""
     if namespace is None:
         return kubernetes.kubectl("get", "nodes,pods", "-A", "-o", "wide", check=False)
     parts = [f"--- namespace {namespace}"]

@@ -1,4 +1,4 @@
-"""The stand-in engine in a pod: what it finds in the cache round by round; its containers, as their node sees them."""
+"""The stand-in engine in a pod: what it finds in the cache per round, and its containers as seen from their node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servers.waiting import wait_for
 SIDECAR = "kvcachepool"
 MAIN = "vllm"
 
-# Takes memory of a cgroup, argument 1, until the process of argument 2 is gone.
+# Uses memory of a cgroup, argument 1, until the process of argument 2 is gone.
 _EATER = """
 import os, sys
 with open(sys.argv[1], "w") as group:
@@ -34,13 +34,13 @@ while os.path.exists(f"/proc/{sys.argv[2]}"):
 
 
 def pool(name: str, **spec: object) -> Object:
-    """A pool whose sidecars are small enough for several pods on a node of two cores."""
+    """A pool whose sidecars are small enough for several pods on a node with two cores."""
     sidecar = {"resources": {"requests": {"cpu": "50m"}}, **spec.pop("sidecar", {})}  # type: ignore[dict-item]
     return product.pool(name, sidecar=sidecar, **spec)
 
 
-# A sidecar opens its tiers beside its start: an engine that came sooner would find nothing in them, and they would lack
-# what it stores.
+# A sidecar opens its tiers in the background. An earlier engine would find nothing in them, and its stores would be
+# missing there.
 _ONCE_OPEN = """
 up() { wget -qO- http://127.0.0.1:9797/metrics | grep -c '^kvcachepool_tier_up{[^}]*} 1$'; }
 until [ "$(up)" -ge "$1" ]; do sleep 0.2; done
@@ -50,12 +50,12 @@ exec stand_in_engine "$@"
 
 
 def command(*, tiers: int = 0, prompts: int = 1, chunks: int = 16) -> list[str]:
-    """Rounds without end, as soon as so many tiers below memory are open."""
+    """Endless rounds, started when this many lower tiers are open."""
     return ["sh", "-c", _ONCE_OPEN, "sh", str(tiers), "/kvcachepool", "0", str(prompts), str(chunks)]
 
 
 class Engine:
-    """A pod `name` that serves nobody: it stores what it does not find, and loads and compares it round by round."""
+    """A pod `name` without clients. It stores what it does not find, and loads and compares it in each round."""
 
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class Engine:
         self._kubernetes = cluster.kubernetes
 
     def manifest(self, of: str, **how: int) -> Object:
-        """The pod, labelled for a pool; Pod Security `restricted` admits it."""
+        """The pod with the pool's label. Pod Security `restricted` admits it."""
         pod = product.pod(images.STAND_IN, self.name, of, terminationGracePeriodSeconds=30)
         pod["spec"]["containers"][0]["command"] = command(**how)
         return pod
@@ -80,11 +80,11 @@ class Engine:
         return next((each for each in listed if each["name"] == name), {"state": {}, "restartCount": 0})
 
     def restarts(self) -> tuple[int, int]:
-        """How often the sidecar and the main container were restarted."""
+        """Restart counts of the sidecar and of the main container."""
         return self.container(SIDECAR)["restartCount"], self.container(MAIN)["restartCount"]
 
     def wait_running(self, container: str, restarts: int, seconds: float = 30) -> None:
-        """Waits until a container runs after so many restarts."""
+        """Waits until a container runs after this many restarts."""
 
         def runs() -> bool:
             now = self.container(container)
@@ -100,8 +100,8 @@ class Engine:
         """Changes the image of the running sidecar, as the operator does for an upgrade in place."""
         self._kubernetes.kubectl("set", "image", f"pod/{self.name}", f"{SIDECAR}={image}", namespace=self.namespace)
 
-    def said(self) -> list[Object]:
-        """What the main container has written: rounds, and when it lost the sidecar."""
+    def output(self) -> list[Object]:
+        """The main container's output: rounds, and when it lost the sidecar."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}/log?container={MAIN}"
         try:
             text = self._kubernetes.request("GET", path)
@@ -111,17 +111,17 @@ class Engine:
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
     def wait_warm(self, seconds: float = 60) -> Object:
-        """Waits until it has loaded what it had stored, and returns that round."""
+        """Waits until it has loaded what it had stored. Returns that round."""
 
         def warm() -> Object | None:
-            last = [line for line in self.said() if line.get("hits") == line.get("chunks", 0)]
+            last = [line for line in self.output() if line.get("hits") == line.get("chunks", 0)]
             return last[-1] if last else None
 
         found: Object = self.wait_for(warm, "loads what it has stored", seconds)
         return found
 
     def wait_attached(self) -> None:
-        """Waits until the sidecar that runs now has the engine's session."""
+        """Waits until the current sidecar has the engine's session."""
         address = self.pod()["status"]["podIP"]
 
         def attached() -> bool:
@@ -131,11 +131,11 @@ class Engine:
         self.wait_for(attached, "attaches", 60)
 
     def wait_first_round(self, *, after_loss: bool) -> Object:
-        """The first round since the main container started, or since it lost the sidecar before this one."""
+        """The first round since the main container started, or since it lost the previous sidecar."""
         self.wait_attached()
 
         def first() -> Object | None:
-            said = self.said()
+            said = self.output()
             losses = [number for number, line in enumerate(said) if "lost" in line]
             if after_loss and not losses:
                 return None
@@ -146,7 +146,7 @@ class Engine:
         return found
 
     def kill(self) -> None:
-        """SIGKILL for the main container, from the node."""
+        """Kills the main container from the node."""
         for pid in self._processes(MAIN):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -174,6 +174,6 @@ class Engine:
 
 
 def _number_inside(pid: int) -> int:
-    """The number that a process has in the innermost of its namespaces."""
+    """The id of a process in the innermost of its namespaces."""
     (line,) = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("NSpid:")]
     return int(line.split()[-1])

@@ -32,18 +32,18 @@ def _die_with_parent() -> None:
 
 
 def sweep(slot: Slot) -> None:
-    """Removes what an ended cluster left: the holder of the slot's lock calls it."""
+    """Removes leftovers of an ended cluster. Called by the holder of the slot's lock."""
     for pid in cgroups.processes(slot.cgroup):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     cgroups.remove(slot.cgroup)
-    # The kernel would take it away with its node's namespace, which sockets that still close can hold for a minute.
+    # The kernel removes it with its node's namespace, which closing sockets can keep alive for a minute.
     subprocess.run(["ip", "link", "delete", slot.interface], stderr=subprocess.DEVNULL)
     shutil.rmtree(slot.folder, ignore_errors=True)
 
 
 def main(number: int, nodes: int, lock: int, *, owned: bool) -> None:
-    """Starts the nodes' first processes, tells their numbers on stdout, waits for the end and sweeps."""
+    """Starts the nodes' first processes, prints their ids, waits for the end and sweeps."""
     slot = Slot(number)
     os.set_inheritable(lock, False)
     end, ended = os.pipe()

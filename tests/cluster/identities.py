@@ -1,4 +1,4 @@
-"""Who is who in one cluster: the key of service account tokens, and kubeconfigs."""
+"""Identities of one cluster: the key of service account tokens, and kubeconfigs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def create_token_keys(folder: Path) -> None:
     """The key pair of service account tokens: sa.key, sa.pub."""
     key = f"{folder}/sa.key"
     run([["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key]])
-    # The API server takes no public key out of a PKCS 8 file.
+    # The API server does not read a public key from a PKCS 8 file.
     run([["openssl", "pkey", "-in", key, "-pubout", "-out", f"{folder}/sa.pub"]])
 
 

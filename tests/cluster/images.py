@@ -1,6 +1,5 @@
 """The images that tests run: pause, CoreDNS, a base with a shell, this machine's vLLM, a stand-in for it, the product.
-
-All are named localhost/..., so that no registry is ever asked.
+All names start with localhost/, so that no registry is used.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def _base_layer() -> Layer:
 
 
 def pause() -> Image:
-    """Holds a pod's namespaces; also the first process of every node."""
+    """Holds a pod's namespaces, and is the first process of every node."""
     layer = Layer()
     layer.add("pause", binaries() / "pause", 0o755)
     return Image("localhost/pause:1", [layer], entrypoint=["/pause"])
@@ -63,7 +62,7 @@ def base() -> Image:
 
 
 def vllm_host() -> Image:
-    """Nothing but links into /usr, which `vllm_pod` mounts from this machine together with Python and vLLM."""
+    """Only links into /usr, which `vllm_pod` mounts from this machine together with Python and vLLM."""
     layer = _base_layer()
     for name in ("bin", "sbin", "lib", "lib64"):
         layer.links[name] = f"usr/{name}"
@@ -76,9 +75,8 @@ def _venv() -> Path:
 
 
 def vllm_pod(model: Path, *arguments: str) -> dict[str, Any]:
-    """A pod's spec that serves a model with the vLLM of the running Python, on port 8000, ready in about 40 s.
-
-    The container is named `vllm`; the caller may change anything in it, before it applies it.
+    """A pod's spec that serves a model with the vLLM of the running Python, on port 8000, ready in about 40 s. The
+    container is named `vllm`, and the caller may change the spec before applying it.
     """
     # The environment, the Python that it was made from, and an environment behind it (tools/setup/vllm.sh).
     folders = {"/usr", "/etc/alternatives", str(paths.cache() / "venvs"), str(model)}
@@ -89,7 +87,7 @@ def vllm_pod(model: Path, *arguments: str) -> dict[str, Any]:
     for number, folder in enumerate(sorted(folders)):
         volumes.append({"name": f"host{number}", "hostPath": {"path": folder, "type": "Directory"}})
         mounts.append({"name": f"host{number}", "mountPath": folder, "readOnly": True})
-    # As a module: processes that are spawned import it again, and the script `vllm` would start a second server there.
+    # As a module, because spawned processes import it again, and the script `vllm` would start a second server.
     command = [str(_venv() / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     command += ["--served-model-name", "model", "--enforce-eager"]
     container = {
@@ -142,7 +140,7 @@ def stand_in() -> Image:
 
 @dataclass(frozen=True)
 class Product:
-    """Operator, sidecar and kubectl plugin as cargo built them, in the image that the Dockerfile describes."""
+    """Operator, sidecar and kubectl plugin as built by cargo, in the image of the Dockerfile."""
 
     name: str = "localhost/kvcachepool:dev"
 
@@ -159,7 +157,7 @@ class Product:
 
 
 def _stripped(program: Path, folder: Path) -> Path:
-    """A copy without what debuggers need, which is most of the size and costs seconds at every import."""
+    """A copy without debug information, which is most of the size and slows down every import."""
     subprocess.run(["strip", "--strip-debug", "-o", str(folder / program.name), str(program)], check=True)
     return folder / program.name
 
@@ -170,13 +168,13 @@ def _add_program(layer: Layer, program: Path, path: str) -> None:
 
 
 def _add_libraries(layer: Layer, program: Path) -> None:
-    """The shared libraries and the loader that a program names."""
+    """The shared libraries and the loader of a program."""
     listed = subprocess.run(["ldd", str(program)], capture_output=True, text=True).stdout
     for library in re.findall(r"(/\S+) \(0x", listed):
         layer.add(library, Path(library), 0o755)
 
 
-#: Images that can be asked for by name.
+#: Images by name.
 ALL: dict[str, Callable[[], Archived]] = {
     "pause": pause,
     "coredns": coredns,

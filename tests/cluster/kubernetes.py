@@ -1,4 +1,4 @@
-"""Talks to a cluster, our own or any other: kubectl for what it does well, plain HTTP for what is asked often."""
+"""Access to any cluster: kubectl for complex commands, plain HTTP for frequent requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Object = dict[str, Any]
 
 
 class Refused(AssertionError):
-    """The API server, or kubectl, said no; the text is its answer."""
+    """The API server or kubectl refused a request. The text is the reply."""
 
 
 class Kubernetes:
@@ -52,7 +52,7 @@ class Kubernetes:
         return done.stdout
 
     def env(self) -> dict[str, str]:
-        """Environment for programs that shall use this cluster: kubectl, helm, the operator."""
+        """Environment of programs that use this cluster: kubectl, helm, the operator."""
         return {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
@@ -67,7 +67,9 @@ class Kubernetes:
         )
 
     def wait(self, kind: str, name: str, until: str, *, namespace: str | None = None, seconds: float = 60) -> None:
-        """`kubectl wait` for "condition=Ready", "delete", "jsonpath=..."; a failure tells what the namespace holds."""
+        """`kubectl wait` for "condition=Ready", "delete", "jsonpath=...". A failure shows the content of the
+        namespace.
+        """
         try:
             command = ("wait", f"--for={until}", f"--timeout={seconds:g}s", kind, name)
             self.kubectl(*command, namespace=namespace, seconds=seconds + 20)
@@ -75,14 +77,14 @@ class Kubernetes:
             raise TimedOut(f"{error}\n{diagnostics.collect(self, namespace)}") from None
 
     def wait_for(self, condition: Callable[[], Any], seconds: float, what: str, *, namespace: str | None = None) -> Any:
-        """Asks until the answer is true; a failure tells what the namespace holds."""
+        """Polls until the result is true. A failure shows the content of the namespace."""
         try:
             return wait_for(condition, seconds, what, pause=0.1)
         except TimedOut as error:
             raise TimedOut(f"{error}\n{diagnostics.collect(self, namespace)}") from None
 
     def request(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> Any:
-        """A request to the API server, such as `/api/v1/namespaces`; returns what it answers, JSON or text."""
+        """A request to the API server, such as `/api/v1/namespaces`. Returns the response, JSON or text."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base() + path, data, {"Content-Type": content_type}, method=method)
         try:
@@ -110,7 +112,7 @@ class Kubernetes:
         return items
 
     def logs(self, namespace: str, pod: str, container: str = "") -> str:
-        """What a container has written so far."""
+        """The output of a container so far."""
         return self.kubectl("logs", pod, *(["-c", container] if container else []), namespace=namespace)
 
     def exec(self, namespace: str, pod: str, *command: str, container: str = "", seconds: float = 60) -> str:
@@ -119,17 +121,17 @@ class Kubernetes:
         return self.kubectl("exec", pod, *chosen, "--", *command, namespace=namespace, seconds=seconds)
 
     def create_namespace(self, name: str, labels: dict[str, str] | None = None) -> None:
-        """A namespace in which pods can be made at once."""
+        """A namespace that is ready for pods."""
         metadata = {"name": name, "labels": labels or {}}
         self.request("POST", "/api/v1/namespaces", {"metadata": metadata})
-        # A pod made before its account is refused.
+        # A pod is refused before its account exists.
         accounts = f"/api/v1/namespaces/{name}/serviceaccounts"
         self.wait_for(
             lambda: self.request("GET", accounts)["items"], 30, f"the default account of {name}", namespace=name
         )
 
     def delete_namespace(self, name: str) -> None:
-        """Asks for its end, without waiting for it."""
+        """Requests the deletion without waiting for it."""
         self.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
         self.kubectl("delete", "pods", "--all", "--grace-period=1", "--wait=false", namespace=name, check=False)
 
@@ -140,7 +142,7 @@ class Kubernetes:
             return self._url
 
     def _start_proxy(self) -> None:
-        """`kubectl proxy` speaks for us with whatever credentials the kubeconfig has."""
+        """`kubectl proxy` sends requests with the kubeconfig's credentials."""
         log = Path(os.environ.get("TMPDIR", "/tmp")) / f"kvcachepool-proxy-{os.getpid()}-{time.monotonic_ns()}.log"
         self._proxy = Process("kubectl proxy", ["kubectl", "proxy", "--port=0"], log, env=self.env())
         try:
@@ -150,7 +152,7 @@ class Kubernetes:
         self._url = f"http://{found[0]}"
 
     def close(self) -> None:
-        """Ends the helper process."""
+        """Stops the helper process."""
         with self._lock:
             if self._proxy is not None:
                 self._proxy.kill()

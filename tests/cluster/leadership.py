@@ -1,4 +1,4 @@
-"""The operator's replicas: which one leads, what their metrics say, and how to kill one."""
+"""The operator's replicas: the leader, their metrics, and how to kill one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PODS = f"/api/v1/namespaces/{SYSTEM}/pods?labelSelector=app.kubernetes.io/name=
 
 
 class Asks(Protocol):
-    """Whatever can ask the API server."""
+    """A client of the API server."""
 
     def request(self, method: str, path: str) -> Any:
-        """A request and the JSON of its answer."""
+        """Sends a request. Returns the JSON of the response."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Replica:
     ip: str
 
     def metrics(self) -> Samples:
-        """What it counts; nothing where nobody answers."""
+        """Its metrics. Empty if it does not answer."""
         return Samples.parse(web.get(f"http://{self.ip}:8080/metrics")[1])
 
     def pid(self, node: Node) -> int:
@@ -53,7 +53,7 @@ class Replica:
 
 
 def holder(api: Asks) -> str:
-    """The Lease's holder: its pod's name, `_`, and what tells it from the same pod before a restart; empty = nobody."""
+    """The Lease's holder: its pod's name, `_`, and a suffix per process; empty without one."""
     try:
         found: str = api.request("GET", _LEASE)["spec"].get("holderIdentity", "")
     except Refused:
@@ -62,7 +62,7 @@ def holder(api: Asks) -> str:
 
 
 def replicas(api: Asks) -> list[Replica]:
-    """All of them, the Lease's holder first."""
+    """All replicas, the Lease's holder first."""
     pods = api.request("GET", _PODS)["items"]
     found = [Replica(pod["metadata"]["name"], pod["status"]["podIP"]) for pod in pods if pod["status"].get("podIP")]
     leading = holder(api).partition("_")[0]
@@ -70,6 +70,6 @@ def replicas(api: Asks) -> list[Replica]:
 
 
 def leader(api: Asks) -> Replica | None:
-    """The one that holds the Lease and says that it leads."""
+    """The replica that holds the Lease and reports that it leads."""
     first = next(iter(replicas(api)), None)
     return first if first and first.metrics().total("kvcachepool_leader") else None

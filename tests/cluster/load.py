@@ -1,4 +1,4 @@
-"""Pods asked for by dry run, one after the other: every answer shows whether the webhook was there at that moment."""
+"""Consecutive dry runs of pods. Each response shows whether the webhook was reachable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _THREADS = 2
 
 
 class DryRuns:
-    """Labelled pods without end, until the block ends."""
+    """Endless dry runs of labelled pods, until the block ends."""
 
     def __init__(self, kubernetes: Kubernetes, namespace: str, image: str, of: str) -> None:
         self._kubernetes = kubernetes
@@ -22,9 +22,9 @@ class DryRuns:
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(_THREADS)]
         self._began = time.monotonic()
-        #: Answers so far.
+        #: Number of responses so far.
         self.count = 0
-        #: Seconds since the beginning at which a pod came back without a sidecar, or not at all and why.
+        #: Seconds since the start at which a pod came back without a sidecar, or failed, and the reason.
         self.missed: list[str] = []
 
     def __enter__(self) -> DryRuns:

@@ -12,7 +12,7 @@ from cluster import cgroups, node_config
 from cluster.daemon import Daemon
 from cluster.slot import Slot, search_path
 
-# tmpfs on every folder, outside of the node's own, that kubelet, containerd or CNI write to: nothing stays.
+# tmpfs on every folder outside of the node's own that kubelet, containerd or CNI write to, so that nothing stays.
 _SET_UP = """
 mount --make-rshared /
 mount -t tmpfs tmpfs /run
@@ -32,7 +32,7 @@ sysctl -qw net.ipv4.ip_forward=1
 
 
 class Node:
-    """A node of a cluster; node 1 carries the control plane and the bridge between the nodes."""
+    """A node of a cluster. Node 1 runs the control plane and the bridge between the nodes."""
 
     def __init__(self, slot: Slot, number: int, pid: int) -> None:
         self.slot = slot
@@ -58,7 +58,7 @@ class Node:
         self.kube_proxy = self.daemon("kube-proxy", f"--config={self.folder}/kube-proxy.json")
 
     def daemon(self, program: str, *arguments: str) -> Daemon:
-        """A program that will run on this node."""
+        """A program to run on this node."""
         return Daemon(program, self.entered([program, *arguments]), self.folder, self._env())
 
     def _env(self) -> dict[str, str]:
@@ -81,7 +81,7 @@ class Node:
         return done.stdout
 
     def processes(self) -> list[int]:
-        """All processes of the node, those of its pods among them."""
+        """All processes of the node, including those of its pods."""
         own = os.readlink(f"/proc/{self.pid}/ns/pid")
         found = set(cgroups.processes(self.cgroup))
         for process in Path("/proc").glob("[0-9]*"):
@@ -103,7 +103,7 @@ class Node:
         node_config.write(self)
 
     def _link_machine(self) -> None:
-        """A link between this machine and the bridge; it goes when the namespaces go."""
+        """A link between this machine and the bridge. It is removed with the namespaces."""
         interface = self.slot.interface
         taken = subprocess.run(["ip", "-o", "route", "show", "root", self.slot.network], capture_output=True, text=True)
         if taken.stdout.strip():
@@ -119,7 +119,7 @@ class Node:
     def _link(self, first: Node) -> None:
         """A link to the bridge of the first node, and routes between their pods."""
         pair = ["ip", "link", "add", self.name, "type", "veth", "peer", "name", "node0", "netns", str(self.pid)]
-        # Only the network namespace: the process number of the other end counts outside.
+        # Only the network namespace, because the process id of the other end is that outside.
         subprocess.run(["nsenter", "-t", str(first.pid), "-n", *pair], check=True)
         first.run("ip", "link", "set", self.name, "master", "node0", "up")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def write(node: Node) -> None:
     """Writes all files into the node's folder."""
     (node.folder / "containerd.toml").write_text(_CONTAINERD.format(folder=node.folder))
-    # Pods that ask for the node's resolver, CoreDNS itself, find none.
+    # Pods with the node's resolver, such as CoreDNS, get an empty one.
     (node.folder / "resolv.conf").write_text("")
     for name, content in {
         "cni/10-pods.conflist": _cni(node),
@@ -50,7 +50,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
 
 def _cni(node: Node) -> dict[str, Any]:
-    """Every pod has a link of its own to the node: all traffic is routed, so Services work between neighbours too."""
+    """Every pod has its own link to the node. All traffic is routed, so Services also work between neighbours."""
     ipam = {
         "type": "host-local",
         "ranges": [[{"subnet": node.pods}]],
@@ -79,7 +79,7 @@ def _kubelet(node: Node) -> dict[str, Any]:
         "containerRuntimeEndpoint": f"unix://{node.folder}/containerd.sock",
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{node.cgroup}",
-        # Version 1 of cgroups still serves; with version 2 the line says nothing.
+        # Version 1 of cgroups is still supported. With version 2 the line has no effect.
         "failCgroupV1": False,
         "failSwapOn": False,
         "clusterDomain": "cluster.local",
@@ -87,7 +87,7 @@ def _kubelet(node: Node) -> dict[str, Any]:
         "resolvConf": str(node.folder / "resolv.conf"),
         "volumePluginDir": str(node.folder / "volume-plugins"),
         "podLogsDir": str(node.folder / "pod-logs"),
-        # Images come from archives alone: none may be thrown away. A full disk of the machine is not the test's matter.
+        # Images come only from archives, so none may be removed. A full disk of the machine does not concern the test.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
     }
@@ -103,6 +103,6 @@ def _kube_proxy(node: Node) -> dict[str, Any]:
         "metricsBindAddress": "127.0.0.1:10249",
         "clientConnection": {"kubeconfig": str(node.slot.folder / "kube-proxy.kubeconfig")},
         "hostnameOverride": node.name,
-        # The table's size belongs to the machine and may not be changed from here.
+        # The size of the table belongs to the machine and cannot be changed from here.
         "conntrack": {"maxPerCore": 0},
     }

@@ -1,4 +1,4 @@
-"""The product in a cluster: the chart's release, pools, labelled pods, and what both say of themselves."""
+"""The product in a cluster: the chart's release, pools, labelled pods, and their reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Operator:
     image: str
 
     def upgrade(self, *arguments: str) -> None:
-        """`helm upgrade` to the chart of this checkout with other values, until all of it is ready."""
+        """`helm upgrade` to this checkout's chart with other values, until everything is ready."""
         values = (*_image(self.image), *_OFTEN, *arguments)
         helm(self.kubernetes, "upgrade", "kvcachepool", str(CHART), *values, *_WAIT)
 
@@ -43,7 +43,7 @@ class Operator:
         return self.kubernetes.pods(SYSTEM, "app.kubernetes.io/name=kvcachepool")
 
     def scale(self, replicas: int) -> None:
-        """So many replicas, all of them ready or all gone."""
+        """Scales to this many replicas and waits until all are ready or gone."""
         deployment = ("deployment", "kvcachepool-operator")
         self.kubernetes.kubectl("scale", *deployment, f"--replicas={replicas}", namespace=SYSTEM)
         if replicas:
@@ -52,14 +52,14 @@ class Operator:
         self.kubernetes.wait_for(lambda: not self.pods(), 60, "no replica is left", namespace=SYSTEM)
 
 
-#: For tests that need rights which are off by default, and an operator that ends soon: one release for all of them.
+#: For tests with optional rights and an operator that stops quickly, all with one release.
 RIGHTS = (
     *("--set", "allowManagedRedis=true"),
     *("--set", "allowPurge=true"),
     *("--set", "extraArgs={--drain=1s}"),
 )
 _WAIT = ("--wait", "--timeout", "120s")
-#: Nobody here waits a minute for a count.
+#: Tests do not wait a minute for counts.
 _OFTEN = ("--set", "statusInterval=3s")
 
 
@@ -69,7 +69,7 @@ def _image(name: str) -> list[str]:
 
 
 class Release:
-    """The chart's release in a cluster: stays while tests want the same values of it."""
+    """The chart's release in a cluster. Kept while tests use the same values."""
 
     def __init__(self, kubernetes: Kubernetes, image: str) -> None:
         self._kubernetes, self._image = kubernetes, image
@@ -96,18 +96,20 @@ def installed(kubernetes: Kubernetes, image: str, *arguments: str) -> Iterator[O
     values = (*_image(image), *_OFTEN, *arguments)
     helm(kubernetes, "install", "kvcachepool", str(CHART), "--create-namespace", *values, *_WAIT)
     try:
-        kubernetes.wait_for(lambda: _asked(kubernetes), 30, "the API server asks the webhook", namespace=SYSTEM)
+        kubernetes.wait_for(
+            lambda: _webhook_responds(kubernetes), 30, "the API server asks the webhook", namespace=SYSTEM
+        )
         yield Operator(kubernetes, image)
     finally:
         helm(kubernetes, "uninstall", "kvcachepool", "--wait")
         own = "--selector=app.kubernetes.io/name=kvcachepool"
         kubernetes.kubectl("delete", "pods", own, "--grace-period=1", "--ignore-not-found", namespace=SYSTEM)
-        # Replicas that end without rights cannot give the lease back: the next installation would wait for its end.
+        # Replicas without rights cannot release the lease, and the next installation would wait for its end.
         kubernetes.kubectl("delete", "lease", "kvcachepool-operator", "--ignore-not-found", namespace=SYSTEM)
 
 
-def _asked(kubernetes: Kubernetes) -> bool:
-    """Whether the webhook says something of a pod that names no pool. The pod is never stored."""
+def _webhook_responds(kubernetes: Kubernetes) -> bool:
+    """Whether the webhook responds to a pod of a missing pool. The pod is never stored."""
     path = "/api/v1/namespaces/default/pods?dryRun=All"
     answer = kubernetes.request("POST", path, pod("none", "asked", "nowhere"))
     return "kvcachepool.io/injection" in answer["metadata"].get("annotations", {})
@@ -124,7 +126,7 @@ def pool(name: str, **spec: object) -> Object:
 
 
 def pod(image: str, name: str, of: str, **spec: object) -> Object:
-    """A pod that sleeps, as a namespace with Pod Security `restricted` admits it, labelled for a pool."""
+    """A sleeping pod with the pool's label, which a namespace with Pod Security `restricted` admits."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -157,13 +159,13 @@ def deployment(image: str, name: str, of: str, *, replicas: int = 1) -> Object:
 
 
 def injected(found: Object) -> bool:
-    """Whether a pod has our two init containers, as its last ones."""
+    """Whether a pod has the two added init containers, as its last ones."""
     names = [each["name"] for each in found["spec"].get("initContainers", [])]
     return names[-2:] == ["kvcachepool", "kvcachepool-init"]
 
 
 def report(found: Object) -> dict[str, str]:
-    """What injection wrote on a pod."""
+    """The injection annotation of a pod."""
     answer: dict[str, str] = json.loads(found["metadata"]["annotations"]["kvcachepool.io/injection"])
     return answer
 
@@ -176,7 +178,7 @@ def status(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
 
 
 def sidecar(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
-    """What the sidecar of a pod says of itself."""
+    """The status of a pod's sidecar."""
     address = kubernetes.pod(namespace, name)["status"]["podIP"]
     with urllib.request.urlopen(f"http://{address}:9797/v1/status", timeout=10) as answer:
         said: Object = json.load(answer)
@@ -189,12 +191,12 @@ def conditions(of: Object) -> dict[str, tuple[str, str]]:
 
 
 def message(of: Object, kind: str) -> str:
-    """Of a condition of a pool's status; empty before there is one."""
+    """Message of a condition of a pool's status, empty without it."""
     return next((str(each["message"]) for each in of.get("conditions", []) if each["type"] == kind), "")
 
 
-def told(kubernetes: Kubernetes, namespace: str) -> list[tuple[str, str, str, str]]:
-    """Kind and name of the object, reason and note of each event that the operator wrote in a namespace."""
+def operator_events(kubernetes: Kubernetes, namespace: str) -> list[tuple[str, str, str, str]]:
+    """Kind and name of the object, reason and note of each event of the operator in a namespace."""
     events = kubernetes.request("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
     return [
         (event["regarding"]["kind"], event["regarding"]["name"], event["reason"], event.get("note", ""))

@@ -1,4 +1,4 @@
-"""A slot: the folder, the lock and the addresses of one cluster. What lies in a slot is found again by its number."""
+"""A slot: the folder, the lock and the addresses of one cluster, found by its number."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SLOTS = 10
 
 
 class Slot:
-    """One of the clusters that can run at the same time on this machine."""
+    """One of the clusters that can run concurrently on this machine."""
 
     def __init__(self, number: int) -> None:
         if not 0 <= number < SLOTS:
             raise ValueError(f"cluster {number}: there are 0 to {SLOTS - 1}")
         self.number = number
-        #: Begins every address: nodes, pods and services lie in one /16.
+        #: Prefix of every address: nodes, pods and services are in one /16.
         self.prefix = f"10.{77 + number}"
         self.network = f"{self.prefix}.0.0/16"
         self.services = f"{self.prefix}.128.0/17"
@@ -35,12 +35,12 @@ class Slot:
         self._lock = root / f"{number}.lock"
         self.kubeconfig = self.folder / "admin.kubeconfig"
         self.logs = self.folder / "logs"
-        # The kernel's limit for a socket's path; kubelet's and containerd's lie below the folder.
+        # The kernel's limit for a socket's path. Those of kubelet and containerd are below the folder.
         if len(str(self.folder)) > 70:
             raise ValueError(f"{self.folder} is too long for sockets in it: set KVCACHEPOOL_CACHE to a shorter folder")
 
     def acquire(self) -> int | None:
-        """The lock as a file descriptor, or None where a cluster lives in the slot."""
+        """The lock as a file descriptor, or None if the slot has a cluster."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -51,7 +51,7 @@ class Slot:
         return descriptor
 
     def taken(self) -> bool:
-        """Whether a cluster lives in the slot."""
+        """Whether the slot has a cluster."""
         descriptor = self.acquire()
         if descriptor is None:
             return True
@@ -60,12 +60,12 @@ class Slot:
 
 
 def chosen() -> Slot:
-    """The slot that KVCACHEPOOL_CLUSTER names."""
+    """The slot in KVCACHEPOOL_CLUSTER."""
     return Slot(int(os.environ.get("KVCACHEPOOL_CLUSTER", "0")))
 
 
 def others() -> Iterator[Slot]:
-    """Slots for clusters of tests, the last one first: far from those that people start by hand."""
+    """Slots for clusters of tests, the last one first, to avoid those that people start."""
     return (Slot(number) for number in reversed(range(1, SLOTS)))
 
 

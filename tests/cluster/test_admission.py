@@ -1,4 +1,4 @@
-"""What the API server makes of labelled pods: of every launch shape, and where another webhook meddles."""
+"""What the API server stores for labelled pods: every launch shape, and other webhooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLASSES = ("BestEffort", "Burstable", "Guaranteed")
 
 @pytest.fixture(scope="module")
 def serving(kubernetes: Kubernetes, operator: Operator) -> Iterator[str]:
-    """A namespace with the pool that all shapes name."""
+    """A namespace with the pool of all shapes."""
     name = f"serving-{os.urandom(3).hex()}"
     kubernetes.create_namespace(name)
     injection = {"memoryMax": "64Gi", "existingConnector": "Compose"}
@@ -47,7 +47,7 @@ def _without_pool(shape: Object) -> Object:
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (_SHAPES / "pods").glob("*.yaml")))
-def test_every_launch_shape_is_admitted_in_no_lower_class(kubernetes: Kubernetes, serving: str, name: str) -> None:
+def test_every_launch_shape_keeps_its_qos_class(kubernetes: Kubernetes, serving: str, name: str) -> None:
     shape = yaml.safe_load((_SHAPES / "pods" / f"{name}.yaml").read_text())
     before = _admitted(kubernetes, serving, _without_pool(shape))["status"]["qosClass"]
     admitted = _admitted(kubernetes, serving, shape)
@@ -67,7 +67,7 @@ def test_both_guaranteed_shapes_are_guaranteed(kubernetes: Kubernetes, serving: 
 
 
 def _drop_restart_policies(found: Object) -> list[Object]:
-    """What a webhook does that was built before init containers had one."""
+    """A webhook that was built before init containers had a restart policy."""
     listed = enumerate(found["spec"].get("initContainers", []))
     return [
         {"op": "remove", "path": f"/spec/initContainers/{place}/restartPolicy"}
@@ -88,7 +88,7 @@ def _append_init_container(found: Object) -> list[Object]:
         (_append_init_container, ["late", "kvcachepool", "kvcachepool-init"]),
     ],
 )
-def test_what_another_webhook_undoes_is_mended(
+def test_changes_of_another_webhook_are_repaired(
     cluster: Cluster, operator: Operator, namespace: str, base_image: str, mutation: Mutation, expected: list[str]
 ) -> None:
     kubernetes = cluster.kubernetes

@@ -1,4 +1,4 @@
-"""What nobody should send or store, sent and stored: it is named, and nothing else suffers."""
+"""Invalid requests and stored objects are reported, and do not affect others."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _UID = "705ab4f5-6393-11e8-b7cc-42010a800002"
 
 
 class Webhook:
-    """The webhook's Service, called as the API server calls it."""
+    """The webhook's Service, called like the API server does."""
 
     def __init__(self, kubernetes: Kubernetes) -> None:
         service = kubernetes.request("GET", f"/api/v1/namespaces/{SYSTEM}/services/kvcachepool-webhook")
         self.url = f"https://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
         bundle = kubernetes.request("GET", _CONFIGURATION)["webhooks"][0]["clientConfig"]["caBundle"]
         self._tls = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
-        # The certificate is for the Service's name; here it is called by its address.
+        # The certificate is for the Service's name, but it is called by its address.
         self._tls.check_hostname = False
 
     def post(self, body: bytes, path: str = "/inject") -> tuple[int, str]:
@@ -47,7 +47,7 @@ class Webhook:
 
 @pytest.fixture
 def webhook(kubernetes: Kubernetes, operator: Operator) -> Webhook:
-    """The installed operator's."""
+    """The installed operator's webhook."""
     return Webhook(kubernetes)
 
 
@@ -105,20 +105,20 @@ def test_a_review_of_a_new_pod_is_answered_with_a_patch(webhook: Webhook) -> Non
         (b'{"kind": "AdmissionReview", "request": {}}', 400, "request.uid is missing"),
     ],
 )
-def test_what_is_no_review_is_refused_with_what_to_send(webhook: Webhook, body: bytes, code: int, said: str) -> None:
+def test_an_invalid_review_is_refused_with_an_explanation(webhook: Webhook, body: bytes, code: int, said: str) -> None:
     got, answer = webhook.post(body)
     assert got == code
     assert said in answer
 
 
-def test_a_pod_of_a_megabyte_is_injected_and_one_that_would_grow_too_large_is_left_as_it_is(
+def test_a_large_pod_is_injected_unless_it_would_exceed_the_limit(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     kubernetes.apply(pool("demo"), namespace=namespace)
     path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
 
     def answered(size: int) -> Object | None:
-        """The pod as the webhook answers it; on a busy machine the API server may go on without the answer."""
+        """The pod in the webhook's response. On a busy machine the API server may continue without it."""
         large = pod(base_image, "large", "demo")
         large["spec"]["containers"][0]["env"] = [{"name": "LARGE", "value": "x" * size}]
         made: Object = kubernetes.request("POST", path, large)
@@ -132,7 +132,7 @@ def test_a_pod_of_a_megabyte_is_injected_and_one_that_would_grow_too_large_is_le
 
 @contextmanager
 def _without_rules(kubernetes: Kubernetes) -> Iterator[None]:
-    """Pools as a version with other rules would have stored them: the schema says nothing of their spec."""
+    """Pools as stored by a version with other rules: the schema does not restrict their spec."""
     stored = kubernetes.request("GET", _DEFINITION)
     loose = copy.deepcopy(stored)
     root = loose["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -143,12 +143,12 @@ def _without_rules(kubernetes: Kubernetes) -> Iterator[None]:
         yield
     finally:
         now = kubernetes.request("PUT", _DEFINITION, kubernetes.request("GET", _DEFINITION) | {"spec": stored["spec"]})
-        # Nobody but helm owns it again; else the next release with another schema would meet a conflict.
+        # Only helm may own it again, or the next release with another schema would conflict.
         now["metadata"]["managedFields"] = stored["metadata"]["managedFields"]
         kubernetes.request("PUT", _DEFINITION, now)
 
 
-def test_stored_pools_that_cannot_be_read_are_named_and_hold_up_no_other(
+def test_malformed_pools_are_named_and_do_not_block_others(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     path = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools"
@@ -161,7 +161,7 @@ def test_stored_pools_that_cannot_be_read_are_named_and_hold_up_no_other(
             try:
                 return bool(kubernetes.request("POST", path, made))
             except Refused as refused:
-                # The looser schema serves a moment after it was written.
+                # The looser schema takes effect shortly after it was written.
                 if ": 422: " in str(refused):
                     return False
                 raise
@@ -169,11 +169,11 @@ def test_stored_pools_that_cannot_be_read_are_named_and_hold_up_no_other(
         for made in bad:
             kubernetes.wait_for(partial(stored, made), 20, f"{made['metadata']['name']} is stored")
 
-        # Once the rules are back, the API server takes no write to a pool whose spec is no object, nor to its status.
-        def told() -> bool:
+        # Once the rules are back, the API server accepts no write to a pool whose spec is no object, nor to its status.
+        def reported() -> bool:
             return "Accepted" in conditions(status(kubernetes, namespace, "text"))
 
-        kubernetes.wait_for(told, 60, "what is wrong with text is said", namespace=namespace)
+        kubernetes.wait_for(reported, 60, "what is wrong with text is said", namespace=namespace)
 
     accepted = {"text": "Malformed", "empty": "Malformed", "newer": "Malformed", "beyond": "InvalidSpec"}
 
@@ -202,7 +202,7 @@ def test_stored_pools_that_cannot_be_read_are_named_and_hold_up_no_other(
     for name in ("of-newer", "of-beyond"):
         kubernetes.wait("pod", name, "condition=Ready", namespace=namespace)
         assert report(kubernetes.pod(namespace, name))["reason"] == "PoolNotAccepted"
-    # The same when they are met in the first list.
+    # The same if they are in the first list.
     kubernetes.kubectl("delete", "pods", "--all", "--wait", namespace=SYSTEM)
     kubernetes.wait("deployment", "kvcachepool-operator", "condition=Available", namespace=SYSTEM)
     kubernetes.wait_for(lambda: leader(kubernetes), 30, "a leader", namespace=SYSTEM)

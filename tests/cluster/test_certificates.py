@@ -1,4 +1,4 @@
-"""The operator's own certificates, rotated many times while pods are made."""
+"""The operator's own certificates, rotated many times while pods are created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.leadership import replicas
 from cluster.load import DryRuns
 from cluster.product import SYSTEM, Operator, Release, pool
 
-#: Shortest times that go together: an authority is followed after 20 s, a leaf after 10 s.
+#: Shortest consistent times: an authority is replaced after 20 s, a leaf after 10 s.
 _TIMES = (
     "--pki-authority-lifetime=30s",
     "--pki-leaf-lifetime=15s",
@@ -28,7 +28,7 @@ _CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigura
 @pytest.fixture(scope="module")
 def operator(kubernetes: Kubernetes, release: Release) -> Iterator[Operator]:
     """The chart with certificates that live for seconds."""
-    # An authority of an earlier installation stays, with the life that it was made for.
+    # An authority of an earlier installation is kept with its original lifetime.
     remove = ("delete", "secret", "kvcachepool-webhook-ca", "--ignore-not-found")
     release.end()
     kubernetes.kubectl(*remove, namespace=SYSTEM)
@@ -38,7 +38,7 @@ def operator(kubernetes: Kubernetes, release: Release) -> Iterator[Operator]:
 
 
 def _trusted(kubernetes: Kubernetes) -> list[str]:
-    """The authorities that the API server trusts, the same for every entry of the configuration."""
+    """The authorities that the API server trusts, the same in every entry of the configuration."""
     hooks = kubernetes.request("GET", _CONFIGURATION)["webhooks"]
     (bundle,) = {base64.b64decode(hook["clientConfig"].get("caBundle", "")).decode() for hook in hooks}
     return re.findall(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", bundle, re.DOTALL)
@@ -52,7 +52,7 @@ def test_every_pod_is_injected_through_rotations_of_authority_and_leaf(
     first = seen[0]
 
     def rotated() -> bool:
-        """Two more authorities have come, and the first has gone."""
+        """Two more authorities were added, and the first was removed."""
         now = _trusted(kubernetes)
         seen.extend(each for each in now if each not in seen)
         return len(seen) >= 3 and first not in now

@@ -1,4 +1,4 @@
-"""An engine and its sidecar in one pod, and what the death of either does to the other."""
+"""An engine and its sidecar in one pod, and how the death of one affects the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.cluster import Cluster
 from cluster.engine import MAIN, SIDECAR, Engine, pool
 from cluster.product import Operator
 
-#: An image that no registry has.
+#: An image that is in no registry.
 _ABSENT = "localhost/absent:1"
 
 
@@ -29,7 +29,7 @@ def engines(cluster: Cluster, operator: Operator) -> Iterator[dict[str, Engine]]
     kubernetes.delete_namespace(namespace)
 
 
-def test_an_engine_that_crashed_finds_what_it_had_stored(engines: dict[str, Engine]) -> None:
+def test_a_crashed_engine_finds_its_stored_chunks(engines: dict[str, Engine]) -> None:
     engine = engines["crash"]
     engine.wait_warm()
     engine.kill()
@@ -39,7 +39,7 @@ def test_an_engine_that_crashed_finds_what_it_had_stored(engines: dict[str, Engi
     assert engine.restarts() == (0, 1)
 
 
-def test_an_engine_that_crashed_comes_back_while_its_sidecar_cannot_be_pulled(engines: dict[str, Engine]) -> None:
+def test_a_crashed_engine_restarts_while_its_sidecar_cannot_be_pulled(engines: dict[str, Engine]) -> None:
     engine = engines["image"]
     engine.wait_warm()
     engine.set_sidecar_image(_ABSENT)
@@ -49,9 +49,7 @@ def test_an_engine_that_crashed_comes_back_while_its_sidecar_cannot_be_pulled(en
     assert "running" not in engine.container(SIDECAR)["state"]
 
 
-def test_an_engine_that_crashed_comes_back_after_a_kubelet_restart(
-    cluster: Cluster, engines: dict[str, Engine]
-) -> None:
+def test_a_crashed_engine_restarts_after_a_kubelet_restart(cluster: Cluster, engines: dict[str, Engine]) -> None:
     engine = engines["kubelet"]
     engine.wait_warm()
     cluster.nodes[0].kubelet.restart()
@@ -62,7 +60,7 @@ def test_an_engine_that_crashed_comes_back_after_a_kubelet_restart(
     assert engine.restarts() == (0, 1)
 
 
-def test_a_sidecar_killed_for_its_memory_comes_back_in_place_with_all_that_was_stored(
+def test_an_oom_killed_sidecar_restarts_in_place_with_its_content(
     engines: dict[str, Engine],
 ) -> None:
     engine = engines["memory"]

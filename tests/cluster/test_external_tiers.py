@@ -1,4 +1,4 @@
-"""Tiers that are there already, and a volume for the disk: every field of a pool reaches its sidecars and works."""
+"""Existing tiers, and a volume for the disk: every field of a pool reaches its sidecars and works."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from servers.s3 import BUCKET, S3Server
 VALUES = RIGHTS
 
 _PASSWORD = "only-for-this-test"
-#: What docs/guides/tiers.md says that the user needs, and nothing else.
+#: The permissions that docs/guides/tiers.md requires, and no others.
 _PAGE = (paths.ROOT / "docs/guides/tiers.md").read_text()
 _COMMANDS = _PAGE.split("on keys `kvcp:*`: `")[1].split("`")[0].lower().split()
-#: The same of a bucket, but for writing.
+#: The same for a bucket, without writes.
 _PERMISSIONS = ("s3:GetObject", "s3:ListBucket", "s3:DeleteObject")
-#: Prompts of 16 chunks, which come to more than 2% of the bucket's capacity.
+#: Prompts of 16 chunks, more than 2% of the bucket's capacity.
 _PROMPTS = 13
 _ADMIN = ("admin", "on", f">{_PASSWORD}", "~*", "&*", "+@all")
 
 
 def _users(*more: str) -> list[str]:
-    """Users of a server, as settings: one for sidecars, one for this test, and no other."""
+    """Users of a server, as settings: one for sidecars, one for this test."""
     may = [f"+{command}" for command in (*_COMMANDS, *more)]
     user = ["--user", "kv", "on", f">{_PASSWORD}", "~kvcp:*", "-@all", *may]
     return [*user, "--user", *_ADMIN, "--user", "default", "off"]
 
 
 def _ask(server: RedisServer, *words: str) -> list[str]:
-    """Lines of an answer."""
+    """Lines of a response."""
     command = ["redis-cli", "-h", server.host, "-p", str(server.port), "--user", "admin", "--pass", _PASSWORD]
     done = subprocess.run([*command, "--no-auth-warning", *words], check=True, capture_output=True, text=True)
     return done.stdout.split()
@@ -57,14 +57,14 @@ def _heads(server: RedisServer) -> list[str]:
 
 @dataclass(frozen=True)
 class Outside:
-    """Servers on this machine, where pods reach them."""
+    """Servers on this machine, reachable from pods."""
 
     authority: str
-    #: Two that know nothing of each other, with TLS.
+    #: Two independent ones, with TLS.
     shards: list[RedisServer]
-    #: One that a sentinel watches at this port.
+    #: One with a sentinel at this port.
     watched: tuple[RedisServer, int]
-    #: One that is a whole cluster.
+    #: One that is a complete cluster.
     whole: RedisServer
     bucket: S3Server
 
@@ -98,7 +98,7 @@ def outside(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _sentinel(stack: ExitStack, folder: Path, master: RedisServer) -> int:
-    """Starts a sentinel that watches a master as `kv`, and returns its port."""
+    """Starts a sentinel that watches a master as `kv`. Returns its port."""
     port = paths.free_port()
     config = folder / "sentinel.conf"
     lines = [f"monitor kv {master.host} {master.port} 1", "auth-user kv admin", f"auth-pass kv {_PASSWORD}"]
@@ -135,7 +135,7 @@ def volume(cluster: Cluster, namespace: str) -> Iterator[tuple[str, Path]]:
 
 
 def _objects(outside: Outside, user: str, key: tuple[str, str]) -> list[Object]:
-    """What pools name: credentials for Redis and S3, and the authority."""
+    """Objects that pools reference: credentials for Redis and S3, and the authority."""
     keys = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), key, strict=True))
 
     def made(kind: str, name: str, **data: object) -> Object:
@@ -150,7 +150,7 @@ def _objects(outside: Outside, user: str, key: tuple[str, str]) -> list[Object]:
 
 
 def _effective(engine: Engine) -> Object:
-    """The config that the sidecar of a pod goes by now; its token is the password of Redis."""
+    """The effective config of a pod's sidecar. Its token is the password of Redis."""
     address = engine.pod()["status"]["podIP"]
     headers = {"Authorization": f"Bearer {_PASSWORD}"}
     request = urllib.request.Request(f"http://{address}:9797/v1/config", headers=headers)
@@ -159,7 +159,7 @@ def _effective(engine: Engine) -> Object:
     return found
 
 
-def test_every_field_of_tiers_that_are_there_already_is_live(
+def test_every_field_of_existing_tiers_is_live(
     cluster: Cluster, operator: Operator, namespace: str, outside: Outside, volume: tuple[str, Path]
 ) -> None:
     kubernetes, host = cluster.kubernetes, cluster.slot.host
@@ -236,7 +236,7 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
         assert config["redis"]["urls"] == [url]
         assert config["write"] == {**write, "backAfter": "1m"}
 
-    # Each shard has its part, each part has its time, and objects lie below the prefix until there are too many bytes.
+    # Each shard has its share, each share its TTL, and objects are below the prefix until there are too many bytes.
     wanted = {"all": (outside.shards, _PROMPTS * 16), "sentinel": ([master], 16), "cluster": ([outside.whole], 16)}
     for name, (servers, count) in wanted.items():
         engines[name].wait_warm()
@@ -261,7 +261,7 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
 
     engines["all"].wait_for(bounded, "the bucket is within its bounds", 90)
 
-    def told() -> bool:
+    def reported() -> bool:
         found = status(kubernetes, namespace, "all").get("tiers", [])
         return {each["name"]: (each["state"], each.get("capacity")) for each in found} == {
             "memory": ("Ready", "64Mi"),
@@ -270,9 +270,9 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
             "s3": ("Ready", "1Gi"),
         }
 
-    kubernetes.wait_for(told, 60, "the pool tells of its tiers", namespace=namespace)
+    kubernetes.wait_for(reported, 60, "the pool reports its tiers", namespace=namespace)
 
-    # With the pools goes all that they stored, and nothing else.
+    # Deleting the pools deletes all their objects, and no others.
     others = [*outside.shards, master, outside.whole]
     for server in others:
         assert _ask(server, "SET", "other", "value") == ["OK"]
@@ -285,7 +285,7 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
     assert set(outside.bucket.objects()) == foreign
 
 
-def test_what_a_user_may_not_do_stands_in_the_pools_status_until_it_may(
+def test_a_missing_permission_is_in_the_pools_status_until_it_is_granted(
     cluster: Cluster, operator: Operator, namespace: str, outside: Outside
 ) -> None:
     kubernetes, server, bucket = cluster.kubernetes, outside.watched[0], outside.bucket
@@ -308,7 +308,7 @@ def test_what_a_user_may_not_do_stands_in_the_pools_status_until_it_may(
         return ready() == ("False", "SharedTierDown") and all(word in why for word in words)
 
     kubernetes.wait_for(lambda: refused("Denied", "info"), 120, "Redis' missing right is named", namespace=namespace)
-    # Memory serves on.
+    # The memory tier keeps serving.
     engine.wait_warm()
     _ask(server, "ACL", "SETUSER", "bound", "+info")
     lacks = f"s3: Denied: s3:PutObject denied on bucket {BUCKET}"

@@ -1,4 +1,4 @@
-"""Replicas of the operator that end: in order, by force, all of them at once."""
+"""Replicas of the operator that stop: gracefully, killed, all at once."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ import time
 from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes, Object
 from cluster.leadership import holder, leader, replicas
-from cluster.product import RIGHTS, SYSTEM, Operator, conditions, deployment, injected, pod, pool, status, told
+from cluster.product import (
+    RIGHTS,
+    SYSTEM,
+    Operator,
+    conditions,
+    deployment,
+    injected,
+    operator_events,
+    pod,
+    pool,
+    status,
+)
 from servers.prometheus import Samples
 
 VALUES = RIGHTS
 _POOLS = "/apis/kvcachepool.io/v1alpha1/namespaces/{}/kvcachepools"
 _MAPS = "/api/v1/namespaces/{}/configmaps"
-#: The bar: a killed leader is followed within this many seconds.
+#: A killed leader must be replaced within this many seconds.
 _TAKEOVER_MAX = 20
 
 
 def _looked(kubernetes: Kubernetes) -> bool:
-    """A leader has seen the canary come back, pools, and the sidecars of this test."""
+    """A leader has the canary's result, pools, and the sidecars of this test."""
     wanted = {"canary_checks": "Injected", "reconciles": "done", "sidecar_questions": "answered"}
     first = leader(kubernetes)
     now = first.metrics() if first else Samples([])
@@ -26,7 +37,7 @@ def _looked(kubernetes: Kubernetes) -> bool:
 
 
 def _settled(now: Object) -> bool:
-    """One injected pod whose sidecar runs and has said what it holds."""
+    """One injected pod whose sidecar runs and has reported its content."""
     return (
         conditions(now).get("Ready") == ("True", "Ready")
         and now["pods"]["injected"] == 1
@@ -34,12 +45,12 @@ def _settled(now: Object) -> bool:
     )
 
 
-def test_restarted_replicas_find_everything_as_it_is_and_write_nothing(
+def test_restarted_replicas_write_nothing(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     kubernetes.apply([pool("demo"), pod(base_image, "one", "demo")], namespace=namespace)
     kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
-    # A new leader writes at once what the old one would have kept for the end of a minute.
+    # A new leader writes at once what the old one would have delayed for up to a minute.
     first = holder(kubernetes)
     kubernetes.kubectl("rollout", "restart", "deployment/kvcachepool-operator", namespace=SYSTEM)
     operator.scale(2)
@@ -52,7 +63,7 @@ def test_restarted_replicas_find_everything_as_it_is_and_write_nothing(
     )
     before = status(kubernetes, namespace, "demo")
     since = kubernetes.request("GET", _POOLS.format(namespace))["metadata"]["resourceVersion"]
-    said = sorted(told(kubernetes, namespace))
+    said = sorted(operator_events(kubernetes, namespace))
 
     operator.scale(0)
     operator.scale(2)
@@ -62,10 +73,10 @@ def test_restarted_replicas_find_everything_as_it_is_and_write_nothing(
         written = [change["object"].get("status") for change in changes]
         assert written == [], "written although nothing had changed"
     assert status(kubernetes, namespace, "demo") == before
-    assert sorted(told(kubernetes, namespace)) == said
+    assert sorted(operator_events(kubernetes, namespace)) == said
 
 
-def test_a_killed_leader_is_followed_and_pools_are_reconciled_again(
+def test_a_killed_leader_is_replaced_and_pools_are_reconciled_again(
     cluster: Cluster, operator: Operator, namespace: str
 ) -> None:
     kubernetes = cluster.kubernetes
@@ -84,7 +95,7 @@ def test_a_killed_leader_is_followed_and_pools_are_reconciled_again(
     assert seconds < _TAKEOVER_MAX, f"followed after {seconds:.1f} s"
 
 
-def test_pods_made_without_a_webhook_start_are_counted_by_name_and_evicted_on_request(
+def test_pods_created_without_the_webhook_start_are_counted_and_evicted_on_request(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     kubernetes.apply(pool("demo"), namespace=namespace)
@@ -105,7 +116,11 @@ def test_pods_made_without_a_webhook_start_are_counted_by_name_and_evicted_on_re
     (replicas,) = (owner["name"] for owner in web["metadata"]["ownerReferences"])
 
     def named() -> bool:
-        notes = {(kind, name): note for kind, name, reason, note in told(kubernetes, namespace) if reason == "Missed"}
+        notes = {
+            (kind, name): note
+            for kind, name, reason, note in operator_events(kubernetes, namespace)
+            if reason == "Missed"
+        }
         return (
             web["metadata"]["name"] in notes.get(("ReplicaSet", replicas), "")
             and "bare" in notes.get(("Pod", "bare"), "")
@@ -121,7 +136,7 @@ def test_pods_made_without_a_webhook_start_are_counted_by_name_and_evicted_on_re
         return [injected(each) for each in pods] == [True]
 
     kubernetes.wait_for(replaced, 60, "the Deployment's pod has a sidecar", namespace=namespace)
-    evicted = [(kind, name) for kind, name, reason, _ in told(kubernetes, namespace) if reason == "Evicted"]
+    evicted = [(kind, name) for kind, name, reason, _ in operator_events(kubernetes, namespace) if reason == "Evicted"]
     assert sorted(evicted) == [("KVCachePool", "demo"), ("ReplicaSet", replicas)]
     kubernetes.wait_for(lambda: missed(1), 90, "only the pod that nobody would make again is left", namespace=namespace)
     assert kubernetes.pod(namespace, "bare")["status"]["phase"] == "Running"

@@ -1,4 +1,4 @@
-"""Pods whose sidecar sees the GPUs of vLLM's container, on a node with made-up ones, by device plugin and by claim."""
+"""Pods whose sidecar sees the GPUs of vLLM's container, on a node with fake GPUs, by device plugin and by claim."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster import cgroups, devices
 from cluster.cluster import Cluster
 from cluster.engine import MAIN, SIDECAR, pool
 from cluster.kubernetes import Kubernetes, Object
-from cluster.product import Operator, injected, plugin, pod, report, sidecar, told
+from cluster.product import Operator, injected, operator_events, plugin, pod, report, sidecar
 from cluster.webhook import mutating
 
 _GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -22,7 +22,7 @@ _GPU = "GPU-11111111-2222-3333-4444-555555555555"
 
 @pytest.fixture(scope="module")
 def pools(cluster: Cluster, operator: Operator) -> Iterator[str]:
-    """A namespace with Pod Security `restricted` and a pool for each way to see a GPU, named like it."""
+    """A namespace with Pod Security `restricted` and a pool for each kind of GPU access, with its name."""
     name = f"gpus-{os.urandom(3).hex()}"
     kubernetes = cluster.kubernetes
     kubernetes.create_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
@@ -69,7 +69,7 @@ def _processes(cluster: Cluster, found: Object, container: str) -> list[int]:
 
 
 def _environment(cluster: Cluster, found: Object, container: str) -> dict[str, str]:
-    """What the container runtime gave the processes of a container."""
+    """The environment that the container runtime gave to a container."""
     pid = _processes(cluster, found, container)[0]
     variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(each.split("=", 1) for each in variables if each)
@@ -80,13 +80,13 @@ def _limit(found: Object) -> int:
     return int(_sidecar_of(found)["resources"]["limits"]["memory"].removesuffix("Mi"))
 
 
-def test_the_device_plugin_gives_one_gpu_and_the_sidecar_sees_it_by_the_runtimes_variables(
+def test_the_sidecar_sees_the_device_plugins_gpu_through_variables(
     cluster: Cluster, pools: str, base_image: str
 ) -> None:
     kubernetes, node = cluster.kubernetes, cluster.nodes[0]
     asks = {"limits": {devices.RESOURCE: "1"}}
     with devices.device_plugin(kubernetes, node, [_GPU]) as given:
-        # There is one: a pod whose sidecar took a second one would never start.
+        # There is one GPU, so a pod whose sidecar took a second one would never start.
         found = _ready(kubernetes, pools, _asking(base_image, "plugin", "visibledevices", asks))
         assert given == [[_GPU]]
         held = devices.held(node, pools, "plugin")
@@ -107,7 +107,7 @@ def test_a_claim_is_shared_by_vllm_and_the_sidecar(cluster: Cluster, pools: str,
     kubernetes, node = cluster.kubernetes, cluster.nodes[0]
     kubernetes.apply(devices.claim_template("one-gpu"), namespace=pools)
     with devices.dra_driver(kubernetes, node, ["gpu-0"]) as prepared:
-        # There is one: a pod whose sidecar had a claim of its own would never start.
+        # There is one GPU, so a pod whose sidecar had its own claim would never start.
         found = _ready(kubernetes, pools, _claiming(base_image, "claims", "resourceclaim", "one-gpu"))
         claims = kubernetes.request("GET", f"/apis/resource.k8s.io/v1/namespaces/{pools}/resourceclaims")["items"]
         (claim,) = claims
@@ -131,7 +131,7 @@ def test_a_claim_is_shared_by_vllm_and_the_sidecar(cluster: Cluster, pools: str,
     assert _sidecar_of(found)["resources"]["claims"] == [{"name": "gpus", "request": "gpu"}]
 
 
-def test_pods_without_a_gpu_run_with_their_sidecar_and_say_what_it_lacks(
+def test_pods_without_a_gpu_run_with_a_sidecar_and_a_shortfall(
     kubernetes: Kubernetes, pools: str, base_image: str
 ) -> None:
     plain = _ready(kubernetes, pools, _asking(base_image, "plain", "none"))
@@ -147,7 +147,7 @@ def test_pods_without_a_gpu_run_with_their_sidecar_and_say_what_it_lacks(
         assert f"injection  {reason}: the pod has a sidecar, but container vllm" in explained
 
         def told_so(name: str = name, reason: str = reason) -> bool:
-            return any((about, why) == (name, reason) for _, about, why, _ in told(kubernetes, pools))
+            return any((about, why) == (name, reason) for _, about, why, _ in operator_events(kubernetes, pools))
 
         kubernetes.wait_for(told_so, 60, f"an event about {name}", namespace=pools)
 
@@ -155,7 +155,7 @@ def test_pods_without_a_gpu_run_with_their_sidecar_and_say_what_it_lacks(
 def test_pod_security_and_the_class_of_the_pod_are_as_without_a_gpu(
     kubernetes: Kubernetes, pools: str, base_image: str
 ) -> None:
-    """By dry run: no node is asked whether it has what these pods want."""
+    """By dry run, so no node has to have these resources."""
     path = f"/api/v1/namespaces/{pools}/pods?dryRun=All"
     full = {"cpu": "1", "memory": "1Gi"}
     claims = [{"name": "gpus", "resourceClaimName": "somewhere"}]
@@ -177,7 +177,9 @@ def test_pod_security_and_the_class_of_the_pod_are_as_without_a_gpu(
 
 
 def _take_claims(found: Object) -> list[Object]:
-    """What a webhook does that moves a pod to a node without GPUs: the user's claims go, ours is not known to it."""
+    """A webhook that moves a pod to a node without GPUs: it removes the user's claims, and does not know the
+    sidecar's.
+    """
     if "resourceClaims" not in found["spec"]:
         return []
     paths = ("/spec/resourceClaims", "/spec/containers/0/resources/claims")

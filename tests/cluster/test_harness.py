@@ -1,4 +1,4 @@
-"""The cluster that other tests stand on: pods, Services, DNS, native sidecars, restarts, an end without a trace."""
+"""The test cluster itself: pods, Services, DNS, native sidecars, restarts, and a clean end."""
 
 from __future__ import annotations
 
@@ -109,12 +109,14 @@ def test_pods_outlive_a_kubelet_and_an_api_server(cluster: Cluster, namespace: s
     assert (status["containerID"], status["restartCount"]) == (container, 0)
 
 
-def test_a_failed_wait_tells_what_the_namespace_holds(kubernetes: Kubernetes, namespace: str, base_image: str) -> None:
+def test_a_failed_wait_reports_the_content_of_the_namespace(
+    kubernetes: Kubernetes, namespace: str, base_image: str
+) -> None:
     kubernetes.apply(_pod(base_image, "broken", "sh", "-c", "echo why it broke; exit 3"), namespace=namespace)
     waits = "jsonpath={.status.containerStatuses[0].state.waiting.reason}=CrashLoopBackOff"
     kubernetes.wait("pod", "broken", waits, namespace=namespace)
     try:
-        # It is Ready for a moment after each start, but never done.
+        # It is Ready shortly after each start, but never completes.
         kubernetes.wait("pod", "broken", "jsonpath={.status.phase}=Succeeded", namespace=namespace, seconds=1)
     except AssertionError as error:
         message = str(error)
@@ -132,7 +134,7 @@ sys.stdin.read()
 """
 
 
-def test_two_nodes_and_nothing_left_after_the_death_of_their_owner(cluster: Cluster, base_image: str) -> None:
+def test_two_nodes_are_removed_after_the_death_of_their_owner(cluster: Cluster, base_image: str) -> None:
     slot = next(slot for slot in others() if not slot.taken())
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-c", _OWNER, str(slot.number)]
@@ -172,5 +174,5 @@ def test_two_nodes_and_nothing_left_after_the_death_of_their_owner(cluster: Clus
     assert not slot.folder.exists()
     assert str(slot.folder) not in Path("/proc/self/mountinfo").read_text()
     assert not Path(f"/sys/class/net/{slot.interface}").exists()
-    # The other cluster did not notice.
+    # The other cluster was not affected.
     assert cluster.control_plane.ready()

@@ -19,7 +19,7 @@ from cluster.engine import pool
 from cluster.images import Image, base
 from cluster.kubernetes import Kubernetes, Object
 from cluster.leadership import leader
-from cluster.product import Operator, conditions, injected, pod, report, status, told
+from cluster.product import Operator, conditions, injected, operator_events, pod, report, status
 
 _WITHIN = 90
 _ABSENT = "localhost/absent:1"
@@ -30,19 +30,19 @@ _IMPORTS = 'case ":$PYTHONPATH:" in *:/app:*) exec sleep 1000;; esac; echo "No m
 
 @dataclass(frozen=True)
 class Case:
-    """A pool and an owner whose pods it keeps from running, and what the operator shall say."""
+    """A pool and an owner whose pods it keeps from running, and the expected reason."""
 
     kind: str
     reason: str
     replicas: int = 1
     spec: Object = field(default_factory=dict)
-    #: Objects of the namespace that are there first.
+    #: Objects that exist in the namespace before.
     limits: tuple[Object, ...] = ()
     #: Changes the spec of the owner's pods.
     change: Callable[[Object], object] = lambda spec: None
-    #: The owner ran without the label before, which a rollout adds.
+    #: The owner ran without the label before, and a rollout adds it.
     rollout: bool = False
-    #: Failures that a Job takes.
+    #: Failures that a Job tolerates.
     backoff_limit: int = 6
 
 
@@ -65,7 +65,7 @@ def _runs_python(spec: Object) -> None:
 
 
 def _as_root_image(spec: Object) -> None:
-    """The user is that of the image, which our containers do not accept where it is root."""
+    """The user is that of the image, which the added containers refuse if it is root."""
     spec["securityContext"].pop("runAsUser")
     spec["securityContext"].pop("runAsNonRoot")
 
@@ -105,7 +105,7 @@ CASES = {
     "python-path-rollout": Case("Deployment", "PythonPathUnknown", 3, change=_runs_python, rollout=True),
     "python-path-job": Case("Job", "PythonPathUnknown", change=_runs_python),
 }
-#: Its only pod may not go.
+#: Its only pod must stay available.
 LAST_TRY = "last-try"
 
 
@@ -124,7 +124,7 @@ def _owner(case: Case, image: str, *, labelled: bool) -> Object:
     return _object("apps/v1", case.kind, "web", spec)
 
 
-#: Refuses every pod with our container, as a policy of somebody else might.
+#: Refuses every pod with the sidecar, like a policy of the cluster might.
 _POLICY: list[Object] = [
     _object(
         "admissionregistration.k8s.io/v1",
@@ -152,7 +152,7 @@ _POLICY: list[Object] = [
 
 
 def _unmountable() -> list[Object]:
-    """A storage class with a volume whose folder is not there."""
+    """A storage class with a volume whose folder does not exist."""
     storage_class = {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
@@ -172,7 +172,7 @@ def _unmountable() -> list[Object]:
 
 @dataclass(frozen=True)
 class Scene:
-    """A case in its namespace, and when its pods were asked for."""
+    """A case in its namespace, and when its pods were created."""
 
     kubernetes: Kubernetes
     namespace: str
@@ -191,7 +191,7 @@ class Scene:
         ]
 
     def delays(self) -> list[float]:
-        """Seconds from the beginning to the start of vLLM, of each such pod."""
+        """Seconds from the start of the case to the start of vLLM, for each such pod."""
         starts = [found["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] for found in self.running()]
         return sorted(datetime.fromisoformat(start).timestamp() - self.began for start in starts)
 
@@ -205,7 +205,7 @@ def _scene(kubernetes: Kubernetes, name: str, case: Case) -> Scene:
 
 @pytest.fixture(scope="module")
 def scenes(cluster: Cluster, operator: Operator, base_image: str) -> Iterator[dict[str, Scene]]:
-    """All cases, begun at the same time."""
+    """All cases, started at the same time."""
     kubernetes = cluster.kubernetes
     built = base()
     cluster.import_image(Image(_PATH_IMAGE, built.layers, command=["sh"], env={"PATH": "/bin", "PYTHONPATH": "/app"}))
@@ -253,7 +253,11 @@ def test_vllm_runs_without_a_sidecar_within_ninety_seconds(scenes: dict[str, Sce
     assert conditions(found)["InjectionReady"] == ("False", "PodsHeldBack")
 
     def named() -> bool:
-        notes = {(kind, reason) for kind, _, reason, note in told(kubernetes, namespace) if owner["reason"] in note}
+        notes = {
+            (kind, reason)
+            for kind, _, reason, note in operator_events(kubernetes, namespace)
+            if owner["reason"] in note
+        }
         return {(owner["kind"], "PodsHeldBack"), ("KVCachePool", "PodsHeldBack")} <= notes
 
     kubernetes.wait_for(named, 30, "events on the owner and on the pool", namespace=namespace)
@@ -262,22 +266,24 @@ def test_vllm_runs_without_a_sidecar_within_ninety_seconds(scenes: dict[str, Sce
     assert first.metrics().total("kvcachepool_injection_pauses", reason=owner["reason"]) >= 1
 
 
-def test_a_disruption_budget_keeps_no_pod_that_fails(scenes: dict[str, Scene]) -> None:
+def test_a_disruption_budget_does_not_protect_a_failing_pod(scenes: dict[str, Scene]) -> None:
     scene = scenes["python-path"]
 
     def deleted() -> bool:
-        notes = [note for _, _, reason, note in told(scene.kubernetes, scene.namespace) if reason == "PodReplaced"]
+        notes = [
+            note for _, _, reason, note in operator_events(scene.kubernetes, scene.namespace) if reason == "PodReplaced"
+        ]
         return any(note.endswith("hung and was deleted") for note in notes)
 
     scene.kubernetes.wait_for(deleted, 30, "the pod that the budget protects deleted", namespace=scene.namespace)
 
 
-def test_a_jobs_last_try_is_left_to_it(scenes: dict[str, Scene]) -> None:
+def test_the_last_attempt_of_a_job_is_not_replaced(scenes: dict[str, Scene]) -> None:
     scene = scenes[LAST_TRY]
     why = "Job web would count it as its last failure"
 
     def named() -> bool:
-        events = told(scene.kubernetes, scene.namespace)
+        events = operator_events(scene.kubernetes, scene.namespace)
         return {kind for kind, _, reason, note in events if reason == "PodNotReplaced" and note.endswith(why)} == {
             "Job",
             "KVCachePool",
@@ -289,7 +295,7 @@ def test_a_jobs_last_try_is_left_to_it(scenes: dict[str, Scene]) -> None:
     assert "deletionTimestamp" not in left["metadata"]
 
 
-def test_a_vllm_that_fails_of_its_own_is_acquitted_of_the_sidecar(
+def test_injection_continues_for_a_vllm_that_fails_without_a_sidecar_too(
     kubernetes: Kubernetes, operator: Operator, scenes: dict[str, Scene], namespace: str, base_image: str
 ) -> None:
     def fails(spec: Object) -> None:
@@ -300,14 +306,16 @@ def test_a_vllm_that_fails_of_its_own_is_acquitted_of_the_sidecar(
     )
 
     def acquitted() -> bool:
-        return ("ReplicaSet", "NotOurs") in {(kind, reason) for kind, _, reason, _ in told(kubernetes, namespace)}
+        return ("ReplicaSet", "NotOurs") in {
+            (kind, reason) for kind, _, reason, _ in operator_events(kubernetes, namespace)
+        }
 
     kubernetes.wait_for(acquitted, 90, "the comparison acquits the sidecar", namespace=namespace)
     assert "injectionPaused" not in status(kubernetes, namespace, "demo")
     assert conditions(status(kubernetes, namespace, "demo"))["InjectionReady"] == ("True", "WebhookAnswers")
 
 
-def test_a_secret_that_is_missing_holds_no_pod_up_and_is_named(
+def test_a_missing_secret_does_not_block_pods_and_is_named(
     kubernetes: Kubernetes, operator: Operator, scenes: dict[str, Scene], namespace: str, base_image: str
 ) -> None:
     env = [
@@ -328,24 +336,24 @@ def test_a_secret_that_is_missing_holds_no_pod_up_and_is_named(
 
 
 def test_the_leader_stays_within_its_rights(kubernetes: Kubernetes, scenes: dict[str, Scene]) -> None:
-    # Evictions that are refused, or that go on without end, would show here.
+    # Refused or endless evictions would show here.
     first = leader(kubernetes)
     assert first is not None
     refused = {
         name
         for name, scene in scenes.items()
-        if any(reason == "PodNotReplaced" for _, _, reason, _ in told(kubernetes, scene.namespace))
+        if any(reason == "PodNotReplaced" for _, _, reason, _ in operator_events(kubernetes, scene.namespace))
     }
     assert refused == {LAST_TRY}
     hung = sum(scene.case.replicas for scene in scenes.values())
     assert first.metrics().total("kvcachepool_replacements") <= 3 * hung
 
 
-def test_a_probe_that_works_ends_the_pause(scenes: dict[str, Scene], operator: Operator) -> None:
+def test_a_successful_probe_ends_the_pause(scenes: dict[str, Scene], operator: Operator) -> None:
     scene = scenes["quota"]
     kubernetes, namespace = scene.kubernetes, scene.namespace
     kubernetes.kubectl("delete", "resourcequota", "limit", namespace=namespace)
-    # The first probe comes ten minutes after the pause began: the next leader reads that it has been as long.
+    # The first probe starts ten minutes after the pause. The next leader reads that this time has passed.
     operator.scale(0)
     paused = status(kubernetes, namespace, "demo")["injectionPaused"]
     earlier = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 900))
@@ -369,4 +377,6 @@ def test_a_probe_that_works_ends_the_pause(scenes: dict[str, Scene], operator: O
     pods = kubernetes.pods(namespace, "kvcachepool.io/pool=demo")
     assert [injected(each) for each in pods].count(True) == 1
     assert conditions(status(kubernetes, namespace, "demo"))["InjectionReady"] == ("True", "WebhookAnswers")
-    assert ("ReplicaSet", "InjectionResumed") in {(kind, reason) for kind, _, reason, _ in told(kubernetes, namespace)}
+    assert ("ReplicaSet", "InjectionResumed") in {
+        (kind, reason) for kind, _, reason, _ in operator_events(kubernetes, namespace)
+    }

@@ -1,4 +1,4 @@
-"""The product as its user meets it: helm install, one pool, one label."""
+"""The product from a user's view: helm install, one pool, one label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servers.models import model, token_ids
 from servers.vllm_server import VllmClient
 
 
-def test_a_pool_and_a_labelled_pod_in_one_apply_become_a_pod_with_its_sidecar(
+def test_a_pool_and_a_labelled_pod_can_be_applied_together(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     kubernetes.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
@@ -31,7 +31,7 @@ def test_a_pool_and_a_labelled_pod_in_one_apply_become_a_pod_with_its_sidecar(
     kubernetes.wait_for(ready, 30, "the pool says Ready with one injected pod", namespace=namespace)
 
 
-def test_a_pod_of_a_pool_that_is_not_there_starts_and_says_why(
+def test_a_pod_of_a_missing_pool_starts_and_has_the_reason(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     kubernetes.apply(pod(base_image, "alone", "nowhere"), namespace=namespace)
@@ -41,7 +41,7 @@ def test_a_pod_of_a_pool_that_is_not_there_starts_and_says_why(
     assert (report(alone)["result"], report(alone)["reason"]) == ("Refused", "PoolNotFound")
 
 
-def test_a_child_that_was_deleted_comes_back(kubernetes: Kubernetes, operator: Operator, namespace: str) -> None:
+def test_a_deleted_child_is_created_again(kubernetes: Kubernetes, operator: Operator, namespace: str) -> None:
     kubernetes.apply(pool("demo"), namespace=namespace)
     find = ("get", "configmap", "kvcachepool-demo", "-o", "jsonpath={.metadata.uid}", "--ignore-not-found")
 
@@ -88,7 +88,7 @@ def test_a_vllm_with_only_the_label_added_hits_after_its_container_was_killed(
         return now["restartCount"] == 1 and now["ready"]
 
     kubernetes.wait_for(restarted, 240, "vLLM's container runs again", namespace=namespace)
-    # The scheduler side registers at its first request; before that a probe has no domain to look in.
+    # The scheduler side registers at its first request. Before that a probe has no domain.
     vllm.complete(token_ids(300, 502), 300, max_tokens=1)
     again = vllm.complete(prompt, 1500)
     assert (cold.sources["computed"], warm.sources["external"], again.sources["external"]) == (1500, 1408, 1408)

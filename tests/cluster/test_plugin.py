@@ -1,4 +1,4 @@
-"""`kubectl kvcachepool status|explain`, as people call it, for pods on every way to the cache and off it."""
+"""`kubectl kvcachepool status|explain` for pods at every step to the cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.product import Operator, conditions, plugin, pod, pool, status
 
 @pytest.fixture(scope="module")
 def ways(kubernetes: Kubernetes, operator: Operator, base_image: str) -> Iterator[str]:
-    """A namespace with a pod for every way; named in the tests."""
+    """A namespace with a pod for every case, named in the tests."""
     namespace = "plugin"
     kubernetes.create_namespace(namespace)
     two = pod(base_image, "refused", "demo")
@@ -58,7 +58,7 @@ def _explained(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
         ("waits", "attached", "", "no vLLM has contacted the sidecar"),
     ],
 )
-def test_explain_ends_where_the_way_to_the_cache_ends(
+def test_explain_ends_at_the_failing_step(
     kubernetes: Kubernetes, ways: str, name: str, step: str, reason: str, said: str
 ) -> None:
     explained = _explained(kubernetes, ways, name)
@@ -71,7 +71,7 @@ def test_explain_ends_where_the_way_to_the_cache_ends(
     assert said in text.splitlines()[-1]
 
 
-def test_status_lists_pools_and_says_of_one_what_its_pods_have(kubernetes: Kubernetes, ways: str) -> None:
+def test_status_lists_pools_and_details_of_one(kubernetes: Kubernetes, ways: str) -> None:
     head, row = (line.split() for line in plugin(kubernetes, "status", "-n", ways).stdout.splitlines())
     counted = dict(zip(head, row, strict=True))
     assert (counted["NAME"], counted["READY"]) == ("demo", "True")
@@ -84,7 +84,7 @@ def test_status_lists_pools_and_says_of_one_what_its_pods_have(kubernetes: Kuber
     assert "WebhookAnswers" in text
 
 
-def test_what_does_not_exist_is_said_in_a_sentence_and_fails(kubernetes: Kubernetes, ways: str) -> None:
+def test_missing_objects_are_reported_in_a_sentence_with_an_error(kubernetes: Kubernetes, ways: str) -> None:
     for arguments, said in (
         (("explain", "pod/none"), f"there is no pod none in namespace {ways}"),
         (("status", "none"), f"there is no KVCachePool none in namespace {ways}"),

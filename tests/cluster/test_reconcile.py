@@ -1,4 +1,4 @@
-"""Objects of a pool whoever else writes them; what its edits, its end and the cluster's limits mean for pods."""
+"""Objects of a pool and their other writers; effects of edits, deletion and the cluster's limits on pods."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cluster.product import (
     conditions,
     deployment,
     injected,
+    operator_events,
     pod,
     pool,
     report,
     sidecar,
     status,
-    told,
 )
 
 _MAPS = "/api/v1/namespaces/{}/configmaps"
@@ -28,7 +28,7 @@ _CONFIG = "config.v1.yaml"
 
 
 def _child(kubernetes: Kubernetes, namespace: str, of: str) -> Object:
-    """The ConfigMap of a pool, as soon as it is there."""
+    """The ConfigMap of a pool, as soon as it exists."""
 
     def found() -> Object | None:
         maps = kubernetes.request("GET", _MAPS.format(namespace))["items"]
@@ -39,12 +39,12 @@ def _child(kubernetes: Kubernetes, namespace: str, of: str) -> Object:
 
 
 def _foreign(name: str, data: dict[str, str]) -> Object:
-    """A ConfigMap as somebody else would have it."""
+    """A ConfigMap of another owner."""
     metadata = {"name": name, "labels": {"team": "search"}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
-def test_a_childs_field_that_another_manager_took_is_taken_back_once_and_what_is_theirs_stays(
+def test_a_changed_field_of_a_child_is_restored_once_and_foreign_fields_stay(
     kubernetes: Kubernetes, operator: Operator, namespace: str
 ) -> None:
     kubernetes.apply(pool("demo"), namespace=namespace)
@@ -69,11 +69,11 @@ def test_a_childs_field_that_another_manager_took_is_taken_back_once_and_what_is
     def named() -> bool:
         return any(
             (kind, name, reason) == ("KVCachePool", "demo", "SetRight") and "kvcachepool-demo" in note
-            for kind, name, reason, note in told(kubernetes, namespace)
+            for kind, name, reason, note in operator_events(kubernetes, namespace)
         )
 
     kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
-    # Another look, which anything that touches the pool brings about, has nothing to do.
+    # Another reconcile pass, which any change of the pool causes, has nothing to do.
 
     def looks() -> float:
         return replicas(kubernetes)[0].metrics().total("kvcachepool_reconciles", result="done")
@@ -84,7 +84,7 @@ def test_a_childs_field_that_another_manager_took_is_taken_back_once_and_what_is
     assert kubernetes.changes(_MAPS.format(namespace), mended["metadata"]["resourceVersion"], seconds=2) == []
 
 
-def test_an_object_of_somebody_else_with_a_childs_name_is_left_alone_and_named(
+def test_a_foreign_object_with_a_childs_name_is_not_changed_and_is_named(
     kubernetes: Kubernetes, operator: Operator, namespace: str
 ) -> None:
     theirs = _foreign("kvcachepool-demo", {_CONFIG: "theirs"})
@@ -93,14 +93,14 @@ def test_an_object_of_somebody_else_with_a_childs_name_is_left_alone_and_named(
     def named() -> bool:
         return any(
             (kind, name, reason) == ("KVCachePool", "demo", "NameTaken")
-            for kind, name, reason, _ in told(kubernetes, namespace)
+            for kind, name, reason, _ in operator_events(kubernetes, namespace)
         )
 
     kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
     assert _child(kubernetes, namespace, "demo")["data"] == theirs["data"]
 
 
-def test_a_pool_that_the_operator_may_not_purge_is_told_so_and_goes_like_any_other(
+def test_a_pool_without_the_right_to_purge_gets_an_event_and_is_deleted(
     kubernetes: Kubernetes, operator: Operator, namespace: str
 ) -> None:
     asks = pool("demo", shared={"s3": {"bucket": "kv-cache"}}, deletionPolicy="Delete")
@@ -109,7 +109,7 @@ def test_a_pool_that_the_operator_may_not_purge_is_told_so_and_goes_like_any_oth
     def named() -> bool:
         return any(
             (name, reason) == ("demo", "ApplyFailed") and "kvcachepools" in note and "forbidden" in note
-            for _, name, reason, note in told(kubernetes, namespace)
+            for _, name, reason, note in operator_events(kubernetes, namespace)
         )
 
     kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
@@ -145,7 +145,7 @@ def test_running_pods_outlive_their_pool_and_new_ones_start_without_it(
     def named() -> bool:
         return any(
             (kind, reason) == ("ReplicaSet", "PoolNotFound") and name in note
-            for kind, _, reason, note in told(kubernetes, namespace)
+            for kind, _, reason, note in operator_events(kubernetes, namespace)
         )
 
     kubernetes.wait_for(named, 30, "an event on the pod's owner", namespace=namespace)
@@ -157,7 +157,7 @@ def test_running_pods_outlive_their_pool_and_new_ones_start_without_it(
     assert sidecar(kubernetes, namespace, name)["state"] == "ready"
 
 
-def test_edits_reach_running_pods_where_they_can_and_count_them_as_outdated_where_not(
+def test_edits_reach_running_pods_or_count_them_as_outdated(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     def edit(**spec: object) -> int:
@@ -179,7 +179,7 @@ def test_edits_reach_running_pods_where_they_can_and_count_them_as_outdated_wher
 
     live = edit(cache={"minLoadTokens": 64})
     assert "minLoadTokens: 64" in _child(kubernetes, namespace, "demo")["data"][_CONFIG]
-    # The kubelet looks at a pod's volumes once a minute, and when the pod changes.
+    # The kubelet syncs a pod's volumes once a minute, and when the pod changes.
     kubernetes.kubectl("annotate", "pod", "one", f"touched={time.time()}", namespace=namespace)
 
     def reloaded() -> bool:
@@ -206,7 +206,7 @@ def _limited(name: str, kind: str, spec: Object) -> Object:
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-def test_a_pod_with_its_sidecar_fits_a_quota_that_asks_for_every_resource(
+def test_an_injected_pod_fits_a_quota_on_every_resource(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     hard = {"requests.cpu": "4", "requests.memory": "1Gi", "limits.cpu": "4", "limits.memory": "1Gi"}

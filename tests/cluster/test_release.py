@@ -1,4 +1,4 @@
-"""The release as helm has it: upgraded, tested, removed, and what its NetworkPolicy names."""
+"""The helm release: upgrade, test, removal, and its NetworkPolicy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cluster.product import SYSTEM, Operator, Release, conditions, deployment, h
 #: Rules for both directions.
 VALUES = ("--set", "networkPolicy.egress=true", "--set", "networkPolicy.apiServerPorts={6443}")
 _POLICY = f"/apis/networking.k8s.io/v1/namespaces/{SYSTEM}/networkpolicies/kvcachepool-operator"
-#: The same programs under the tag of a next version: this checkout has no earlier chart to come from.
+#: The same programs with the tag of a next version, because this checkout has no earlier chart.
 _NEXT = images.Product("localhost/kvcachepool:next")
 
 
 def _sound(kubernetes: Kubernetes, namespace: str, name: str) -> bool:
-    """Whether a pod runs as it began: no container of it was restarted, and all are ready."""
+    """Whether a pod is unchanged: no container was restarted, and all are ready."""
     now = kubernetes.pod(namespace, name)["status"]
     containers = now["initContainerStatuses"] + now["containerStatuses"]
     return all(each["ready"] and each["restartCount"] == 0 for each in containers)
@@ -31,9 +31,7 @@ def _ports(rules: list[Object]) -> list[set[tuple[str, object]]]:
     return [{(port["protocol"], port["port"]) for port in rule["ports"]} for rule in rules]
 
 
-def test_the_network_policy_names_the_operators_pods_and_ports_and_nothing_else(
-    kubernetes: Kubernetes, operator: Operator
-) -> None:
+def test_the_network_policy_has_only_the_operators_pods_and_ports(kubernetes: Kubernetes, operator: Operator) -> None:
     spec = kubernetes.request("GET", _POLICY)["spec"]
     selector = ",".join(f"{key}={value}" for key, value in spec["podSelector"]["matchLabels"].items())
     selected = kubernetes.kubectl("get", "pods", "-A", "-l", selector, "-o", "name").split()
@@ -44,7 +42,7 @@ def test_the_network_policy_names_the_operators_pods_and_ports_and_nothing_else(
     assert _ports(spec["ingress"]) == [served] == [{("TCP", "webhook"), ("TCP", "admin")}]
     dns, server, sidecars = {("UDP", 53), ("TCP", 53)}, {("TCP", 6443)}, {("TCP", 9797)}
     assert _ports(spec["egress"]) == [dns, server, sidecars]
-    # A policy that selected pods of vLLM would cut them off.
+    # A policy that selected pods of vLLM would disconnect them.
     policies = kubernetes.kubectl("get", "networkpolicies", "-A", "-o", "name").split()
     assert policies == ["networkpolicy.networking.k8s.io/kvcachepool-operator"]
 
@@ -82,7 +80,7 @@ def test_an_upgrade_to_another_image_and_other_values_misses_no_pod_and_restarts
     assert load.missed == [], f"{len(load.missed)} of {load.count} pods came back without a sidecar"
     own = [each for each in operator.pods() if "deletionTimestamp" not in each["metadata"]]
     assert {each["spec"]["containers"][0]["image"] for each in own} == {_NEXT.name}
-    # The pool names no image: its pods are made with the operator's, and those that run have an older one.
+    # The pool sets no image. New pods get the operator's, and running pods have an older one.
     kubernetes.wait_for(
         lambda: status(kubernetes, namespace, "demo")["pods"]["outdated"] == 1,
         90,

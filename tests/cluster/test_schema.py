@@ -1,4 +1,4 @@
-"""What the API server takes as a pool: the table that the operator's own rules are tested with, and what types add."""
+"""What the API server accepts as a pool: the table of the operator's own rules, and the rules of types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLE = json.loads((ROOT / "operator" / "tests" / "rules.json").read_text())
 
 @pytest.fixture(scope="module")
 def pools(kubernetes: Kubernetes, operator: Operator) -> Iterator[str]:
-    """Path of the pools in a namespace for all tests of this file: almost all of them only ask."""
+    """Path of the pools in a namespace for all tests of this file. Most of them are dry runs."""
     kubernetes.create_namespace("schema")
     yield "/apis/kvcachepool.io/v1alpha1/namespaces/schema/kvcachepools"
     kubernetes.delete_namespace("schema")
@@ -34,7 +34,7 @@ def _with(field: str, value: object, spec: str = "smallest") -> Object:
 
 
 def _broken(kubernetes: Kubernetes, method: str, path: str, made: Object) -> set[tuple[str, str]]:
-    """Field and message of all that the API server has against a pool, which it is asked to judge and not to keep."""
+    """Field and message of all violations that the API server reports for a pool, by dry run."""
     try:
         kubernetes.request(method, f"{path}?dryRun=All", made)
     except Refused as refused:
@@ -45,9 +45,7 @@ def _broken(kubernetes: Kubernetes, method: str, path: str, made: Object) -> set
 
 
 @pytest.mark.parametrize("case", _TABLE["cases"], ids=lambda case: f"{case['field']} at {case['rule'] or 'the root'}")
-def test_a_field_takes_its_good_values_and_says_what_to_write_instead_of_others(
-    kubernetes: Kubernetes, pools: str, case: Any
-) -> None:
+def test_a_field_accepts_valid_values_and_explains_invalid_ones(kubernetes: Kubernetes, pools: str, case: Any) -> None:
     refused = {}
     for value in case["good"]:
         broken = _broken(kubernetes, "POST", pools, _with(case["field"], value, case["spec"]))
@@ -56,7 +54,7 @@ def test_a_field_takes_its_good_values_and_says_what_to_write_instead_of_others(
     assert refused == {}
     for value in case["bad"]:
         broken = _broken(kubernetes, "POST", pools, _with(case["field"], value, case["spec"]))
-        # In front of the rule's message stands the value.
+        # The value precedes the rule's message.
         said = {(field, message.endswith(f": {case['message']}")) for field, message in broken}
         assert said == {(case["rule"], True)}, f"{value!r}: {broken}"
 
@@ -82,7 +80,7 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(
     assert message in json.loads(str(refused.value).split(": ", 2)[2])["message"]
 
 
-def test_a_field_that_does_not_exist_is_refused_by_name(kubernetes: Kubernetes, pools: str) -> None:
+def test_an_unknown_field_is_refused_by_name(kubernetes: Kubernetes, pools: str) -> None:
     made = _with("spec.local.memory.size", "64Gi")
     with pytest.raises(Refused, match=r'unknown field \\"spec.local.memory.size\\"'):
         kubernetes.request("POST", f"{pools}?dryRun=All&fieldValidation=Strict", made)

@@ -1,4 +1,4 @@
-"""Tiers that pods share: a replica is warm from what another stored, Jobs say what a pool lacks and empty a bucket."""
+"""Shared tiers: a replica is warm from another, and Jobs check a pool and purge a bucket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster import images
 from cluster.cluster import Cluster
 from cluster.engine import MAIN, Engine, command, pool
 from cluster.kubernetes import Kubernetes, Object
-from cluster.product import RIGHTS, Operator, deployment, plugin, told
+from cluster.product import RIGHTS, Operator, deployment, operator_events, plugin
 from servers import web
 from servers.models import model, token_ids
 from servers.pod import settle, wait_attached
@@ -22,14 +22,14 @@ from servers.vllm_server import VllmClient
 
 VALUES = RIGHTS
 
-#: The numbers of Redis and S3 among tiers.
+#: Numbers of Redis and S3 among the tiers.
 _REDIS, _S3 = 3, 4
 _FLUSH = 'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" redis-cli flushall'
 
 
 @pytest.fixture(scope="module")
 def bucket(cluster: Cluster) -> Iterator[S3Server]:
-    """A bucket on this machine, where pods reach it."""
+    """A bucket on this machine, reachable from pods."""
     server = S3Server(cluster.slot.host)
     yield server
     server.stop()
@@ -52,7 +52,7 @@ def _replicas(number: int) -> Object:
 
 
 def _written(kubernetes: Kubernetes, namespace: str, name: str) -> set[str]:
-    """Tiers that hold all that a pod has stored."""
+    """Tiers that hold everything that a pod has stored."""
     address = kubernetes.pod(namespace, name)["status"]["podIP"]
     lines = web.get(f"http://{address}:9797/metrics")[1].splitlines()
     line = 'kvcachepool_tier_write_chunks_total{{result="stored",tier="{}"}} 16'
@@ -60,7 +60,7 @@ def _written(kubernetes: Kubernetes, namespace: str, name: str) -> set[str]:
 
 
 def _checked(kubernetes: Kubernetes, namespace: str, name: str) -> tuple[bool, dict[str, tuple[str, str]]]:
-    """What `check` says of a pool: whether all is well, and reason and message by tier."""
+    """The result of `check` for a pool: whether all is ready, and reason and message by tier."""
     done = plugin(kubernetes, "check", name, "-n", namespace, "-o", "json")
     assert done.stdout, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def _checked(kubernetes: Kubernetes, namespace: str, name: str) -> tuple[bool, d
     return report["ready"], {each["tier"]: (each["reason"], each["message"]) for each in report["tiers"]}
 
 
-def test_a_replica_is_warm_from_what_another_stored_and_all_goes_with_the_pool(
+def test_a_replica_is_warm_from_another_and_objects_are_purged_with_the_pool(
     cluster: Cluster, operator: Operator, namespace: str, redis_image: str, bucket: S3Server
 ) -> None:
     kubernetes = cluster.kubernetes
@@ -86,7 +86,7 @@ def test_a_replica_is_warm_from_what_another_stored_and_all_goes_with_the_pool(
         ],
         namespace=namespace,
     )
-    # What is stored while a server starts stays in memory only.
+    # Chunks that are stored while a server starts stay in memory only.
     for until in ("create", "condition=Ready"):
         kubernetes.wait("pod", "kvcachepool-demo-0", until, namespace=namespace)
     kubernetes.apply(_replicas(1), namespace=namespace)
@@ -100,7 +100,7 @@ def test_a_replica_is_warm_from_what_another_stored_and_all_goes_with_the_pool(
     first.wait_for(lambda: _written(kubernetes, namespace, first.name) == {"redis", "s3"}, "all is written down", 60)
     assert len(bucket.objects()) == 16
 
-    # The second comes while Redis has everything, the third after it lost everything.
+    # The second pod starts while Redis has everything, the third after it lost everything.
     known = {first.name}
     for number, tier in ((2, _REDIS), (3, _S3)):
         if tier == _S3:
@@ -128,17 +128,19 @@ def test_a_replica_is_warm_from_what_another_stored_and_all_goes_with_the_pool(
     assert [each for each in left if "deletionTimestamp" not in each["metadata"]] == []
 
     kubernetes.kubectl("delete", "deployment", "web", "--cascade=foreground", namespace=namespace)
-    # In the foreground everything that the pool owns goes before it, while its Job runs.
+    # With foreground deletion everything that the pool owns is deleted first, while its Job runs.
     kubernetes.kubectl("delete", "kvcachepool", "demo", "--cascade=foreground", "--timeout=60s", namespace=namespace)
     assert bucket.objects() == []
 
     def told_of() -> bool:
-        return any((name, reason) == ("demo", "Purged") for _, name, reason, _ in told(kubernetes, namespace))
+        return any(
+            (name, reason) == ("demo", "Purged") for _, name, reason, _ in operator_events(kubernetes, namespace)
+        )
 
     kubernetes.wait_for(told_of, 20, "an event on the pool that was", namespace=namespace)
 
 
-def test_what_a_deleted_pod_had_not_written_yet_is_written_while_its_engine_ends_and_warms_the_next(
+def test_a_deleted_pod_flushes_its_chunks_for_the_next_one(
     cluster: Cluster, operator: Operator, namespace: str, bucket: S3Server
 ) -> None:
     kubernetes = cluster.kubernetes
@@ -150,7 +152,7 @@ def test_what_a_deleted_pod_had_not_written_yet_is_written_while_its_engine_ends
     assert _written(kubernetes, namespace, first.name) == set()
     kubernetes.kubectl("delete", "pod", first.name, "--wait=false", namespace=namespace)
     first.wait_for(lambda: _written(kubernetes, namespace, first.name) == {"s3"}, "all is written down", 20)
-    # It hears no SIGTERM: neither its end nor the sidecar's had anything written.
+    # It ignores SIGTERM: neither its end nor the sidecar's wrote anything.
     assert "running" in first.container(MAIN)["state"]
     kubernetes.apply(second.manifest("demo", tiers=1), namespace=namespace)
     second.wait_running(MAIN, 0)
@@ -159,7 +161,7 @@ def test_what_a_deleted_pod_had_not_written_yet_is_written_while_its_engine_ends
 
 
 def _vllms(number: int) -> Object:
-    """A Deployment of real vLLMs: nothing but the label knows of the cache."""
+    """A Deployment of real vLLMs. Only the label refers to the cache."""
     labels = {"app": "vllm", "kvcachepool.io/pool": "demo"}
     spec = images.vllm_pod(model("tiny"), "--dtype", "float32", "--max-model-len", "4096")
     return {
@@ -191,7 +193,7 @@ def test_a_replica_of_a_real_vllm_is_warm_from_redis_and_another_from_s3(
     prompt, known = token_ids(1500, 511), set[str]()
 
     def another(number: int) -> tuple[VllmClient, SidecarClient]:
-        """The pod that comes with this many replicas, once it serves, its tiers do, and it is attached."""
+        """The additional pod of this many replicas, once it serves, its tiers are ready, and it is attached."""
         kubernetes.apply(_vllms(number), namespace=namespace)
 
         def came() -> Object | None:
@@ -226,7 +228,7 @@ def test_a_replica_of_a_real_vllm_is_warm_from_redis_and_another_from_s3(
         kubernetes.wait_for(hit, 10, f"the hit under {tier}", namespace=namespace)
 
 
-def test_a_bucket_that_another_pool_has_too_is_left_as_it_is(
+def test_a_bucket_that_another_pool_uses_is_not_purged(
     kubernetes: Kubernetes, operator: Operator, namespace: str, bucket: S3Server
 ) -> None:
     both = {"s3": _s3(bucket, "both", "bucket")}
@@ -237,21 +239,23 @@ def test_a_bucket_that_another_pool_has_too_is_left_as_it_is(
     kubernetes.kubectl("delete", "kvcachepool", "goes", "--timeout=50s", namespace=namespace)
 
     def said() -> list[str]:
-        return [f"{reason}: {note}" for _, _, reason, note in told(kubernetes, namespace) if "Purge" in reason]
+        return [
+            f"{reason}: {note}" for _, _, reason, note in operator_events(kubernetes, namespace) if "Purge" in reason
+        ]
 
     kubernetes.wait_for(said, 20, "an event on the pool that was", namespace=namespace)
-    assert said() == [f"PurgeSkipped: s3 is not purged: pool {namespace}/stays has it too"]
+    assert said() == [f"PurgeSkipped: s3 is not purged: pool {namespace}/stays uses it too"]
     assert json.loads(kubernetes.kubectl("get", "jobs", "-o", "json", namespace=namespace))["items"] == []
 
 
 def _held(kubernetes: Kubernetes, namespace: str, *pools: str) -> bool:
-    """Do all of these pools wait for their purge when they are deleted?"""
+    """Whether the deletion of all these pools waits for their purge."""
     of = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/"
     found = (kubernetes.request("GET", of + name)["metadata"] for name in pools)
     return all("kvcachepool.io/purge" in metadata.get("finalizers", []) for metadata in found)
 
 
-def test_a_namespace_that_goes_as_a_whole_is_not_held(
+def test_the_deletion_of_a_namespace_is_not_blocked(
     kubernetes: Kubernetes, operator: Operator, namespace: str, bucket: S3Server
 ) -> None:
     shared = {"s3": _s3(bucket, "held", "bucket")}

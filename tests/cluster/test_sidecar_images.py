@@ -1,4 +1,6 @@
-"""Other images for sidecars: exchanged in running pods, put back where they cannot be pulled, kept from new pods."""
+"""Other images for sidecars: updated in running pods, rolled back if they cannot be pulled, and not given to new
+pods.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from cluster.product import Operator, conditions, pod, report, status
 
 #: The right to patch pods.
 VALUES = ("--set", "allowPodPatch=true")
-#: An image that no registry has.
+#: An image that is in no registry.
 _ABSENT = "localhost/absent:1"
 #: Another name of the product's image.
 _NEWER = "localhost/kvcachepool:newer"
@@ -40,7 +42,7 @@ def _ready_since(found: Object) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Updated:
-    """An engine whose sidecar was given another image, and what was seen of it before."""
+    """An engine whose sidecar got another image, and its state before."""
 
     engine: Engine
     region: int
@@ -60,11 +62,11 @@ def updated(cluster: Cluster, operator: Operator, space: str) -> list[Updated]:
     return before
 
 
-@pytest.mark.usefixtures("absent")  # Both take their time: side by side.
-def test_another_image_is_given_to_running_pods_without_a_restart_of_the_engine(updated: list[Updated]) -> None:
+@pytest.mark.usefixtures("absent")  # Both take long, so they run concurrently.
+def test_running_pods_get_a_new_image_without_a_restart_of_vllm(updated: list[Updated]) -> None:
     for before in updated:
         engine = before.engine
-        # The image has to prove itself in one pod for half a minute before the next one follows.
+        # The image must run in one pod for half a minute before the next one gets it.
         engine.wait_running(SIDECAR, 1, 120)
         first = engine.wait_first_round(after_loss=True)
         assert (first["hits"], first["region"]) == (first["chunks"], before.region)
@@ -76,7 +78,7 @@ def test_another_image_is_given_to_running_pods_without_a_restart_of_the_engine(
 
 @pytest.fixture(scope="module")
 def absent(cluster: Cluster, space: str, updated: list[Updated]) -> Engine:
-    """An image that cannot be pulled, for a pod that runs and a new one; not before the update has its leader."""
+    """An image that cannot be pulled, for a running pod and a new one. Not before the update has its leader."""
     engine = Engine(cluster, space, "undone")
     cluster.kubernetes.apply([pool("undone", sidecar=_IN_PLACE), engine.manifest("undone")], namespace=space)
     engine.wait_warm()
@@ -87,7 +89,7 @@ def absent(cluster: Cluster, space: str, updated: list[Updated]) -> Engine:
     return engine
 
 
-def test_an_image_that_cannot_be_pulled_is_taken_back_after_a_minute(
+def test_an_image_that_cannot_be_pulled_is_rolled_back_after_a_minute(
     cluster: Cluster, space: str, absent: Engine
 ) -> None:
     def condition(pool: str) -> tuple[str, str] | None:
@@ -100,7 +102,7 @@ def test_an_image_that_cannot_be_pulled_is_taken_back_after_a_minute(
     assert absent.container(MAIN)["restartCount"] == 0
 
 
-def test_a_sidecar_that_cannot_be_pulled_is_kept_from_further_pods_until_the_image_is_corrected(
+def test_an_image_that_cannot_be_pulled_pauses_injection_until_it_is_corrected(
     cluster: Cluster, operator: Operator, space: str, absent: Engine
 ) -> None:
     kubernetes = cluster.kubernetes
@@ -126,10 +128,10 @@ def test_a_sidecar_that_cannot_be_pulled_is_kept_from_further_pods_until_the_ima
     kubernetes.wait_for(lambda: condition() == ("True", "WebhookAnswers"), 60, "injection again", namespace=space)
 
 
-def test_engines_that_pod_security_restricted_admits_count_as_attached_and_after_the_update_as_current(
+def test_restricted_engines_count_as_attached_and_as_current_after_the_update(
     cluster: Cluster, space: str, updated: list[Updated]
 ) -> None:
-    # The last test here, because sidecars are asked, and counts are written, once a minute.
+    # The last test here, because sidecars are queried and counts written once a minute.
     counted = {"matched": 2, "injected": 2, "attached": 2, "outdated": 0}
 
     def current() -> bool:

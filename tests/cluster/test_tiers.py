@@ -1,4 +1,4 @@
-"""Tiers below memory: a disk of the pod's own, and servers that the operator runs for a pool."""
+"""Lower tiers: the disk of a pod, and servers that the operator runs for a pool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = ("statefulset", "service", "poddisruptionbudget", "networkpolicy", "sec
 _RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
-#: What a user may say of the servers' pods, beside image and resources.
+#: Settings of the servers' pods, besides image and resources.
 _PLACED: Object = {
     "nodeSelector": {"kubernetes.io/os": "linux"},
     "tolerations": [{"key": "cache", "operator": "Exists"}],
@@ -45,14 +45,14 @@ _PLACED: Object = {
     ],
     "priorityClassName": "system-cluster-critical",
 }
-#: Prompts of one chunk, which are more than the memory of a pod has room for.
+#: Prompts of one chunk, more than the memory of a pod holds.
 _PROMPTS = 560
 
 
 def _pool(image: str, shards: int) -> Object:
     few: dict[str, Any] = {"requests": {"cpu": "100m"}}
     managed = {"shards": shards, "memoryPerShard": "192Mi", "image": image, "resources": few, **_PLACED}
-    # What was stored first goes first: who asks for more than there is room for, in turn, never finds any of it there.
+    # The oldest chunks are evicted first, so a client that cycles through more than fits never finds any in memory.
     local = {"memory": {"perPod": "64Mi", "evictionPolicy": "FIFO"}}
     shared = {"redis": {"managed": managed}}
     return pool("demo", local=local, shared=shared, cache={"minLoadTokens": 0})
@@ -76,19 +76,19 @@ def _servers(kubernetes: Kubernetes, namespace: str) -> dict[str, str]:
 
 
 def _tier(kubernetes: Kubernetes, namespace: str, name: str, of: str) -> tuple[str, str]:
-    """State and reason of a tier as the sidecar of a pod has it."""
+    """State and reason of a tier as reported by a pod's sidecar."""
     tiers = sidecar(kubernetes, namespace, name)["tiers"]
     return next((each["state"], each["reason"]) for each in tiers if each["name"] == of)
 
 
 def _shards_up(kubernetes: Kubernetes, namespace: str, name: str) -> int:
-    """Servers of Redis that answer the sidecar of a pod, where there are several."""
+    """Redis servers that answer a pod's sidecar, if there are several."""
     tiers = sidecar(kubernetes, namespace, name)["tiers"]
     servers = next(each.get("servers", []) for each in tiers if each["name"] == "redis")
     return sum(each["state"] == "ready" for each in servers)
 
 
-def test_a_pod_has_a_disk_of_its_own_that_its_sidecar_alone_sees(
+def test_a_pod_has_its_own_disk_that_only_its_sidecar_mounts(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     kubernetes.kubectl("label", "namespace", namespace, _RESTRICTED)
@@ -112,23 +112,23 @@ def test_a_pod_has_a_disk_of_its_own_that_its_sidecar_alone_sees(
 
 
 def _held(kubernetes: Kubernetes, namespace: str, shards: int) -> list[int]:
-    """Chunks in each server: each is a head and a segment."""
+    """Chunks in each server. Each is a head and a segment."""
     ask = 'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" valkey-cli dbsize'
     names = [f"kvcachepool-demo-{shard}" for shard in range(shards)]
     return [int(kubernetes.exec(namespace, name, "sh", "-c", ask)) // 2 for name in names]
 
 
 class Renewed(NamedTuple):
-    """A pool with one server and one pod, whose Secret somebody deleted."""
+    """A pool with one server and one pod, whose Secret was deleted."""
 
     namespace: str
-    #: What the Secret has that came instead.
+    #: Content of the new Secret.
     password: str
 
 
 @pytest.fixture(scope="module")
 def renewed(kubernetes: Kubernetes, operator: Operator, valkey_image: str, base_image: str) -> Iterator[Renewed]:
-    """One whose server does not go by the other password yet."""
+    """A pool whose server does not use the new password yet."""
     namespace = f"renewed-{os.urandom(3).hex()}"
     kubernetes.create_namespace(namespace)
     kubernetes.apply([_pool(valkey_image, 1), pod(base_image, "one", "demo")], namespace=namespace)
@@ -139,13 +139,13 @@ def renewed(kubernetes: Kubernetes, operator: Operator, valkey_image: str, base_
     )
     ((name, before),) = _passwords(kubernetes, namespace).items()
     kubernetes.kubectl("delete", "secret", name, namespace=namespace)
-    # Nobody watches Secrets: a leader makes sure of them at first, and then every ten minutes.
+    # Secrets are not watched. A leader checks them at first, and then every ten minutes.
     first = kubernetes.wait_for(lambda: leader(kubernetes), 30, "a leader", namespace=SYSTEM)
     kubernetes.kubectl("delete", "pod", first.name, namespace=SYSTEM)
     made = kubernetes.wait_for(lambda: _passwords(kubernetes, namespace), 60, "another Secret", namespace=namespace)
     assert list(made) == [name]
     assert made[name] != before
-    # Kubelet looks for what it has mounted once a minute, and when a pod changes.
+    # The kubelet syncs mounted Secrets once a minute, and when a pod changes.
     kubernetes.kubectl("annotate", "pod", "kvcachepool-demo-0", "one", "looked-at=now", namespace=namespace)
     yield Renewed(namespace, made[name])
     kubernetes.delete_namespace(namespace)
@@ -158,7 +158,7 @@ def _passwords(kubernetes: Kubernetes, namespace: str) -> dict[str, str]:
     return {each["metadata"]["name"]: base64.b64decode(each["data"]["password"]).decode() for each in items}
 
 
-@pytest.mark.usefixtures("renewed")  # Its server takes a minute: side by side.
+@pytest.mark.usefixtures("renewed")  # Its server takes a minute, so they run concurrently.
 def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
     cluster: Cluster, operator: Operator, namespace: str, valkey_image: str
 ) -> None:
@@ -191,13 +191,13 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
     held = _held(kubernetes, namespace, 1)
     assert held == [_PROMPTS]
 
-    # Another number of shards leaves those that stay as they are, and running sidecars use them: an engine that asks
-    # for everything all the time misses what has moved, and nothing else.
+    # Another number of shards keeps the existing ones, and running sidecars use them: an engine that requests
+    # everything all the time misses only what has moved.
     server = _servers(kubernetes, namespace)[first]
     secret = _children(kubernetes, namespace, "secret")
     assert len(secret) == 1
     for shards in (3, 2):
-        before = len(engine.said())
+        before = len(engine.output())
         kubernetes.apply(_pool(valkey_image, shards), namespace=namespace)
         names = {f"kvcachepool-demo-{shard}" for shard in range(shards)}
 
@@ -215,18 +215,18 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
             return _shards_up(kubernetes, namespace, "one") == shards
 
         engine.wait_for(followed, f"the sidecar uses {shards} servers", 90)
-        settled = len(engine.said())
+        settled = len(engine.output())
 
         def warm(settled: int = settled) -> bool:
-            # The round that was under way may have ended without a miss before the servers changed.
-            return any(line["hits"] == line["chunks"] for line in engine.said()[settled + 1 :])
+            # The current round may end without a miss before the servers change.
+            return any(line["hits"] == line["chunks"] for line in engine.output()[settled + 1 :])
 
         engine.wait_for(warm, "finds everything again", 180)
-        missed = {prompt for line in engine.said()[before:] for prompt in line["missed"]}
+        missed = {prompt for line in engine.output()[before:] for prompt in line["missed"]}
         was, held = [*held, 0, 0], _held(kubernetes, namespace, shards)
         came, gone = sum(held) - sum(was[:shards]), sum(was[shards:])
         assert held[0] == _PROMPTS
-        # A server may have gone before the sidecar's config said so.
+        # A server may stop before the sidecar's config says so.
         assert 0 < came <= len(missed) <= max(came, gone), (was, held, len(missed))
     assert engine.restarts() == (0, 0)
     assert status(kubernetes, namespace, "demo")["pods"]["outdated"] == 0
@@ -234,7 +234,7 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
     assert _children(kubernetes, namespace, "secret") == secret
 
 
-def test_what_is_deleted_comes_back_and_all_goes_with_the_pool_or_with_its_servers(
+def test_deleted_objects_are_recreated_and_all_are_deleted_with_the_pool(
     kubernetes: Kubernetes, operator: Operator, renewed: Renewed
 ) -> None:
     namespace, server = renewed.namespace, "kvcachepool-demo-0"

@@ -1,4 +1,4 @@
-"""A mutating webhook of the test's own, on this machine: the API server asks it by URL."""
+"""A mutating webhook of the test on this machine, called by URL."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cluster.cluster import Cluster
 from cluster.kubernetes import Object
 from servers import certificates
 
-#: Makes the operations of a JSON patch for a pod.
+#: Computes the operations of a JSON patch for a pod.
 Mutation = Callable[[Object], list[Object]]
 
 
 @contextmanager
 def mutating(cluster: Cluster, name: str, namespace: str, mutation: Mutation) -> Iterator[None]:
-    """A webhook for new pods of a namespace; the API server calls webhooks in the order of their names."""
+    """A webhook for new pods of a namespace. The API server calls webhooks in the order of their names."""
     with tempfile.TemporaryDirectory() as folder:
         pki = Path(folder) / "pki"
         certificates.for_server(pki, cluster.slot.host)

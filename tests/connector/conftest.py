@@ -1,4 +1,4 @@
-"""The real sidecar in a short folder, one engine per test, and shared state of the connector's process made anew."""
+"""The real sidecar in a short folder, one engine per test, and reset process-wide state of the connector."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from servers.versions import too_old
 
-# With a vLLM that is too old only that runs which knows nothing of vLLM: the client, the copies.
+# With a vLLM that is too old only tests without vLLM run: the client, the copies.
 if too_old():
     collect_ignore_glob = ["test_[!c]*.py"]
 
 
 @pytest.fixture(scope="module")
 def binary() -> Path:
-    """The sidecar's program; what needs it is skipped without."""
+    """The sidecar's program. Tests that need it are skipped without it."""
     from servers.paths import sidecar_binary
 
     try:
@@ -40,7 +40,7 @@ def volume() -> Iterator[Path]:
 
 @pytest.fixture
 def mapping() -> Iterator[Any]:
-    """Memory of a sidecar as a worker has it mapped."""
+    """Memory of a sidecar as a worker maps it."""
     from stub_sidecar import Memory
 
     from kvcachepool.shared import Mapping
@@ -53,7 +53,7 @@ def mapping() -> Iterator[Any]:
 
 @pytest.fixture
 def pool(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A sidecar that is ready; its socket is the connector's."""
+    """A ready sidecar. Its socket is the connector's."""
     from steps import CACHE
 
     from servers.sidecar import Sidecar
@@ -67,19 +67,19 @@ def pool(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Makes engines; all end with the test. One process plays one engine at a time."""
+    """Creates engines, which all end with the test. One process runs one engine at a time."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from stub_sidecar import StubSidecar
 
     import kvcachepool.shared as shared_module
     import kvcachepool.worker as worker_module
     from kvcachepool.layout import Ranks
-    from kvcachepool.lookups import Patience
+    from kvcachepool.lookups import WaitBudget
     from kvcachepool.shared import Shared
 
     monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks())
-    # A machine that runs tests may be busy for longer than a request waits elsewhere.
-    monkeypatch.setattr(Patience, "_LATE_S", 1.0)
+    # A busy machine may be slower than the normal limits.
+    monkeypatch.setattr(WaitBudget, "_LATE_S", 1.0)
     made: list[Any] = []
 
     def make(**options: Any) -> Any:

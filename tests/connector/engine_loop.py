@@ -49,7 +49,7 @@ WINDOW = 64
 
 @functools.cache
 def base_config() -> VllmConfig:
-    """A config of the tiny model; made once."""
+    """A config of the tiny model, created once."""
     return EngineArgs(
         model=str(models.model("tiny")),
         dtype="float32",
@@ -115,7 +115,7 @@ class Loop:
             hash_block_size=hash_block,
             log_stats=True,
         )
-        # The tiny model sees no images, but requests of these tests bring some.
+        # The tiny model has no vision, but requests of these tests contain images.
         self.scheduler.max_num_encoder_input_tokens = 4096
         self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4096)
         self._hasher = get_request_block_hasher(hash_block, sha256)
@@ -127,7 +127,7 @@ class Loop:
         self.rewrite_metadata: Callable[[Any], None] | None = None
         self.rewrite_output: Callable[[KVConnectorOutput], None] | None = None
         self.hold_results = False
-        self.completions_only = False  # as behind a wrapper that knows no `get_transfer_results`
+        self.completions_only = False  # like a wrapper without `get_transfer_results`
         self.was_heard: Callable[[], bool] = lambda: True
         self.steps = 0
         self.weights = 0
@@ -145,7 +145,7 @@ class Loop:
     def request(
         self, name: str, tokens: list[int], *, output: int = 1, params: dict[str, Any] | None = None, **more: Any
     ) -> Request:
-        """A request as EngineCore makes it from what came in."""
+        """A request as EngineCore creates it from the input."""
         sampling = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)
         if params is not None:
             sampling.extra_args = {"kv_transfer_params": params}
@@ -158,7 +158,7 @@ class Loop:
         return Request(name, None if embeds is not None else tokens, sampling, None, block_hasher=self._hasher, **more)
 
     def add(self, name: str, tokens: list[int], *, early: bool = True, **more: Any) -> Request:
-        """Adds a request, with the plugin's early lookup or without."""
+        """Adds a request, with or without the plugin's early lookup."""
         request = self.request(name, tokens, **more)
         if early:
             self.connector.arrive(request)
@@ -167,7 +167,7 @@ class Loop:
         return request
 
     def abort(self, name: str) -> None:
-        """The client went away."""
+        """The client disconnected."""
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         self.done[name] = "aborted"
 
@@ -189,18 +189,18 @@ class Loop:
             sampled.append(self._forward(self.scheduler.requests[name], count))
         if scheduled:
             self.worker.wait_for_save()
-        told = KVConnectorOutput()
+        reported = KVConnectorOutput()
         if not self.hold_results:
             if self.completions_only:
-                told.finished_recving = self.worker.get_finished(output.finished_req_ids)[1]
+                reported.finished_recving = self.worker.get_finished(output.finished_req_ids)[1]
             else:
                 results = self.worker.get_transfer_results(output.finished_req_ids)
-                told.finished_recving = results.finished_recving or None
-                told.failed_recving = results.failed_recving
-            told.invalid_block_ids = self.worker.get_block_ids_with_load_errors()
-            told.kv_connector_worker_meta = self.worker.build_connector_worker_meta()
+                reported.finished_recving = results.finished_recving or None
+                reported.failed_recving = results.failed_recving
+            reported.invalid_block_ids = self.worker.get_block_ids_with_load_errors()
+            reported.kv_connector_worker_meta = self.worker.build_connector_worker_meta()
         if self.rewrite_output is not None:
-            self.rewrite_output(told)
+            self.rewrite_output(reported)
         self.worker.clear_connector_metadata()
         ran = ModelRunnerOutput(
             req_ids=list(scheduled),
@@ -209,7 +209,7 @@ class Loop:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
-            kv_connector_output=told,
+            kv_connector_output=reported,
         )
         for outputs in self.scheduler.update_from_output(output, ran).values():
             for one in outputs.outputs:
@@ -230,7 +230,7 @@ class Loop:
         self.until(lambda: all(name in self.done for name in names), seconds, f"end of {names}")
 
     def drain(self, seconds: float = 20.0) -> None:
-        """Steps until no store is under way, and what the worker said of them was heard."""
+        """Steps until no store is in flight and the worker's reports were processed."""
         self.until(lambda: not self.connector.has_pending_push_work(), seconds, "stores drained")
         self.until(self.was_heard, seconds, "COMMITs heard")
 
@@ -241,7 +241,7 @@ class Loop:
         return self.external.get(name, 0)
 
     def forget_local(self) -> None:
-        """vLLM's own prefix cache is emptied; stores under way are waited for."""
+        """Empties vLLM's own prefix cache, after waiting for stores in flight."""
         self.drain()
         assert self.scheduler.reset_prefix_cache()
 
@@ -254,7 +254,7 @@ class Loop:
         self.connector.shutdown()
         self.worker.shutdown()
 
-    # -- the model that only writes
+    # -- the model, which only writes
 
     def _forward(self, request: Request, count: int) -> list[int]:
         begin = request.num_computed_tokens
@@ -278,7 +278,7 @@ class Loop:
         return [int(values[-1]) % 4000 + 3]
 
     def reload_weights(self) -> None:
-        """The model computes with other weights from now on; what runs goes on with what it has, as in vLLM."""
+        """The model computes with other weights from now on. Running requests keep their blocks, as in vLLM."""
         self.connector.weights_changed("reload_weights")
         self.weights += 1
         for request in self.scheduler.running:
@@ -286,7 +286,7 @@ class Loop:
         self.connector.weights_changed("reload_weights")
 
     def _weights_of(self, request: Request, begin: int) -> dict[int, int]:
-        """Weights that the request is computed with, by the token from which on."""
+        """Weights that the request is computed with, by the first token."""
         life = request.request_id, request.num_preemptions
         if life not in self._lives:
             external = request.prefill_stats.num_external_cached_tokens if request.prefill_stats is not None else 0
@@ -322,12 +322,12 @@ class Loop:
 
 
 def output_is_first(request: Request) -> bool:
-    """No token was generated yet."""
+    """Whether no token was generated yet."""
     return request.num_output_tokens == 0
 
 
 def contents(request: Request, end: int, weights: dict[int, int]) -> np.ndarray:
-    """What the KV of the first `end` tokens must be: one float per token, from all tokens up to it and the weights."""
+    """The expected KV of the first `end` tokens: one float per token, from all tokens up to it and the weights."""
     embeds = request.prompt_embeds
     apart = (request.cache_salt, request.lora_request.lora_path if request.lora_request else None)
     state = zlib.crc32(repr(apart).encode())
@@ -376,5 +376,5 @@ def _kv_cache(blocks: int, block_tokens: int, windows: bool) -> tuple[Any, dict[
 
 
 def prompt(count: int, seed: int) -> list[int]:
-    """Token ids, the same for the same seed."""
+    """Token ids that depend only on the seed."""
     return models.token_ids(count, seed)

@@ -1,4 +1,4 @@
-"""A file system that stops answering, as a hard-mounted NFS whose server is gone."""
+"""A file system that stops answering, like a hard-mounted NFS without its server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 class HangingDisk:
-    """Folders under one path are not listed until `answers` is set. `asked`: names of the threads that asked."""
+    """Folders under one path are not listed until `answers` is set. `asked`: names of the calling threads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.answers = threading.Event()

@@ -1,4 +1,6 @@
-"""A small KV cache in host memory with vLLM's own specs and views, and as much of a VllmConfig as the worker reads."""
+"""A small KV cache in host memory with vLLM's own specs and views, and the fields of VllmConfig that the worker
+reads.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import made_up_config
+import fake_config
 import torch
 from vllm.v1 import kv_cache_interface as interface
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -20,7 +22,7 @@ def vllm_config(layers: list[str], model: Path, engine_id: str = "engine-1", **p
     """A stand-in for VllmConfig."""
     module = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN"), isa="vec")
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "decode_context_parallel_size": 1} | parallel
-    config = made_up_config.vllm_config(
+    config = fake_config.vllm_config(
         model,
         engine_id,
         model_config={"hf_config": {"architectures": ["X"], "head_dim": SIZE}, "dtype": torch.bfloat16},
@@ -40,7 +42,7 @@ def vllm_config(layers: list[str], model: Path, engine_id: str = "engine-1", **p
 
 
 def kv_cache(groups: int = 1) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(KVCacheConfig, layer tensors): LBHNC; a second group is a sliding window that overlays the first."""
+    """(KVCacheConfig, layer tensors): LBHNC. A second group is a sliding window that overlays the first."""
     caches: dict[str, torch.Tensor] = {}
     tensors, made = [], []
     page = BLOCK_BYTES // LAYERS
@@ -66,7 +68,7 @@ def kv_cache(groups: int = 1) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def fill(caches: dict[str, torch.Tensor], block: int, seed: int) -> bytes:
-    """Random bytes into one block of all layers of group 0; returns them in section order."""
+    """Writes random bytes into one block of all layers of group 0. Returns them in section order."""
     generator = torch.Generator().manual_seed(seed)
     out = b""
     with torch.inference_mode():

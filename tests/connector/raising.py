@@ -1,4 +1,4 @@
-"""Raises at any line of the connector that the engine's thread runs, once, and finds these lines by running them."""
+"""Raises once at any line of the connector that the engine's thread runs. The lines are found by running them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Injected(Exception):
-    """What these tests raise."""
+    """The exception of these tests."""
 
 
 class Line(NamedTuple):
@@ -25,7 +25,7 @@ def _line(code: CodeType, number: int) -> Line:
 
 
 class Tracer:
-    """Calls `at(line)` before every line of some modules that this thread runs below a hook."""
+    """Calls `at(line)` before every line of some modules that this thread runs in a hook."""
 
     def __init__(self, modules: Iterable[Any], at: Callable[[Line], None]) -> None:
         self._files = {module.__file__ for module in modules}
@@ -47,7 +47,7 @@ class Tracer:
 
 
 def lines_of(modules: Iterable[Any], run: Callable[[], None]) -> list[Line]:
-    """Every line that `run` reaches, in the order of its first time."""
+    """Every line that `run` reaches, in the order of the first visit."""
     found: dict[Line, None] = {}
     with Tracer(modules, found.setdefault):
         run()
@@ -55,7 +55,7 @@ def lines_of(modules: Iterable[Any], run: Callable[[], None]) -> list[Line]:
 
 
 def raising_at(modules: Iterable[Any], line: Line, run: Callable[[], None]) -> bool:
-    """Runs with an exception before the first time that this line is reached. Was it reached?"""
+    """Runs with an exception before the first visit of this line. Returns whether it was reached."""
     raised = False
 
     def at(here: Line) -> None:

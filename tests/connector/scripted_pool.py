@@ -1,4 +1,4 @@
-"""A pool of a few lines that stores and finds, and can be told to be slow, silent, full, forgetful or wrong."""
+"""A small fake pool that stores and finds chunks, and can be made slow, silent, full, forgetful or wrong."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ScriptedPool(StubSidecar):
         self.answer = self._pool_answer
 
     def greet(self, frame: Received, **changes: Any) -> None:
-        """With this pool's settings."""
+        """A HELLO response with this pool's settings."""
         super().greet(frame, settings=self.settings, **changes)
 
     def _pool_answer(self, frame: Received) -> dict[str, Any] | bool | None:
@@ -76,7 +76,7 @@ class ScriptedPool(StubSidecar):
         return [(space, packed[at : at + 32]) for at in range(0, len(packed), 32)]
 
     def found(self, frame: Received, state: int = CHUNK_READY) -> dict[str, Any]:
-        """The answer to a PROBE by what is there."""
+        """The answer to a PROBE with the stored chunks."""
         states, refs = bytearray(), b""
         for key in self.keys(frame):
             sections = self.chunks.get(key)
@@ -91,7 +91,7 @@ class ScriptedPool(StubSidecar):
         return {"states": bytes(states), "refs": refs, "region": self.memory.region, "pending_ms": 50, "tiers": tiers}
 
     def grants(self, frame: Received) -> dict[str, Any]:
-        """The answer to a GRANT: room for everything."""
+        """The answer to a GRANT with slots for everything."""
         results, refs = bytearray(), b""
         assert self.memory is not None
         for key, chunk in zip(self.keys(frame), frame.body["chunks"], strict=True):
@@ -125,5 +125,5 @@ class ScriptedPool(StubSidecar):
         return [section[0] for sections in self.chunks.values() for section in sections]
 
     def late(self, frame: Received, body: dict[str, Any], *, partial: bool = False) -> None:
-        """Answers a frame after all."""
+        """Answers a frame later."""
         self.reply(frame, body, wire.FLAG_PARTIAL if partial else 0)

@@ -1,4 +1,4 @@
-"""What tests of the scheduler side ask again and again."""
+"""Common steps of tests of the scheduler side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CACHE = {"cache": {"chunkTokens": 64, "minLoadTokens": 64}}
 
 
 def connected(engine: Loop) -> Loop:
-    """The engine once both its sides said HELLO and the worker maps the arena."""
+    """An engine whose sides have both sent HELLO and whose worker has mapped the arena."""
     scheduler, worker = engine.connector._scheduler, engine.worker._worker
     assert scheduler is not None
     assert worker is not None
@@ -31,7 +31,7 @@ def connected(engine: Loop) -> Loop:
 
 
 def serving(engine: Loop, pool: Sidecar) -> Loop:
-    """The engine once the real sidecar answers its lookups: all of it has registered."""
+    """An engine that is fully registered, so that the real sidecar answers its lookups."""
     connected(engine)
     instance = engine.config.kv_transfer_config.engine_id
 
@@ -49,7 +49,7 @@ def serving(engine: Loop, pool: Sidecar) -> Loop:
 
 
 def reports(pool: ScriptedPool, name: str) -> dict[str, int]:
-    """Sum of all REPORTs, of one of their maps."""
+    """Sum over all REPORTs of one of their maps."""
     total: dict[str, int] = {}
     for frame in pool.frames(Op.REPORT):
         for key, value in frame.body.get(name, {}).items():
@@ -63,21 +63,21 @@ def requested(pool: ScriptedPool) -> int:
 
 
 def loads_of(engine: Loop) -> list[Any]:
-    """Load jobs that go out from now on."""
+    """Load jobs that are sent from now on."""
     seen: list[Any] = []
     engine.rewrite_metadata = lambda metadata: seen.extend(job for job in metadata.jobs if job.kind == "load")
     return seen
 
 
 def admin(folder: Path) -> dict[str, Any]:
-    """Config of a sidecar that `clear` may be asked of."""
+    """Config of a sidecar that accepts `clear`."""
     token = folder / "token"
     token.write_text(TOKEN)
     return {"admin": {"tokenFile": str(token)}}
 
 
 def clear(pool: Sidecar) -> None:
-    """Has the pool forget every chunk."""
+    """Removes every chunk of the pool."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as admin:
         admin.connect(str(pool.socket))
         hello = Hello(version=wire.PROTOCOL_VERSION, role="admin", incarnation=os.urandom(16), number=1)

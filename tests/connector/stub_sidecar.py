@@ -1,4 +1,4 @@
-"""A sidecar of a few lines for what the real one cannot be made to do: refusals, lost answers, hand-made tables."""
+"""A stub sidecar for what the real one cannot do: refusals, lost answers, prepared tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Received(NamedTuple):
 
 
 def memfd(name: str, size: int) -> int:
-    """A sealed memfd, as the sidecar makes them."""
+    """A sealed memfd, like those of the sidecar."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -54,7 +54,7 @@ def memfd(name: str, size: int) -> int:
 
 
 class Memory:
-    """An arena and its slot table, as the engine would make them."""
+    """An arena and its slot table, as the engine creates them."""
 
     def __init__(self, region: int, rows: int, segments: int = 1) -> None:
         self.region = region
@@ -75,13 +75,13 @@ class Memory:
         self._view = np.frombuffer(self.table, dtype=np.uint32, offset=4096).reshape(rows, 16)
 
     def grant(self, slot: int, generation: int, owner: int, length: int) -> bytes:
-        """A row becomes GRANTED; returns its reference for section 0."""
+        """Makes a row GRANTED. Returns its reference for section 0."""
         self._view[slot, 1], self._view[slot, 2] = generation, owner
         self._view[slot, 0] = GRANTED
         return struct.pack("<IIII", slot, generation, length, 0)
 
     def publish(self, slot: int, generation: int, content: bytes) -> bytes:
-        """A row becomes PUBLISHED with these bytes; returns its reference for section 0."""
+        """Makes a row PUBLISHED with these bytes. Returns its reference for section 0."""
         self.arena[slot * ROW_BYTES : slot * ROW_BYTES + len(content)] = content
         self._view[slot, 1] = generation
         self._view[slot, 0] = PUBLISHED
@@ -91,7 +91,7 @@ class Memory:
         self._view[slot, 0] = FREE
 
     def bump(self, slot: int) -> None:
-        """The generation is raised, as before a reuse."""
+        """Raises the generation, like before a reuse."""
         self._view[slot, 1] += 1
 
     def read(self, slot: int, length: int) -> bytes:
@@ -145,7 +145,7 @@ class StubSidecar:
         return self.wait_for(lambda all_: [f for f in all_ if f.op == Op.HELLO][nth - 1 : nth])[0]
 
     def heard_all(self) -> bool:
-        """Everything that was sent so far has been acted on: frames of several connections have no other order."""
+        """Waits until all sent frames were processed: frames of several connections have no other order."""
         with self._changed:
             unread = (fcntl.ioctl(one, termios.FIONREAD, b"\0" * 4) for one in self._connections.values())
             return not self._busy and not any(map(any, unread))
@@ -199,7 +199,7 @@ class StubSidecar:
         buffer, fds = b"", []
         with contextlib.suppress(OSError):
             while True:
-                connection.recv(1, socket.MSG_PEEK)  # what lies here is unread or this connection is busy, at any time
+                connection.recv(1, socket.MSG_PEEK)  # bytes here mean unread frames or a busy connection
                 with self._changed:
                     self._busy.add(number)
                 data, ancillary, _, _ = connection.recvmsg(1 << 20, socket.CMSG_SPACE(64))
@@ -242,7 +242,7 @@ class StubSidecar:
             self.reply(frame, {"ready": True, "layout_id": b"l" * 32, "model_id": b"m" * 32})
 
     def greet(self, frame: Received, **changes: Any) -> None:
-        """The answer of a healthy sidecar to a HELLO."""
+        """The HELLO response of a healthy sidecar."""
         body: dict[str, Any] = {
             "version": 1,
             "sidecar_version": "0",

@@ -1,4 +1,4 @@
-"""The content of LoRA adapters: known only for uses that began before a look at their files."""
+"""Hashes of LoRA adapters: known only for uses that began before a check of their files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_adapter_is_unknown_until_its_files_were_hashed_in_the_background(ada
     watch.hashes.close()
 
 
-def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(
+def test_an_adapter_whose_files_change_under_its_id_stays_uncached(
     adapter: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch = Watch()
@@ -70,7 +70,7 @@ def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(
     before = (adapter / "adapter_model.safetensors").stat()
     (adapter / "adapter_model.safetensors").write_bytes(b"2" * 100)
     assert watch.hashes.get(str(adapter), 1, time.monotonic()) is None
-    wait_for(lambda: "changed under its id" in caplog.text, 10, "the change is seen")
+    wait_for(lambda: "changed under the same id" in caplog.text, 10, "the change is seen")
     (adapter / "adapter_model.safetensors").write_bytes(b"1" * 100)
     os.utime(adapter / "adapter_model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert watch.hashes.get(str(adapter), 1, 0.0) is None, "which of them vLLM has loaded is not known any more"
@@ -80,7 +80,7 @@ def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(
     watch.hashes.close()
 
 
-def test_attributes_that_a_network_file_system_remembers_hide_no_change(
+def test_cached_attributes_of_a_network_file_system_hide_no_change(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, scandir = adapter / "adapter_model.safetensors", os.scandir
@@ -105,7 +105,7 @@ def test_a_change_that_hides_its_time_shows_in_the_stamp(adapter: Path) -> None:
     assert adapter_files.stamp_of(str(adapter)) != stamp
 
 
-def test_each_use_of_an_adapter_is_known_by_a_look_that_began_after_it(
+def test_an_adapter_is_known_only_after_a_check_that_started_after_its_use(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, disk = Watch(), HangingDisk(monkeypatch, adapter)
@@ -113,7 +113,7 @@ def test_each_use_of_an_adapter_is_known_by_a_look_that_began_after_it(
     disk.answers.clear()
     earlier_s = time.monotonic()
     assert watch.hashes.get(str(adapter), 1, earlier_s) is None
-    wait_for(lambda: "kvcachepool-lora-look" in disk.asked, 10, "the look began")
+    wait_for(lambda: "kvcachepool-lora-check" in disk.asked, 10, "the look began")
     later_s = time.monotonic()
     assert watch.hashes.get(str(adapter), 1, later_s) is None
     disk.answers.set()
@@ -126,7 +126,7 @@ def test_each_use_of_an_adapter_is_known_by_a_look_that_began_after_it(
     watch.hashes.close()
 
 
-def test_a_file_system_that_hangs_holds_up_nobody_but_the_threads_that_ask_it(
+def test_a_hanging_file_system_blocks_only_the_threads_that_use_it(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter_files, "_LOOK_S", 0.0)
@@ -139,11 +139,11 @@ def test_a_file_system_that_hangs_holds_up_nobody_but_the_threads_that_ask_it(
     assert not watch.hashes.soon(str(adapter), 1), "nobody waits for a look that takes long"
     disk.answers.set()
     wait_for(lambda: watch.hashes.get(str(adapter), 1, now_s) == first, 10, "it answers again")
-    assert set(disk.asked) == {"kvcachepool-lora-read", "kvcachepool-lora-look"}
+    assert set(disk.asked) == {"kvcachepool-lora-read", "kvcachepool-lora-check"}
     watch.hashes.close()
 
 
-def test_a_process_ends_while_a_file_system_hangs(adapter: Path) -> None:
+def test_a_process_exits_while_a_file_system_hangs(adapter: Path) -> None:
     code = """
 import os, sys, threading, time
 from kvcachepool.adapter_files import AdapterHashes
@@ -158,7 +158,7 @@ hashes.close()
     subprocess.run([sys.executable, "-c", code, str(adapter)], env=environ, check=True, timeout=60)
 
 
-def test_an_adapter_without_local_files_is_looked_for_again(
+def test_an_adapter_without_local_files_is_checked_again(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

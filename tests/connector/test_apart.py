@@ -1,4 +1,4 @@
-"""Prompts that must not share KV never ask for the same key: adapters, tags, salts, images, embeddings, sessions."""
+"""Prompts that must not share KV never use the same key: adapters, tags, salts, images, embeddings, sessions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS = prompt(256, 7)
 
 
 def keys_of(pool: ScriptedPool, name: str) -> set[tuple[bytes, bytes]]:
-    """(namespace, hash) of everything that a request asked for, loads and stores."""
+    """(namespace, hash) of everything that a request loads and stores."""
     wait_for(pool.heard_all, 10, "all frames heard")
     frames = [f for op in (Op.PROBE, Op.GRANT) for f in pool.frames(op) if f.body["request"] == name]
     return {key for frame in frames for key in pool.keys(frame)}
@@ -49,7 +49,7 @@ def adapter(folder: Path, content: bytes, number: int = 1, in_place: bool = Fals
 
 
 def hashed(engine: Loop, lora: LoRARequest, since_s: float = 0.0) -> None:
-    """Waits until the adapter's content is known, for uses that began then."""
+    """Waits until the adapter's content is known for uses that began then."""
     scheduler = engine.connector._scheduler
     assert scheduler is not None
     wait_for(lambda: scheduler._namespaces.hashes.get(lora.lora_path, lora.lora_int_id, since_s), 10, "content hash")
@@ -57,7 +57,7 @@ def hashed(engine: Loop, lora: LoRARequest, since_s: float = 0.0) -> None:
 
 @pytest.fixture(autouse=True)
 def front_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's front process proves the names of items."""
+    """vLLM's front process, which proves the names of items."""
     monkeypatch.setenv(provenance.VARIABLE, "0" * 32)
     monkeypatch.setattr(provenance, "_given", provenance.Given())
 
@@ -95,14 +95,14 @@ def test_no_key_is_shared(scripted: ScriptedPool, loop: Make, one: dict[str, Any
         {"mm_features": [image("named by a user")], "params": {"kvcachepool.tags": "tenant"}},
     ],
 )
-def test_equal_prompts_in_one_name_share(scripted: ScriptedPool, loop: Make, same: dict[str, Any]) -> None:
+def test_equal_prompts_in_one_namespace_share(scripted: ScriptedPool, loop: Make, same: dict[str, Any]) -> None:
     engine = connected(loop())
     engine.generate("one", TOKENS, **same)
     engine.forget_local()
     assert engine.generate("two", TOKENS, **same) == 256
 
 
-def test_a_name_says_whether_other_processes_can_give_it(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_namespace_records_whether_other_processes_can_name_it(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tagged = [{"kvcachepool.tags": f"tenant {number}"} for number in range(4)]
     for life in ("shared", "alone"):
@@ -125,7 +125,7 @@ def test_an_image_that_a_user_named_is_not_cached(scripted: ScriptedPool, loop: 
     wait_for(lambda: reports(scripted, "miss_tokens") == {"multimodalNamedByUser": 256}, 10, "counted")
 
 
-def test_a_session_that_gets_an_image_that_a_user_named_stores_nothing_more(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_session_with_an_image_named_by_a_user_stores_nothing_more(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     request = engine.add("session", prompt(300, 1), output=3, resumable=True)
     engine.until(lambda: request.status.name == "WAITING_FOR_STREAMING_REQ", what="session waits for input")
@@ -160,7 +160,7 @@ def test_an_adapter_is_uncached_until_its_content_is_known(scripted: ScriptedPoo
     assert not keys_of(scripted, "one") & keys_of(scripted, "plain")
 
 
-def test_a_file_system_that_hangs_delays_no_hook_and_its_adapter_is_uncached_until_it_answers(
+def test_a_hanging_file_system_delays_no_hook_and_its_adapter_is_uncached(
     scripted: ScriptedPool, loop: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = connected(loop())
@@ -177,7 +177,7 @@ def test_a_file_system_that_hangs_delays_no_hook_and_its_adapter_is_uncached_unt
     assert not keys_of(scripted, "slow")
     assert keys_of(scripted, "plain")
     wait_for(lambda: reports(scripted, "miss_tokens").get("loraContentUnknown") == 256, 10, "counted")
-    assert set(disk.asked) == {"kvcachepool-lora-look"}
+    assert set(disk.asked) == {"kvcachepool-lora-check"}
     disk.answers.set()
     hashed(engine, one, time.monotonic())
     engine.generate("cold", TOKENS, lora_request=one)
@@ -189,9 +189,7 @@ def test_a_file_system_that_hangs_delays_no_hook_and_its_adapter_is_uncached_unt
     disk.answers.set()
 
 
-def test_a_lookup_leaves_when_the_adapter_is_known_before_any_poll(
-    scripted: ScriptedPool, loop: Make, tmp_path: Path
-) -> None:
+def test_the_early_probe_is_sent_once_the_adapter_is_known(scripted: ScriptedPool, loop: Make, tmp_path: Path) -> None:
     engine = connected(loop())
     one = adapter(tmp_path / "one", b"first")
     hashed(engine, one)
@@ -200,7 +198,7 @@ def test_a_lookup_leaves_when_the_adapter_is_known_before_any_poll(
     scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.PROBE and f.body["request"] == "early"])
 
 
-def test_another_adapter_under_one_name_and_path_shares_nothing(
+def test_another_adapter_with_the_same_name_and_path_shares_nothing(
     scripted: ScriptedPool, loop: Make, tmp_path: Path
 ) -> None:
     def run(name: str, content: bytes) -> None:
@@ -227,14 +225,14 @@ def test_an_adapter_that_is_loaded_in_place_is_not_cached(scripted: ScriptedPool
     two = adapter(tmp_path / "two", b"second", in_place=True)
     for name, lora in (("after", two), ("under the id's first path", one)):
         assert engine.generate(name, TOKENS, lora_request=lora) == 0
-        # Only the pool is judged here: vLLM 0.30's own prefix cache knows adapters by their name alone.
+        # Only the pool is checked here: vLLM 0.30's own prefix cache identifies adapters by name alone.
         engine.forget_local()
         assert not keys_of(scripted, name)
     assert set(scripted.chunks) == stored
     wait_for(lambda: reports(scripted, "miss_tokens").get("loraLoadedInPlace") == 2 * 256, 10, "counted")
 
 
-def test_what_runs_while_its_adapter_is_replaced_stores_nothing_more(
+def test_requests_whose_adapter_is_replaced_store_nothing_more(
     scripted: ScriptedPool, loop: Make, tmp_path: Path
 ) -> None:
     engine = connected(loop(step_tokens=64))
@@ -243,7 +241,7 @@ def test_what_runs_while_its_adapter_is_replaced_stores_nothing_more(
     request = engine.add("running", prompt(2048, 7), lora_request=one)
     scheduler = engine.connector._scheduler
     assert scheduler is not None
-    # Open until it is answered, which may be before anybody looks.
+    # Open until it is answered, which may be before this check.
     engine.until(lambda: scheduler._stores._open or scripted.frames(Op.GRANT), what="the first chunk is asked for")
     wait_for(lambda: not scheduler._stores._open, 10, "the first chunk is granted")
     engine.step()
@@ -263,9 +261,7 @@ def test_what_runs_while_its_adapter_is_replaced_stores_nothing_more(
     assert not keys_of(scripted, "another id"), "vLLM's own cache may hold blocks of both under this name and path"
 
 
-def test_an_adapter_that_comes_back_with_other_files_is_not_cached(
-    scripted: ScriptedPool, loop: Make, tmp_path: Path
-) -> None:
+def test_an_adapter_with_changed_files_is_not_cached(scripted: ScriptedPool, loop: Make, tmp_path: Path) -> None:
     engine = connected(loop())
     one = adapter(tmp_path / "one", b"first")
     hashed(engine, one)
@@ -288,7 +284,7 @@ def test_prompt_embeddings_of_one_length_share_nothing(scripted: ScriptedPool, l
     assert not keys_of(scripted, "one") & keys_of(scripted, "two")
 
 
-def test_a_session_that_edits_its_tokens_stores_under_the_tokens_it_has(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_session_that_edits_its_tokens_stores_under_the_new_tokens(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     first, more = prompt(100, 1), prompt(150, 2)
     request = engine.add("session", first, output=3, resumable=True)
@@ -332,7 +328,7 @@ def test_the_tail_of_a_sessions_new_prompt_is_stored_while_that_of_the_old_one_i
     assert (whole // 64 * 64, whole % 64 // 16 * 16) in asked
 
 
-def test_random_hash_roots_are_said(scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_hash_roots_are_reported(scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.core import kv_cache_utils
 
     engine = connected(loop())

@@ -19,7 +19,7 @@ from stub_sidecar import Memory, Received, StubSidecar
 
 import kvcachepool.shared as shared_module
 from kvcachepool import messages, wire
-from kvcachepool.client import Client, Held, Reply, say_off
+from kvcachepool.client import Client, Held, Reply, report_off
 from kvcachepool.shared import Shared
 from kvcachepool.wire import Op
 
@@ -34,7 +34,7 @@ def until(found: Callable[[], Any], timeout_s: float = 10.0) -> Any:
 
 
 class Owner:
-    """Hooks that remember what was called, and keep what could not be sent."""
+    """Hooks that record calls, and keep messages that could not be sent."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -76,7 +76,7 @@ class Owner:
 
 @pytest.fixture(autouse=True)
 def fresh_shared(monkeypatch: pytest.MonkeyPatch) -> Shared:
-    """Each test is a process of its own, as far as the shared state knows."""
+    """Resets the shared state, as if each test were a new process."""
     monkeypatch.setattr(shared_module, "_shared", Shared())
     return shared_module.shared()
 
@@ -107,7 +107,7 @@ def connect(sidecar: StubSidecar) -> Iterator[Callable[..., tuple[Client, Owner]
 
 
 def lock_is_held(path: str, number: int) -> bool:
-    """Asks F_GETLK's question from another process, as the sidecar does."""
+    """Queries F_GETLK from another process, like the sidecar."""
     code = (
         "import fcntl,sys\n"
         f"f=open({path!r},'r+b')\n"
@@ -181,7 +181,7 @@ def test_reconnects_with_growing_hello_numbers_and_fresh_tags(sidecar: StubSidec
     assert seen == sorted(set(seen))
 
 
-def test_hello_lists_what_is_held_and_what_ended_since_goes_behind_it(sidecar: StubSidecar, connect: Any) -> None:
+def test_hello_lists_held_grants_and_later_ends_follow_it(sidecar: StubSidecar, connect: Any) -> None:
     client, owner = connect()
     until(lambda: client.connected)
     before = len(sidecar.frames(Op.HELLO))
@@ -212,7 +212,7 @@ def test_hello_lists_what_is_held_and_what_ended_since_goes_behind_it(sidecar: S
     assert sidecar.frames(Op.HELLO)[before].body["grants"] == refs
 
 
-def test_frames_go_behind_a_hello_that_is_not_answered_yet(sidecar: StubSidecar, connect: Any) -> None:
+def test_frames_may_follow_an_unanswered_hello(sidecar: StubSidecar, connect: Any) -> None:
     client, owner = connect()
     until(lambda: client.connected)
     sidecar.answer = lambda frame: False if frame.op == Op.HELLO else None
@@ -254,7 +254,7 @@ def test_late_answers_are_dropped_by_tag(sidecar: StubSidecar, connect: Any) -> 
     assert answers[2].error.retryable
 
 
-def test_a_frame_that_does_not_fit_closes_the_connection_and_never_blocks(sidecar: StubSidecar, connect: Any) -> None:
+def test_a_frame_that_does_not_fit_closes_the_connection_without_blocking(sidecar: StubSidecar, connect: Any) -> None:
     client, owner = connect()
     until(lambda: client.connected)
     stuck = threading.Event()
@@ -274,7 +274,7 @@ def test_a_frame_that_does_not_fit_closes_the_connection_and_never_blocks(sideca
     until(lambda: owner.lost == 1 and client.connected)
 
 
-def test_a_send_gives_the_gil_to_nobody(sidecar: StubSidecar, connect: Any) -> None:
+def test_a_send_keeps_the_gil(sidecar: StubSidecar, connect: Any) -> None:
     client, _ = connect()
     until(lambda: client.connected)
     gate, ran = threading.Lock(), threading.Event()
@@ -282,7 +282,7 @@ def test_a_send_gives_the_gil_to_nobody(sidecar: StubSidecar, connect: Any) -> N
     other = threading.Thread(target=lambda: (gate.acquire(), ran.set()))
     other.start()
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(60)  # a thread that wants the GIL gets it only where this one gives it away
+    sys.setswitchinterval(60)  # a thread gets the GIL only when this one releases it
     try:
         gate.release()
         for _ in range(200):
@@ -293,7 +293,7 @@ def test_a_send_gives_the_gil_to_nobody(sidecar: StubSidecar, connect: Any) -> N
     other.join()
 
 
-def test_unmap_ends_copies_unmaps_and_says_hello_without_memory(
+def test_unmap_ends_copies_and_sends_hello_without_memory(
     sidecar: StubSidecar, connect: Any, fresh_shared: Shared
 ) -> None:
     client, owner = connect()
@@ -309,7 +309,7 @@ def test_unmap_ends_copies_unmaps_and_says_hello_without_memory(
     assert regions == [None, None, 7, None]
 
 
-def test_after_an_unmap_both_roles_say_hello_anew(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+def test_after_an_unmap_both_roles_send_hello_again(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
     (worker, owner), (scheduler, _) = connect("worker"), connect("scheduler")
     until(lambda: worker.connected and scheduler.connected)
     greetings = len(owner.hellos)
@@ -320,7 +320,7 @@ def test_after_an_unmap_both_roles_say_hello_anew(sidecar: StubSidecar, connect:
     assert owner.hellos[-1].region == 8
 
 
-def test_a_lock_file_that_cannot_be_locked_is_not_tried_for_ever(
+def test_an_unusable_lock_file_is_not_retried_forever(
     sidecar: StubSidecar, connect: Any, fresh_shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*arguments: Any) -> None:
@@ -333,7 +333,7 @@ def test_a_lock_file_that_cannot_be_locked_is_not_tried_for_ever(
     assert not client.connected
 
 
-def test_without_a_memory_tier_hello_is_said_again(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+def test_without_a_memory_tier_hello_is_sent_again(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
     memory, sidecar.memory = sidecar.memory, None
     _client, owner = connect()
     until(lambda: len(owner.hellos) >= 2)
@@ -373,7 +373,7 @@ def test_a_forked_child_keeps_neither_mapping_nor_descriptors(
     assert lock_is_held(sidecar.lock_path, 1), "the parent's lock outlives its children"
 
 
-def test_going_off_unmaps_before_it_unlocks(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+def test_turning_off_unmaps_before_it_unlocks(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
     client, owner = connect()
     until(lambda: client.connected)
     mapping = fresh_shared.mapping
@@ -390,7 +390,7 @@ def test_going_off_unmaps_before_it_unlocks(sidecar: StubSidecar, connect: Any, 
     assert not client.send(Op.COMMIT, messages.Sections(region=7, refs=b""))
 
 
-def test_a_client_that_was_ended_before_it_began_never_joins(sidecar: StubSidecar, fresh_shared: Shared) -> None:
+def test_a_client_that_was_turned_off_before_its_start_never_joins(sidecar: StubSidecar, fresh_shared: Shared) -> None:
     owner = Owner()
     client = Client("worker", "engine-1", 0, "0.32.0", sidecar.path, owner)
     client.go_off("Early")
@@ -401,7 +401,7 @@ def test_a_client_that_was_ended_before_it_began_never_joins(sidecar: StubSideca
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["worker", "scheduler"])
-def test_both_parts_of_an_engine_go_off_together_and_the_byte_is_unlocked(
+def test_both_parts_of_an_engine_turn_off_together_and_unlock_the_byte(
     sidecar: StubSidecar, connect: Any, fresh_shared: Shared, first: int
 ) -> None:
     parts = [connect("worker"), connect("scheduler")]
@@ -424,7 +424,7 @@ def test_a_newer_engine_in_one_process_takes_over(sidecar: StubSidecar, connect:
     assert not scheduler_owner.off, "a part of the newer engine stays"
 
 
-def test_a_lock_that_the_sidecar_does_not_see_makes_another_process_of_us(
+def test_a_lock_that_the_sidecar_does_not_see_starts_another_incarnation(
     sidecar: StubSidecar, connect: Any, fresh_shared: Shared
 ) -> None:
     client, owner = connect()
@@ -447,7 +447,7 @@ def test_a_lock_that_the_sidecar_does_not_see_makes_another_process_of_us(
     assert owner.unmapped == 1
 
 
-def test_a_final_refusal_is_named_and_not_hammered(sidecar: StubSidecar, connect: Any) -> None:
+def test_a_permanent_refusal_is_named_and_retried_rarely(sidecar: StubSidecar, connect: Any) -> None:
     def answer(frame: Received) -> Any:
         sidecar.refuse(frame, "NoProofOfDeath")
         return False
@@ -459,7 +459,7 @@ def test_a_final_refusal_is_named_and_not_hammered(sidecar: StubSidecar, connect
     assert not client.connected
 
 
-def test_a_sidecar_of_a_far_version_is_named(sidecar: StubSidecar, connect: Any) -> None:
+def test_a_sidecar_with_an_incompatible_version_is_named(sidecar: StubSidecar, connect: Any) -> None:
     def answer(frame: Received) -> Any:
         header = bytearray(wire.encode_header(Op.HELLO, wire.FLAG_REPLY, frame.tag, 0))
         header[4] = wire.PROTOCOL_VERSION + 2
@@ -481,9 +481,7 @@ def test_a_sidecar_of_a_far_version_is_named(sidecar: StubSidecar, connect: Any)
     ],
     ids=["noise", "foreign version", "oversized"],
 )
-def test_foreign_bytes_close_the_connection_and_nothing_else(
-    sidecar: StubSidecar, connect: Any, garbage: bytes
-) -> None:
+def test_foreign_bytes_only_close_the_connection(sidecar: StubSidecar, connect: Any, garbage: bytes) -> None:
     client, owner = connect()
     until(lambda: client.connected)
     sidecar.raw(garbage)
@@ -513,7 +511,7 @@ def test_memory_of_another_format_is_not_mapped(sidecar: StubSidecar, connect: A
 
 
 def descriptors() -> set[tuple[str, str]]:
-    """Open descriptors of this process, and what they are."""
+    """Open descriptors of this process with their targets."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -522,7 +520,7 @@ def descriptors() -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("op", [Op.HELLO, Op.REGISTER])
-def test_descriptors_that_nobody_wants_are_closed(sidecar: StubSidecar, connect: Any, op: Op) -> None:
+def test_unused_descriptors_are_closed(sidecar: StubSidecar, connect: Any, op: Op) -> None:
     client, _ = connect()
     until(lambda: client.connected)
     path = sidecar.lock_path + ".foreign"
@@ -560,7 +558,7 @@ def test_descriptors_that_nobody_wants_are_closed(sidecar: StubSidecar, connect:
     ],
     ids=["lock", "number", "memory", "table", "region"],
 )
-def test_a_promise_without_descriptors_ends_the_connection(
+def test_a_response_without_descriptors_ends_the_connection(
     sidecar: StubSidecar,
     connect: Any,
     fresh_shared: Shared,
@@ -583,7 +581,7 @@ def test_a_promise_without_descriptors_ends_the_connection(
     assert owner.lost == 1
     assert client.connection == 2
     assert fresh_shared.mapping is not None
-    assert "bug" not in caplog.text
+    assert "unexpected error" not in caplog.text
 
 
 def test_another_region_than_the_mapped_one_is_refused(
@@ -613,9 +611,9 @@ def test_another_region_than_the_mapped_one_is_refused(
     assert fresh_shared.mapping.region == 7
 
 
-def test_the_plugin_says_off_once_the_sidecar_is_there(tmp_path: Path) -> None:
+def test_the_plugin_reports_off_once_the_sidecar_exists(tmp_path: Path) -> None:
     path = str(tmp_path / "sidecar.sock")
-    thread = say_off(path, "VllmTooOld", "0.20.0", for_s=10)
+    thread = report_off(path, "VllmTooOld", "0.20.0", for_s=10)
     stub = StubSidecar(tmp_path)
     try:
         hello = stub.hello(1)

@@ -1,4 +1,4 @@
-"""The bytes of the protocol are those of the Rust side: frames, messages, references, lock file, slot table."""
+"""The bytes of the protocol match the Rust side: frames, messages, references, lock file, slot table."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def vectors(name: str) -> Any:
 
 
 FRAMES = vectors("frames.json")
-#: Not spoken by the connector.
+#: Not used by the connector.
 FOREIGN = {"Admin"}
-#: Only read by the connector: it may be content with less than the sidecar sends.
+#: Only read by the connector, which may define fewer fields than the sidecar sends.
 READ = {"ErrorBody", "HelloReply", "RegisterReply", "ProbeReply", "GrantReply", "AbortReply", "EventsReply", "Event"}
 READ |= {"Settings", "WindowReply"}
 
 
 def plain(value: Any) -> Any:
-    """Fields of the vectors as Python values: bytes are written in hex."""
+    """Fields of the vectors as Python values. Bytes are written in hex."""
     if isinstance(value, dict):
         return bytes.fromhex(value["hex"]) if set(value) == {"hex"} else {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("vector", FRAMES["frames"], ids=lambda v: f"{v['message']}-{v['tag']}")
-def test_frames_of_the_other_side_are_read_and_written_alike(vector: dict[str, Any]) -> None:
+def test_frames_match_those_of_the_sidecar(vector: dict[str, Any]) -> None:
     if vector["message"] in FOREIGN:
         return
     raw = bytes.fromhex(vector["frame"])
@@ -62,7 +62,7 @@ def test_frames_of_the_other_side_are_read_and_written_alike(vector: dict[str, A
     assert {name: fields[name] for name in written} == written
 
 
-def test_what_the_sidecar_requires_is_always_sent() -> None:
+def test_required_fields_are_always_sent() -> None:
     for name, required in FRAMES["required"].items():
         if name in FOREIGN:
             continue
@@ -89,7 +89,7 @@ def test_numbers_have_the_same_names() -> None:
         assert getattr(messages, f"GRANT_{name.upper()}") == number
 
 
-def test_references_are_read_alike() -> None:
+def test_references_match_those_of_the_sidecar() -> None:
     vector = vectors("refs.json")
     refs = Refs.read(bytes.fromhex(vector["packed"]))
     columns = ("slot", "generation", "length", "section")
@@ -111,7 +111,7 @@ def memfd(content: bytes, size: int) -> int:
     return fd
 
 
-def test_the_slot_table_is_read_alike() -> None:
+def test_the_slot_table_matches_that_of_the_sidecar() -> None:
     vector = vectors("table.json")
     header = bytes.fromhex(vector["header"])
     offsets = vector["header_offsets"]
@@ -162,7 +162,7 @@ def test_a_table_that_does_not_fit_is_not_mapped(field: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["file", "socket", "unsealed", "short", "empty"])
 @pytest.mark.parametrize("which", ["arena", "table"])
-def test_descriptors_that_could_hurt_under_a_mapping_are_not_mapped(tmp_path: Path, wrong: str, which: str) -> None:
+def test_unsealed_descriptors_are_not_mapped(tmp_path: Path, wrong: str, which: str) -> None:
     good = stub_sidecar.Memory(7, 4)
     fds = {"arena": good.arena_fd, "table": good.table_fd}
     sizes = {"arena": good.arena_bytes, "table": good.table_bytes}
@@ -186,7 +186,7 @@ def test_descriptors_that_could_hurt_under_a_mapping_are_not_mapped(tmp_path: Pa
     Mapping(7, good.arena_fd, good.table_fd, good.arena_bytes, good.table_bytes).close()
 
 
-def test_a_frame_is_read_whole_however_it_comes() -> None:
+def test_a_frame_is_read_whole_from_any_segments() -> None:
     ours, theirs = socket.socketpair()
     frames = wire.Frames(ours)
     body = encode(messages.AbortReply(freed=1)) * 50
@@ -205,7 +205,7 @@ def test_a_frame_is_read_whole_however_it_comes() -> None:
     ours.close()
 
 
-def test_descriptors_that_were_cut_off_end_the_connection() -> None:
+def test_truncated_descriptors_end_the_connection() -> None:
     ours, theirs = socket.socketpair()
     frames = wire.Frames(ours)
     raw = wire.encode_header(wire.Op.HELLO, wire.FLAG_FDS, 1, 0)

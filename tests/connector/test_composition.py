@@ -1,4 +1,4 @@
-"""Our connector beside a transport between prefill and decode: vLLM's own code chooses one layout for both."""
+"""The connector beside a transport between prefill and decode: vLLM's own code chooses one layout for both."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ SUPPORTED = {
 
 @pytest.fixture
 def composing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The plugin of a pool with `existingConnector: Compose`, and the reasons that it told."""
-    told: list[str] = []
-    monkeypatch.setattr(plugin, "tell_off", told.append)
+    """The plugin of a pool with `existingConnector: Compose`, and the reported reasons."""
+    reported: list[str] = []
+    monkeypatch.setattr(plugin, "report_off", reported.append)
     monkeypatch.setattr(place, "settings", lambda: {"existingConnector": "Compose"})
     original = EngineArgs.create_engine_config
     plugin.register()
-    yield told
+    yield reported
     EngineArgs.create_engine_config = original
     delattr(EngineArgs, "_kvcachepool_original")
 
 
 class StandIn(KVConnectorBase_V1):
-    """As much of a connector whose module lacks something here as layouts need: it has no wish of its own."""
+    """A fake of a connector that cannot be imported here. It has no preferred layout."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         raise NotImplementedError
 
 
 def importable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts a stand-in where vLLM's module cannot be imported here."""
+    """Installs a fake if vLLM's module cannot be imported here."""
     try:
         KVConnectorFactory.get_connector_class_by_name(name)
     except ImportError:
@@ -91,12 +91,12 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", ["tiny", "mla"])
 @pytest.mark.parametrize("name", sorted(preflight.TRANSPORTS))
-def test_a_transport_has_the_layout_that_it_has_without_us(
+def test_a_transport_keeps_its_own_layout(
     composing: list[str], monkeypatch: pytest.MonkeyPatch, name: str, model: str, way: str
 ) -> None:
     importable(name, monkeypatch)
     given = {"model": str(models.model(model)), "kv_transfer_config": WAYS[way](name)}
-    # The models are made up for CPUs, where MLA is refused for another reason.
+    # The models are configured for CPUs, where MLA is refused for another reason.
     monkeypatch.setattr(plugin, "model_refusal", lambda config: None)
     composed = engine_args(**given).create_engine_config()
     monkeypatch.setenv("KVCACHEPOOL_DISABLE", "1")
@@ -113,7 +113,9 @@ def test_a_transport_has_the_layout_that_it_has_without_us(
         assert all(chosen.name in row["layouts"] for row in served if kind in row["specs"] and len(row["layouts"]) > 1)
 
 
-def test_alone_ours_has_the_block_major_layout(composing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alone_the_connector_requests_the_block_major_layout(
+    composing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = engine_args().create_engine_config()
     assert config.kv_transfer_config.kv_connector == "KVCachePoolConnector"
     platform(monkeypatch, "cuda", "cuda")
@@ -122,7 +124,7 @@ def test_alone_ours_has_the_block_major_layout(composing: list[str], monkeypatch
 
 
 def stats_of(config: Any) -> Any:
-    """What a MultiConnector takes from our connector after a step, and hands to vLLM's front process."""
+    """The stats that a MultiConnector takes from this connector after a step, for vLLM's front process."""
     ours = object.__new__(KVCachePoolConnector)
     ours._vllm_config = SimpleNamespace(kv_transfer_config=config)
     ours._failures = {}
@@ -132,7 +134,7 @@ def stats_of(config: Any) -> Any:
     return both.get_kv_connector_stats()
 
 
-def test_a_multiconnector_gets_no_stats_that_it_cannot_take(composing: list[str]) -> None:
+def test_a_multiconnector_gets_no_stats(composing: list[str]) -> None:
     config = engine_args(kv_transfer_config=transfer("NixlConnector")).create_engine_config().kv_transfer_config
     ours = KVTransferConfig(**config.kv_connector_extra_config["connectors"][1])
     assert stats_of(ours) is None
@@ -141,10 +143,10 @@ def test_a_multiconnector_gets_no_stats_that_it_cannot_take(composing: list[str]
         MultiConnector.build_kv_connector_stats({name: one.data for name, one in unknown.data.items()})
 
 
-def test_a_transport_that_cannot_be_imported_fails_as_without_us(
+def test_a_transport_that_cannot_be_imported_fails_as_without_the_plugin(
     composing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM imports it when it makes the config, and the error is the user's own."""
+    """vLLM imports it when it creates the config, so the error is the user's own."""
     missing = ModuleType("nowhere")
     monkeypatch.setitem(sys.modules, "nowhere", missing)
     given = transfer("NixlConnector", kv_connector_module_path="nowhere")

@@ -1,4 +1,4 @@
-"""Copies: every byte of a block goes where the section says, whatever the layout."""
+"""Copies: every byte of a block is at its place in the section, in every layout."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def arena(mapping: Mapping) -> np.ndarray:
     ],
     ids=["64k", "4k", "8-byte", "tiny", "odd", "over the grain", "block-major", "uneven"],
 )
-def test_stores_and_loads_move_exactly_the_blocks_of_the_job(planes: list[Plane], mapping: Mapping) -> None:
+def test_stores_and_loads_copy_exactly_the_blocks_of_the_job(planes: list[Plane], mapping: Mapping) -> None:
     layout = layout_of(planes)
     size = layout.groups[0].block_bytes
     slot_rows = -(-size * 2 // ROW_BYTES)
@@ -99,7 +99,7 @@ def test_stores_and_loads_move_exactly_the_blocks_of_the_job(planes: list[Plane]
     copier.detach()
 
 
-def test_what_was_populated_meets_no_page_fault_and_nothing_beside_it_is_made(mapping: Mapping) -> None:
+def test_populated_pages_do_not_fault_and_others_are_not_allocated(mapping: Mapping) -> None:
     def faults() -> int:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
@@ -116,7 +116,7 @@ def test_what_was_populated_meets_no_page_fault_and_nothing_beside_it_is_made(ma
     assert faults() - before < pages // 4
 
 
-def test_the_plain_loop_does_the_same_where_torchscript_is_gone(
+def test_the_python_loop_gives_the_same_result_without_torchscript(
     mapping: Mapping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(loop: object) -> object:
@@ -183,7 +183,7 @@ def test_device_addresses_cover_what_the_host_copy_covers(make: object) -> None:
     assert covered == wanted
 
 
-def test_neighbours_on_both_sides_become_one_run() -> None:
+def test_runs_adjacent_on_both_sides_are_joined() -> None:
     one = group(block_outermost(100))
     batch = Batch.of(one, [0], [4, 5, 6, 9], [0, 300, 600, 900])
     assert [column.tolist() for column in batch] == [[1200, 2700], [0, 900], [900, 300]]
@@ -204,7 +204,7 @@ def test_no_run_crosses_a_segment() -> None:
     assert cut([], [], []) == [[], [], []]
 
 
-def test_a_batch_is_cut_to_the_rings_size() -> None:
+def test_a_batch_is_split_to_the_rings_size() -> None:
     batch = Batch(*(np.array(column, dtype=np.uint64) for column in ([0, 1000], [5000, 9000], [250, 130])))
     parts = [[column.tolist() for column in part] for part in batch.slices(100)]
     assert [sum(part[2]) for part in parts] == [100, 100, 100, 80]

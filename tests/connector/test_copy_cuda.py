@@ -1,4 +1,4 @@
-"""Copies between KV blocks and the arena over a made-up driver: what is called, and how."""
+"""Copies between KV blocks and the arena with a fake driver: which calls are made, and how."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import made_up_cuda
+import fake_cuda
 import numpy as np
 import pytest
 import torch
@@ -26,23 +26,23 @@ from servers.waiting import wait_for
 
 
 def ignored(event: str) -> None:
-    """An event that a test does not ask for."""
+    """An event that a test does not check."""
 
 
 def lost(device: object) -> None:
-    """A device that nobody can use any more."""
+    """A device that is lost."""
     raise RuntimeError("CUDA error: unspecified launch failure")
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return made_up_cuda.built(tmp_path_factory.mktemp("driver"))
+    return fake_cuda.built(tmp_path_factory.mktemp("driver"))
 
 
-def test_neither_copies_nor_page_locks_end_a_capture_of_vllms_thread(
+def test_neither_copies_nor_page_locks_end_a_capture(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 0.0)
     storage = torch.from_numpy(np.random.default_rng(2).integers(0, 256, 3 * 4096 * BLOCKS, dtype=np.uint8))
     copier = CudaCopier(Layout((storage,), BLOCKS, (group(layer_outermost(4096)),), "cuda", {}), ignored)
@@ -51,10 +51,10 @@ def test_neither_copies_nor_page_locks_end_a_capture_of_vllms_thread(
     before = driver.fake_captures_ended()
     copier.begin_thread()
     wanted = b"".join(storage.numpy().tobytes()[(layer * BLOCKS + 5) * 4096 :][:4096] for layer in range(3))
-    pins = copier._pins
-    assert pins is not None
+    locks = copier._locks
+    assert locks is not None
     for locked in (False, True):
-        wait_for(lambda locked=locked: pins._done.any() == locked, 20, "the page lock")  # type: ignore[misc]
+        wait_for(lambda locked=locked: locks._done.any() == locked, 20, "the page lock")  # type: ignore[misc]
         arena(mapping)[:] = 0
         copier.copy("store", [Piece(0, [5], [65536])], "event")
         assert arena(mapping)[65536:][: len(wanted)].tobytes() == wanted
@@ -63,27 +63,27 @@ def test_neither_copies_nor_page_locks_end_a_capture_of_vllms_thread(
     copier.synchronize()
     copier.detach()
     assert driver.fake_captures_ended() == before
-    assert made_up_cuda.capture_mode(driver) == 0
+    assert fake_cuda.capture_mode(driver) == 0
 
 
 def page_locked(mapping: Mapping, monkeypatch: pytest.MonkeyPatch) -> CudaCopier:
-    """A copier that has page-locked the one segment of this arena."""
+    """A copier that has page-locked the only segment of this arena."""
     monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 0.0)
     storage = torch.from_numpy(np.zeros(3 * 4096 * BLOCKS, dtype=np.uint8))
     copier = CudaCopier(Layout((storage,), BLOCKS, (group(layer_outermost(4096)),), "cuda", {}), ignored)
     copier.attach(mapping)
     copier.begin_thread()
     copier.copy("store", [Piece(0, [5], [65536])], None)
-    pins = copier._pins
-    assert pins is not None
-    wait_for(lambda: pins._done.all(), 20, "the page lock")
+    locks = copier._locks
+    assert locks is not None
+    wait_for(lambda: locks._done.all(), 20, "the page lock")
     return copier
 
 
 def test_page_locks_are_released_in_the_devices_context_whatever_thread_does_it(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     copier = page_locked(mapping, monkeypatch)
     steps: list[object] = []
     runtime = torch.cuda.cudart()
@@ -99,10 +99,10 @@ def test_page_locks_are_released_in_the_devices_context_whatever_thread_does_it(
     assert caplog.records == []
 
 
-def test_page_locks_that_cannot_be_released_are_told_of(
+def test_unreleased_page_locks_are_logged(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     copier = page_locked(mapping, monkeypatch)
     released = torch.cuda.cudart()
     with monkeypatch.context() as refusing:
@@ -138,7 +138,7 @@ def content(storage: torch.Tensor, block: int) -> bytes:
 def test_a_job_is_one_batch_of_the_driver(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     copier, storage, counted = three_rows(mapping)
     driver.fake_batches()
     copier.copy("store", [Piece(0, [5, 7], [0, 65536])], None)
@@ -155,7 +155,7 @@ def test_a_job_is_one_batch_of_the_driver(
 def test_a_job_of_two_kv_groups_is_one_batch_to_locked_pages_and_one_through_the_ring(
     segmented: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     # The first segment is locked, and no other in time.
     monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 600.0)
     storage = torch.from_numpy(np.random.default_rng(6).integers(0, 256, 3 * 4096 * BLOCKS, dtype=np.uint8))
@@ -163,8 +163,8 @@ def test_a_job_of_two_kv_groups_is_one_batch_to_locked_pages_and_one_through_the
     copier = CudaCopier(Layout((storage,), BLOCKS, groups, "cuda", {}), ignored)
     copier.attach(segmented)
     copier.begin_thread()
-    pins, last = copier._pins, 2 * segmented.segment_bytes
-    assert pins is not None
+    locks, last = copier._locks, 2 * segmented.segment_bytes
+    assert locks is not None
     in_first = [Piece(0, [5], [0]), Piece(1, [7], [65536])]
     in_both = [Piece(0, [5, 1], [0, last]), Piece(1, [7, 3], [65536, last + 65536])]
     driver.fake_batches()
@@ -184,12 +184,12 @@ def test_a_job_of_two_kv_groups_is_one_batch_to_locked_pages_and_one_through_the
                 size = groups[one.group].block_bytes
                 assert content(storage, number)[:size] == content(storage, block)[:size]
         if pieces is in_first:
-            wait_for(lambda: pins._done[0], 20, "the page lock")
+            wait_for(lambda: locks._done[0], 20, "the page lock")
     copier.detach()
 
 
 class Late:
-    """A device that copies when it is waited for, in order and not before: as late as a real one may."""
+    """A device that copies only when it is waited for, in order: as late as a real one may."""
 
     def __init__(self, copier: CudaCopier, monkeypatch: pytest.MonkeyPatch) -> None:
         submit, synchronize, late = copier._submit, copier._stream.synchronize, self
@@ -234,9 +234,9 @@ class Late:
 def test_the_ring_copies_one_half_while_the_device_copies_the_other(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     monkeypatch.setattr(copy_cuda, "_RING_HALF_BYTES", 5000)
-    monkeypatch.setattr(copy_cuda._Pins, "want", lambda *pieces: None)
+    monkeypatch.setattr(copy_cuda._PageLocks, "request", lambda *pieces: None)
     copier, storage, _ = three_rows(mapping)
     device = Late(copier, monkeypatch) if late else None
     blocks = [5, 1, 7, 3]
@@ -251,15 +251,15 @@ def test_the_ring_copies_one_half_while_the_device_copies_the_other(
     if device is not None:
         parts = -(-4 * 3 * 4096 // 5000)
         assert parts > 4, "each half is used more than once"
-        # All moves of a store but its last, and all of a load but its first, have a copy of the device beside them.
+        # All copies of a store but its last, and all of a load but its first, overlap with a copy of the device.
         assert device.pending_at_moves == ([1] * (parts - 1) + [0] + [0] + [1] * (parts - 1)) * 2
     copier.detach()
 
 
-def test_a_copy_of_a_batch_that_fails_is_told_with_its_place(
+def test_a_failed_copy_of_a_batch_is_reported_with_its_index(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     copier, storage, _ = three_rows(mapping)
     monkeypatch.setenv("FAKE_BATCH_FAILS", "1")
     with pytest.raises(RuntimeError, match=r"^cuMemcpyBatchAsync failed with 1 at run 1 of 3$"):
@@ -275,10 +275,10 @@ def test_a_copy_of_a_batch_that_fails_is_told_with_its_place(
     copier.detach()
 
 
-def test_a_copy_thread_without_a_context_gets_that_of_the_device(
+def test_a_copy_thread_without_a_context_gets_the_devices(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     copier, storage, _ = three_rows(mapping)
     monkeypatch.delenv("FAKE_CURRENT")
 
@@ -286,16 +286,16 @@ def test_a_copy_thread_without_a_context_gets_that_of_the_device(
         copier.begin_thread()
         copier.copy("store", [Piece(0, [5], [0])], None)
 
-    made_up_cuda.elsewhere(copied)
+    fake_cuda.elsewhere(copied)
     assert arena(mapping)[: 3 * 4096].tobytes() == content(storage, 5)
-    made_up_cuda.elsewhere(copier.detach)
+    fake_cuda.elsewhere(copier.detach)
 
 
 @pytest.mark.parametrize(("code", "reason"), [(2, "OutOfMemory"), (712, "DriverFailed"), (None, "DriverFailed")])
-def test_that_no_segment_is_page_locked_any_more_is_counted_once_by_name(
+def test_the_end_of_page_locking_is_counted_once_by_name(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, code: int | None, reason: str
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     copier, storage, counted = three_rows(mapping)
     copier.detach()
     if code is None:
@@ -307,15 +307,15 @@ def test_that_no_segment_is_page_locked_any_more_is_counted_once_by_name(
         copier.copy("store", [Piece(0, [block], [0])], None)
         assert arena(mapping)[: 3 * 4096].tobytes() == content(storage, block)
         wait_for(lambda: counted, 20, "the event")
-    pins = copier._pins
-    assert pins is not None
-    assert pins._failed
+    locks = copier._locks
+    assert locks is not None
+    assert locks._failed
     copier.detach()
     assert counted == [f"copiesWithoutPageLocks/{reason}"]
 
 
 def vllm_with(monkeypatch: pytest.MonkeyPatch, **functions: object) -> None:
-    """A vLLM whose `_custom_ops` has only these."""
+    """A vLLM whose `_custom_ops` has only these functions."""
     vllm, ops = ModuleType("vllm"), ModuleType("vllm._custom_ops")
     vars(ops).update(functions)
     vars(vllm)["_custom_ops"] = ops
@@ -326,7 +326,7 @@ def vllm_with(monkeypatch: pytest.MonkeyPatch, **functions: object) -> None:
 def test_with_a_driver_before_12_8_vllms_function_copies_and_it_is_named(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     monkeypatch.setenv("FAKE_NO_BATCH", "1")
     orders: list[bool] = []
 
@@ -347,14 +347,12 @@ def test_with_a_driver_before_12_8_vllms_function_copies_and_it_is_named(
     assert driver.fake_batches() == 0
     assert counted == ["copiesWithoutBatchCall/DriverTooOld"]
     assert [record.message for record in caplog.records] == [
-        "DriverTooOld: the driver is older than CUDA 12.8, vLLM's function copies instead of one call a job"
+        "DriverTooOld: the driver is older than CUDA 12.8, so vLLM's own batched copy is used"
     ]
 
 
-def test_without_the_call_and_without_vllms_function_there_are_no_copies_and_tests_for_gpus_skip_by_name(
-    driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+def test_without_any_batched_copy_gpu_tests_skip_by_name(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda.install(driver, monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True, raising=False)
     assert place.missing() == ""
     monkeypatch.setenv("FAKE_NO_BATCH", "1")
@@ -378,10 +376,10 @@ def segmented() -> Iterator[Mapping]:
     made.close()
 
 
-def test_neighbours_in_locked_segments_are_copied_directly(
+def test_adjacent_runs_in_locked_segments_are_copied_directly(
     segmented: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_up_cuda.install(driver, monkeypatch)
+    fake_cuda.install(driver, monkeypatch)
     monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 0.0)
     size = 4 * ROW_BYTES
     content = np.random.default_rng(4).integers(0, 256, size * BLOCKS, dtype=np.uint8)
@@ -391,9 +389,9 @@ def test_neighbours_in_locked_segments_are_copied_directly(
     copier.begin_thread()
     side_by_side = [Piece(0, list(range(BLOCKS)), [number * size for number in range(BLOCKS)])]
     copier.copy("store", side_by_side, None)
-    pins = copier._pins
-    assert pins is not None
-    wait_for(lambda: pins._done.all(), 20, "the page locks")
+    locks = copier._locks
+    assert locks is not None
+    wait_for(lambda: locks._done.all(), 20, "the page locks")
     monkeypatch.setattr(copy_cuda, "_memmove", lambda *runs: pytest.fail("through the ring"))
     arena(segmented)[:] = 0
     copier.copy("store", side_by_side, None)

@@ -1,4 +1,4 @@
-"""The order of a window's stages within a job, with a sidecar that answers what a test says."""
+"""The order of a window's stages within a job, with scripted responses of the sidecar."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Memory:
 
 
 class Scripted(WindowCopier):
-    """Gives stages back with these answers, in order."""
+    """Returns stages with these results, in order."""
 
     def __init__(self, stages: int, answers: list[str]) -> None:
         self.memory: Any = Memory()
         self._stages, self._stage_bytes = stages, 4096
         self._answers = list(answers)
         self._out: set[int] = set()
-        self._patience_s = 60.0
+        self._timeout_s = 60.0
 
     def _hand_over(self, at: int, state: State, part: Staged) -> None:
         assert at not in self._out, "a stage that the sidecar has is not handed over another time"
         self._out.add(at)
 
-    def _back(self, at: int) -> str:
+    def _wait_returned(self, at: int) -> str:
         self._out.remove(at)
         return self._answers.pop(0)
 
@@ -66,7 +66,7 @@ class Scripted(WindowCopier):
     ],
 )
 @pytest.mark.parametrize("kind", ["load", "store"])
-def test_a_refused_stage_is_the_jobs_answer_whatever_comes_after_it(kind: str, answers: list[str]) -> None:
+def test_a_refused_stage_decides_the_result_of_the_job(kind: str, answers: list[str]) -> None:
     parts = [Staged(np.zeros((1, 4), dtype=np.uint32), []) for _ in answers]
     copier = Scripted(3, answers)
     run = copier._load if kind == "load" else copier._store
@@ -77,7 +77,7 @@ def test_a_refused_stage_is_the_jobs_answer_whatever_comes_after_it(kind: str, a
         assert copier.memory.copied == answers.index(first), "nothing is scattered behind a refusal"
 
 
-def test_stages_that_all_come_back_are_a_job_that_is_done() -> None:
+def test_a_job_is_done_when_all_stages_are_returned() -> None:
     for kind in ("load", "store"):
         copier = Scripted(3, [""] * 7)
         parts = [Staged(np.zeros((1, 4), dtype=np.uint32), []) for _ in range(7)]
@@ -86,12 +86,12 @@ def test_stages_that_all_come_back_are_a_job_that_is_done() -> None:
 
 
 @pytest.mark.parametrize(("unmaps", "said"), [(True, b"\x02"), (False, b"")])
-def test_a_worker_says_that_it_has_unmapped_a_window_when_it_has(unmaps: bool, said: bytes) -> None:
+def test_a_worker_reports_an_unmapped_window(unmaps: bool, said: bytes) -> None:
     copier = Scripted(3, [])
     copier.memory.unmaps = unmaps
     copier._bell, theirs = socket.socketpair()
     copier._mapped, copier._closing = True, contextlib.ExitStack()
-    copier._closing.callback(copier._hang_up)
+    copier._closing.callback(copier._close_bell)
     copier._closing.callback(copier._unmap)
     copier.close()
     assert theirs.recv(64) == said
@@ -102,7 +102,7 @@ def test_a_worker_says_that_it_has_unmapped_a_window_when_it_has(unmaps: bool, s
 @pytest.mark.parametrize(
     ("error", "said"), [(SharedMemoryError("no"), b"\x02"), (StillMappedError("no"), b""), (KeyError("no"), b"\x02")]
 )
-def test_a_window_that_could_not_be_made_says_whether_it_is_mapped(
+def test_a_failed_window_reports_whether_it_is_mapped(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: bytes
 ) -> None:
     def refused(*arguments: Any) -> None:
@@ -122,12 +122,12 @@ def test_a_window_that_is_shorter_than_its_stages_is_not_mapped(monkeypatch: pyt
     monkeypatch.setattr(copy_window, "_memory", lambda *arguments: pytest.fail("it was mapped"))
     ours, theirs = socket.socketpair()
     reply = WindowReply(fds=["bell", "page"], stages=2, stage_bytes=4096, bytes=8191)
-    with pytest.raises(SharedMemoryError, match="longer than the window"):
+    with pytest.raises(SharedMemoryError, match="exceed the window"):
         WindowCopier(LAYOUT, reply, [ours.detach(), memfd("page", 4096)], 0)
     theirs.close()
 
 
-def test_a_window_whose_connection_ended_while_it_was_made_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_closed_if_its_connection_ends_during_its_creation(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     class Made:
@@ -141,18 +141,18 @@ def test_a_window_whose_connection_ended_while_it_was_made_is_closed(monkeypatch
     keeper = WindowKeeper(LAYOUT, "", pytest.fail)
     answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(), fds=[])
     gone: Any = SimpleNamespace(hello=None, ask=lambda *arguments: None)
-    keeper._made(gone, answer)
+    keeper._on_window(gone, answer)
     assert closed == ["closed"]
     there: Any = SimpleNamespace(hello=None, ask=lambda *arguments: 7)
-    keeper._made(there, answer)
+    keeper._on_window(there, answer)
     assert closed == ["closed"]
     keeper.retire()
-    for retired in keeper.reap():
+    for retired in keeper.take_retired():
         retired.close()
     assert closed == ["closed"] * 2
 
 
-def test_whatever_goes_wrong_while_a_window_is_made_the_worker_copies_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_failure_to_create_a_window_leaves_the_copies_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def odd(*arguments: Any) -> None:
         raise OverflowError("of some kind")
 
@@ -160,5 +160,5 @@ def test_whatever_goes_wrong_while_a_window_is_made_the_worker_copies_itself(mon
     counted: list[str] = []
     keeper = WindowKeeper(LAYOUT, "", counted.append)
     answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(), fds=[])
-    keeper._made(SimpleNamespace(hello=None), answer)  # type: ignore[arg-type]
+    keeper._on_window(SimpleNamespace(hello=None), answer)  # type: ignore[arg-type]
     assert (counted, keeper.reason) == (["windowUnavailable/NotMapped"], "NotMapped")

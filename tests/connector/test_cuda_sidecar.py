@@ -1,4 +1,4 @@
-"""A rank with KV blocks on a made-up device and a window of the real sidecar over the same driver; either is killed."""
+"""A rank with KV blocks on a fake device and a window of the real sidecar over the same driver. Either is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import made_up_cuda
+import fake_cuda
 import pytest
 
 pytest.importorskip("msgspec")
@@ -30,7 +30,7 @@ from servers.waiting import wait_for
 FIRST = "11111111-1111-1111-1111-111111111100"
 HASHES = [hashlib.sha256(bytes([i])).digest() for i in range(3)]
 BLOCKS, OTHERS = [(7, 2), (23, 1), (5, 6)], [(4, 3), (9, 10), (22, 11)]
-#: What the sidecar is told, and how its window is named.
+#: Config of the sidecar, and the expected name of its window.
 EXPORTS = [({}, "descriptor"), ({"FAKE_NO_FD": "1"}, "IPC handle")]
 COPIED = "kvcachepool_window_copied_bytes_total"
 
@@ -38,11 +38,11 @@ COPIED = "kvcachepool_window_copied_bytes_total"
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("driver")
-    return Path(shutil.copy(made_up_cuda.build(folder), folder / "libnvidia-ml.so.1")).with_name("libcuda.so.1")
+    return Path(shutil.copy(fake_cuda.build(folder), folder / "libnvidia-ml.so.1")).with_name("libcuda.so.1")
 
 
 class Over:
-    """A sidecar over the made-up driver. While the file `held` is there, no copy of it ends."""
+    """A sidecar over the fake driver. While the file `held` exists, none of its copies ends."""
 
     def __init__(self, sidecar: Sidecar, library: Path, held: Path, export: str) -> None:
         self.sidecar = sidecar
@@ -54,7 +54,7 @@ class Over:
         self.held.write_bytes(b"")
 
     def holds(self) -> None:
-        """A copy has begun and does not end."""
+        """Waits until a copy has started and is held."""
         wait_for(self.held.with_suffix(".asked").exists, 20, "a copy")
 
     def release(self) -> None:
@@ -66,13 +66,13 @@ class Over:
 def over(
     request: pytest.FixtureRequest, volume: Path, binary: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Over]:
-    told, export = request.param
+    settings, export = request.param
     transfer = {"mode": "CudaWindow", "windowSize": "16Mi"}
     sidecar = Sidecar(volume / "pod", memory="64Mi", config={"transfer": transfer})
     with monkeypatch.context() as environment:
         environment.setenv("LD_LIBRARY_PATH", str(library.parent))
         environment.setenv("FAKE_HOLD", str(volume / "held"))
-        for name, value in told.items():
+        for name, value in settings.items():
             environment.setenv(name, value)
         sidecar.start()
     made = Over(sidecar, library, volume / "held", export)
@@ -82,15 +82,15 @@ def over(
 
 
 def on_device(driver: ctypes.CDLL, patch: pytest.MonkeyPatch) -> None:
-    """KV blocks in host memory count as those of the made-up device, which can reach them."""
-    made_up_cuda.install(driver, patch)
+    """KV blocks in host memory count as those of the fake device, which can access them."""
+    fake_cuda.install(driver, patch)
     patch.setenv("KVCACHEPOOL_GPU_REHEARSAL", "1")
     patch.setattr(place, "device_uuid", lambda: FIRST)
 
 
 @contextlib.contextmanager
 def rank(socket: Path, name: str = "BLHNC") -> Iterator[Rank]:
-    """One that has a window, or it is an error; it ends with the block."""
+    """A rank with a window. It ends with the block."""
     layout = place.kv_cache(name)._replace(device="cuda")
     made = Rank(SimpleNamespace(socket=socket), layout)
     try:
@@ -124,7 +124,7 @@ def readable(made: Rank) -> bool:
 
 
 def lost(over: Over, made: Rank, kind: str, refs: bytes) -> None:
-    """Kills the sidecar's engine while it copies for this job, which ends without its window."""
+    """Kills the sidecar's engine process during its copy for this job, which ends without its window."""
     with ThreadPoolExecutor(1) as thread:
         over.hold()
         job = thread.submit(made.copied, kind, refs, BLOCKS)
@@ -134,7 +134,7 @@ def lost(over: Over, made: Rank, kind: str, refs: bytes) -> None:
             job.result(20)
 
 
-def test_bytes_go_by_a_window_in_device_memory_and_come_back_the_same(over: Over, device: None) -> None:
+def test_bytes_copied_through_a_window_in_device_memory_are_unchanged(over: Over, device: None) -> None:
     for number, name in enumerate(("BLHNC", "LBHNC")):
         with rank(over.sidecar.socket, name) as made:
             there_and_back(made, name)
@@ -148,9 +148,7 @@ def test_bytes_go_by_a_window_in_device_memory_and_come_back_the_same(over: Over
             assert over.sidecar.metrics().total(COPIED, direction=direction) == nbytes
 
 
-def test_when_the_sidecar_dies_in_a_copy_nothing_is_loaded_and_the_next_has_another_window(
-    over: Over, device: None
-) -> None:
+def test_a_sidecar_that_dies_during_a_copy_loads_nothing(over: Over, device: None) -> None:
     with rank(over.sidecar.socket) as made:
         lost(over, made, "store", made.granted(HASHES).refs)
     over.release()
@@ -169,7 +167,7 @@ def test_when_the_sidecar_dies_in_a_copy_nothing_is_loaded_and_the_next_has_anot
 
 
 def dies(library: str, socket: str) -> None:
-    """A process of its own that stores chunks, and is killed meanwhile."""
+    """A separate process that stores chunks, and is killed meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
         on_device(ctypes.CDLL(library), patch)
         with rank(Path(socket)) as made:
@@ -180,9 +178,7 @@ def dies(library: str, socket: str) -> None:
             made.store(HASHES, BLOCKS)
 
 
-def test_when_the_worker_dies_in_a_copy_nothing_of_it_is_readable_and_the_next_has_another_window(
-    over: Over, device: None
-) -> None:
+def test_a_worker_that_dies_during_a_copy_publishes_nothing(over: Over, device: None) -> None:
     called = f"import test_cuda_sidecar as t; t.dies({str(over.library)!r}, {str(over.sidecar.socket)!r})"
     here = Path(__file__).parent
     search = [here, here.parent, here.parents[1] / "sidecar" / "connector"]

@@ -1,4 +1,4 @@
-"""A window in device memory over a made-up driver, whose device memory is memfds: what is called, and how."""
+"""A window in device memory with a fake driver, whose device memory is memfds: which calls are made, and how."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import made_up_cuda
+import fake_cuda
 import numpy as np
 import pytest
 import torch
-from made_up_cuda import capture_mode, elsewhere
+from fake_cuda import capture_mode, elsewhere
 from stub_sidecar import memfd
 from test_copy import group, layer_outermost
 
@@ -33,13 +33,13 @@ BLOCKS = 12
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return made_up_cuda.built(tmp_path_factory.mktemp("driver"))
+    return fake_cuda.built(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture
 def layout(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    """KV blocks whose addresses a made-up driver can reach."""
-    made_up_cuda.install(driver, monkeypatch)
+    """KV blocks at addresses that a fake driver can access."""
+    fake_cuda.install(driver, monkeypatch)
     planes = layer_outermost(4096)
     storage = torch.from_numpy(np.random.default_rng(2).integers(0, 256, 3 * 4096 * BLOCKS, dtype=np.uint8))
     return Layout((storage,), BLOCKS, (group(planes),), "cuda", {})
@@ -67,12 +67,12 @@ def test_pieces_of_two_kv_groups_are_one_batch(layout: Layout, driver: ctypes.CD
 
 @pytest.fixture(scope="module")
 def handle(driver: ctypes.CDLL) -> Iterator[bytes]:
-    """That of memory of another process."""
-    with made_up_cuda.exported(driver, WINDOW_BYTES) as exporter:
+    """The handle of another process's memory."""
+    with fake_cuda.exported(driver, WINDOW_BYTES) as exporter:
         yield exporter.handle
 
 
-def test_memory_that_came_by_descriptor_is_that_of_the_sidecar(layout: Layout) -> None:
+def test_memory_imported_by_descriptor_is_the_sidecars(layout: Layout) -> None:
     fd = memfd("device", WINDOW_BYTES)
     os.pwrite(fd, b"pattern!", 0)
     memory = _memory(layout, WindowReply(kind="posix_fd", bytes=WINDOW_BYTES), fd)
@@ -97,7 +97,7 @@ def test_memory_that_came_by_descriptor_is_that_of_the_sidecar(layout: Layout) -
     os.close(fd)
 
 
-def test_memory_that_came_by_handle_is_that_of_the_sidecar_and_what_cannot_be_opened_is_an_error(
+def test_memory_imported_by_handle_is_the_sidecars_or_an_error(
     layout: Layout, handle: bytes, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=handle)
@@ -112,20 +112,20 @@ def test_memory_that_came_by_handle_is_that_of_the_sidecar_and_what_cannot_be_op
     monkeypatch.delenv("FAKE_STAYS")
     with pytest.raises(SharedMemoryError, match="cuIpcOpenMemHandle_v2 failed with 1"):
         _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes(64)), None)
-    with pytest.raises(SharedMemoryError, match="without its descriptor"):
+    with pytest.raises(SharedMemoryError, match="without the descriptor"):
         _memory(layout, WindowReply(kind="posix_fd", bytes=WINDOW_BYTES), None)
-    with pytest.raises(SharedMemoryError, match="of no use"):
+    with pytest.raises(SharedMemoryError, match="cannot use a window"):
         _memory(layout, WindowReply(kind="host", bytes=WINDOW_BYTES), 0)
 
 
-def test_a_handle_whose_sidecar_is_dead_is_named_and_the_worker_copies_itself(
+def test_a_handle_of_a_dead_sidecar_is_named_and_the_worker_copies_by_itself(
     layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(copy_window, "FlagPage", lambda *arguments: SimpleNamespace(close=lambda: None))
     stage, page = 2 << 20, memfd("page", 1 << 16)
     client: Any = SimpleNamespace(hello=SimpleNamespace(boot=1), ask=lambda *arguments: 1)
     streams = driver.fake_streams()
-    with made_up_cuda.exported(driver, WINDOW_BYTES) as exporter:
+    with fake_cuda.exported(driver, WINDOW_BYTES) as exporter:
         body = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=exporter.handle, stages=2, stage_bytes=stage)
         body.fds, body.pattern = ["page", "bell"], b"pattern!" + bytes(PATTERN_BYTES - 8)
         for alive in (True, False):
@@ -133,18 +133,18 @@ def test_a_handle_whose_sidecar_is_dead_is_named_and_the_worker_copies_itself(
             keeper = WindowKeeper(layout, "", counted.append)
             ours, bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             fds = [os.dup(page), bell.detach()]
-            keeper._made(client, SimpleNamespace(error=None, fds=fds, read=lambda kind: body))  # type: ignore[arg-type]
-            assert (keeper._asked is not None) == alive
+            keeper._on_window(client, SimpleNamespace(error=None, fds=fds, read=lambda kind: body))  # type: ignore[arg-type]
+            assert (keeper._pending is not None) == alive
             if alive:
                 assert counted == []
                 keeper.retire()
-                for retired in keeper.reap():
+                for retired in keeper.take_retired():
                     retired.close()
                 exporter.kill()
             assert ours.recv(1) == b"\x02", "it is not mapped"
             ours.close()
     assert (keeper.reason, counted, keeper.live) == ("NotMapped", ["windowUnavailable/NotMapped"], None)
-    said = "no window, this worker copies itself: NotMapped: cuIpcOpenMemHandle_v2 failed with 205"
+    said = "no window, this worker copies by itself: NotMapped: cuIpcOpenMemHandle_v2 failed with 205"
     assert [record.message for record in caplog.records] == [said]
     assert driver.fake_streams() == streams
     os.close(page)
@@ -154,18 +154,16 @@ def test_a_handle_whose_sidecar_is_dead_is_named_and_the_worker_copies_itself(
 def test_memory_of_another_device_is_refused_and_unmapped(
     layout: Layout, handle: bytes, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str, unmaps: str
 ) -> None:
-    calls = made_up_cuda.install(driver, monkeypatch)
+    calls = fake_cuda.install(driver, monkeypatch)
     monkeypatch.setenv("FAKE_FOREIGN", "2")
     fd = memfd("device", WINDOW_BYTES)
-    with pytest.raises(SharedMemoryError, match=r"^the window is memory of device 2, the KV blocks are on device 0$"):
+    with pytest.raises(SharedMemoryError, match=r"^the window is on device 2, the KV blocks are on device 0$"):
         _memory(layout, WindowReply(kind=kind, bytes=WINDOW_BYTES, handle=handle), fd)
     os.close(fd)
     assert calls.count(unmaps) == 1
 
 
-def test_a_window_copies_on_a_stream_of_its_own_and_gives_it_back_also_where_it_is_not_mapped(
-    layout: Layout, handle: bytes, driver: ctypes.CDLL
-) -> None:
+def test_a_window_copies_on_its_own_stream_and_releases_it(layout: Layout, handle: bytes, driver: ctypes.CDLL) -> None:
     assert not hasattr(torch.cuda, "Stream"), "torch's streams are everybody's"
     before = driver.fake_streams()
     memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=handle), None)
@@ -195,7 +193,7 @@ def test_memory_is_unmapped_in_the_devices_context_whatever_thread_does_it(
     assert not memory.close(), "it may still be mapped"
 
 
-def test_on_threads_without_a_context_that_of_the_device_becomes_current(
+def test_the_devices_context_becomes_current_on_threads_without_one(
     layout: Layout, handle: bytes, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("FAKE_CURRENT")
@@ -219,7 +217,7 @@ def test_on_threads_without_a_context_that_of_the_device_becomes_current(
 
 
 @pytest.mark.parametrize("kind", ["posix_fd", "ipc_handle"])
-def test_nothing_that_is_done_with_a_window_ends_a_capture_of_vllms_thread(
+def test_no_use_of_a_window_ends_a_capture(
     layout: Layout, handle: bytes, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("FAKE_CAPTURE", "1")

@@ -1,4 +1,4 @@
-"""What decides KV values is in the model's descriptor; what nobody can tell makes it the process's own, by name."""
+"""Everything that decides KV values is in the model's descriptor. Unknown settings make it process-local, by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import engine_loop
 import pytest
-from made_up_config import made, model_config, vllm_config
+from fake_config import made, model_config, vllm_config
 from vllm.config import KVTransferConfig
 
 from kvcachepool import descriptor, weights
@@ -53,7 +53,7 @@ def parts(config: Any) -> str:
 
 
 def reason(config: Any) -> str:
-    """Why the domain is the process's own."""
+    """Why the domain is process-local."""
     found = model(config)
     marks = [mark for mark in (found.get("identity"), found["model"]["weights"]) if mark and mark["kind"] == "unshared"]
     return marks[0]["reason"] if marks else ""
@@ -84,7 +84,7 @@ MULTIMODAL = {"multimodal_config": made("MultiModalConfig", mm_processor_kwargs=
     ],
     ids=str,
 )
-def test_what_decides_values_is_in_the_descriptor(folder: Path, change: dict[str, Any]) -> None:
+def test_settings_that_decide_values_are_in_the_descriptor(folder: Path, change: dict[str, Any]) -> None:
     assert parts(vllm_config(folder, **change)) != parts(vllm_config(folder))
 
 
@@ -98,7 +98,7 @@ def test_what_decides_values_is_in_the_descriptor(folder: Path, change: dict[str
     ],
     ids=str,
 )
-def test_multimodal_settings_of_the_engine_count(folder: Path, change: dict[str, Any]) -> None:
+def test_multimodal_settings_of_the_engine_are_identity(folder: Path, change: dict[str, Any]) -> None:
     given = {"mm_processor_kwargs": None, "mm_processor_cache_gb": 4}
     before = parts(vllm_config(folder, model_config={"multimodal_config": made("MultiModalConfig", **given)}))
     other = made("MultiModalConfig", **(given | change))
@@ -107,7 +107,7 @@ def test_multimodal_settings_of_the_engine_count(folder: Path, change: dict[str,
     assert parts(vllm_config(folder, model_config={"multimodal_config": cache})) == before
 
 
-def test_what_does_not_decide_values_is_not(folder: Path, tmp_path: Path) -> None:
+def test_settings_that_do_not_decide_values_are_not_in_the_descriptor(folder: Path, tmp_path: Path) -> None:
     before = parts(vllm_config(folder))
     other = {"parallel_config": {"data_parallel_rank": 3}, "load_config": {"download_dir": "/elsewhere"}}
     assert parts(vllm_config(folder, **other)) == before
@@ -120,7 +120,7 @@ def test_what_does_not_decide_values_is_not(folder: Path, tmp_path: Path) -> Non
     assert not {"sections", "hashing", "chunk_tokens"} & set(json.loads(before))
 
 
-def test_files_of_processors_and_the_scales_of_an_encoder_count(folder: Path, tmp_path: Path) -> None:
+def test_processor_files_and_encoder_scales_are_identity(folder: Path, tmp_path: Path) -> None:
     before = parts(vllm_config(folder))
     (folder / "preprocessor_config.json").write_text('{"max_pixels": 2000}')
     assert parts(vllm_config(folder)) != before
@@ -134,20 +134,20 @@ def test_files_of_processors_and_the_scales_of_an_encoder_count(folder: Path, tm
     assert reason(vllm_config(folder, model_config=config)) == "ProcessorUnreadable"
 
 
-def test_a_processor_file_that_cannot_be_read_makes_the_domain_the_processs_own(folder: Path) -> None:
+def test_an_unreadable_processor_file_makes_the_domain_process_local(folder: Path) -> None:
     (folder / "video_preprocessor_config.json").symlink_to("nowhere")
     found = model(vllm_config(folder, model_config=MULTIMODAL))
     assert found["identity"] == {"kind": "unshared", "reason": "ProcessorUnreadable", "instance": "engine-1"}
 
 
-def test_a_models_own_code_counts(folder: Path) -> None:
+def test_the_own_code_of_a_model_is_identity(folder: Path) -> None:
     (folder / "modeling.py").write_text("a = 1")
     before = parts(vllm_config(folder))
     (folder / "modeling.py").write_text("a = 2")
     assert parts(vllm_config(folder)) != before
 
 
-def test_a_draft_models_weights_count(folder: Path, tmp_path: Path) -> None:
+def test_the_weights_of_a_draft_model_are_identity(folder: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
     (draft / "d.safetensors").write_bytes(b"1" * 100)
@@ -167,9 +167,7 @@ def test_a_draft_models_weights_count(folder: Path, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_field_that_the_table_does_not_know_makes_the_domain_the_processs_own(
-    folder: Path, change: dict[str, Any], name: str
-) -> None:
+def test_an_unknown_field_makes_the_domain_process_local(folder: Path, change: dict[str, Any], name: str) -> None:
     found = model(vllm_config(folder, **change), "engine-7")
     assert found["identity"] == {
         "kind": "unshared", "reason": f"UnknownIdentityField/{name}", "instance": "engine-7",
@@ -177,7 +175,7 @@ def test_a_field_that_the_table_does_not_know_makes_the_domain_the_processs_own(
     assert reason(vllm_config(folder)) == ""
 
 
-def test_a_class_of_settings_that_the_table_does_not_know_is_named(folder: Path) -> None:
+def test_an_unknown_class_of_settings_is_named(folder: Path) -> None:
     config = vllm_config(folder)
     config.__class__ = made("VllmConfig", **vars(config), telepathy_config=1).__class__
     assert reason(config) == "UnknownIdentityField/VllmConfig.telepathy_config"
@@ -197,7 +195,7 @@ def test_an_unknown_variable_of_vllm_is_named_and_links_to_services_are_not(
     assert reason(vllm_config(folder)) == "UnknownIdentityField/VLLM_QUICK_SERVICE_HOST"
 
 
-def test_all_of_a_hugging_face_config_counts_also_what_its_class_does_not_declare(folder: Path) -> None:
+def test_undeclared_fields_of_a_hugging_face_config_are_identity(folder: Path) -> None:
     from transformers import LlamaConfig
 
     def of(**extra: Any) -> str:
@@ -207,7 +205,7 @@ def test_all_of_a_hugging_face_config_counts_also_what_its_class_does_not_declar
     assert of(rope_of_our_own=1) == of(rope_of_our_own=1, name_or_path="elsewhere")
 
 
-def test_the_config_of_the_real_vllm_is_known_as_a_whole() -> None:
+def test_every_field_of_the_real_config_is_known() -> None:
     config = copy.copy(engine_loop.base_config())
     config.kv_transfer_config = KVTransferConfig(kv_connector="KVCachePoolConnector", kv_role="kv_both")
     descriptor.witness(config)
@@ -215,7 +213,7 @@ def test_the_config_of_the_real_vllm_is_known_as_a_whole() -> None:
     assert "transformers_version" not in parts(config)
 
 
-def test_a_value_whose_content_cannot_be_told_is_named(folder: Path) -> None:
+def test_a_value_that_cannot_be_serialized_is_named(folder: Path) -> None:
     config = vllm_config(folder, model_config={"hf_config": {"a": object()}})
     assert reason(config) == "OpaqueValue/ModelConfig.hf_config"
     assert reason(vllm_config(folder, model_config={"quantization_config": lambda: 1})).startswith("OpaqueValue/")
@@ -255,7 +253,7 @@ def test_without_local_files_a_model_is_unshared_by_name(
     named = model.format(folder=folder, empty=tmp_path / "empty", torn=tmp_path / "torn")
     load = {"load_format": load_format, "download_dir": str(tmp_path)}
     config = vllm_config(Path("/"), model_config={"model": named}, load_config=load, witnessed=False)
-    config.kv_transfer_config.kv_connector_extra_config[weights.START] = weights.look(
+    config.kv_transfer_config.kv_connector_extra_config[weights.START] = weights.record_files(
         [weights.source_of(config.model_config, config.load_config)]
     )
     digests = Digests()
@@ -269,7 +267,7 @@ def test_weights_of_another_repository_are_named(folder: Path) -> None:
     assert reason(config) == "SecondaryWeights"
 
 
-def test_code_of_another_repository_is_named(folder: Path) -> None:
+def test_weights_with_code_of_another_repository_are_named(folder: Path) -> None:
     def config() -> Any:
         return vllm_config(folder, model_config={"trust_remote_code": True, "hf_config": {"auto_map": {"A": "m.A"}}})
 
@@ -278,14 +276,14 @@ def test_code_of_another_repository_is_named(folder: Path) -> None:
     assert reason(config()) == "CodeElsewhere"
 
 
-def test_a_snapshot_of_hugging_face_is_not_what_another_hub_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hugging_face_snapshot_is_not_used_for_another_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
     assert weights.unshareable_source("org/model", "auto") == "RemoteWeights"
     monkeypatch.delenv("VLLM_USE_MODELSCOPE")
     assert weights.unshareable_source("org/model", "auto") == ""
 
 
-def test_weights_of_a_draft_that_are_drawn_at_random_are_named(folder: Path) -> None:
+def test_random_draft_weights_are_named(folder: Path) -> None:
     load = made("LoadConfig", load_format="dummy", download_dir=None)
     speculative = {"method": "eagle", "draft_model_config": model_config(folder), "draft_load_config": load}
     config = vllm_config(folder, speculative_config=speculative)
@@ -293,13 +291,13 @@ def test_weights_of_a_draft_that_are_drawn_at_random_are_named(folder: Path) -> 
     assert found["reason"] == "DummyWeights"
 
 
-def test_installed_plugins_of_vllm_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_plugins_of_vllm_are_identity(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = parts(vllm_config(folder))
     monkeypatch.setattr(descriptor, "_plugins", lambda: ["p acme 2"])
     assert parts(vllm_config(folder)) != before
 
 
-def test_weights_are_the_processs_own_until_their_hash_is_known(folder: Path) -> None:
+def test_weights_are_process_local_until_their_hash_is_known(folder: Path) -> None:
     config, digests = vllm_config(folder), Digests()
     first = describe(config, "engine-1", digests)
     assert first.pending
@@ -328,11 +326,11 @@ def test_files_that_change_while_they_are_hashed_are_named(folder: Path) -> None
     assert described.parts["model"]["weights"]["reason"] == "WeightsChangedDuringStart"
 
 
-def test_a_start_that_nobody_saw_is_named(folder: Path) -> None:
+def test_an_unobserved_start_is_named(folder: Path) -> None:
     assert reason(vllm_config(folder, witnessed=False)) == "StartNotWitnessed"
 
 
-def test_the_look_at_the_files_travels_in_our_own_settings_only(folder: Path) -> None:
+def test_the_record_of_the_files_is_only_in_the_connectors_own_settings(folder: Path) -> None:
     theirs = {"kv_connector": "NixlConnector", "kv_connector_extra_config": {}}
     ours: dict[str, Any] = {"kv_connector": "KVCachePoolConnector"}
     config = vllm_config(folder, witnessed=False)
@@ -344,5 +342,5 @@ def test_the_look_at_the_files_travels_in_our_own_settings_only(folder: Path) ->
     assert weights.START in ours["kv_connector_extra_config"]
 
 
-def test_two_starts_under_one_id_chosen_by_a_user_are_two_instances(folder: Path) -> None:
+def test_two_starts_with_the_same_user_chosen_id_are_two_instances(folder: Path) -> None:
     assert descriptor.run_of(vllm_config(folder, "chosen")) != descriptor.run_of(vllm_config(folder, "chosen"))

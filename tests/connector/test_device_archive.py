@@ -18,7 +18,7 @@ TREE = "kvcachepool-gpu"
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made of the programs that tests use, since a release takes minutes to build."""
+    """Built from the programs of the tests, because a release build takes minutes."""
     programs = paths.target() / "debug"
     for program in ("kvcachepool-sidecar", "examples/gpu_check", "examples/gpu_bench"):
         if not (programs / program).exists():
@@ -32,7 +32,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tree: Path, *arguments: str, **change: str) -> subprocess.CompletedProcess[str]:
-    """`run.sh` in an environment that knows nothing of the checkout or the cache."""
+    """Runs `run.sh` in an environment without the checkout and the cache."""
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tree.parent), "PYTHON": sys.executable} | change
     return subprocess.run(
         [tree / "run.sh", *arguments], env=environment, cwd=tree.parent, capture_output=True, text=True, timeout=300
@@ -67,7 +67,7 @@ def test_nothing_is_measured_without_a_device_and_an_unknown_word_is_refused(unp
     assert (done.returncode, "nothing called dance" in done.stderr) == (2, True)
 
 
-def test_a_machine_whose_c_library_is_too_old_is_told_so(unpacked: Path) -> None:
+def test_a_machine_with_an_old_c_library_gets_a_message(unpacked: Path) -> None:
     (unpacked / "glibc").rename(unpacked / "kept")
     try:
         (unpacked / "glibc").write_text("99.1\n")

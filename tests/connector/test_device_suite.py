@@ -1,4 +1,4 @@
-"""`make test-gpu` on a machine without a GPU: every check is skipped by name, and what can be rehearsed is right."""
+"""`make test-gpu` without a GPU: every check is skipped by name, and rehearsals pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import made_up_cuda
+import fake_cuda
 import pytest
 
 from servers import paths
@@ -33,16 +33,16 @@ def program(name: str = "gpu_check") -> str:
 
 
 def outcomes(output: str) -> dict[str, str]:
-    """Of the program's JSON: name and outcome, with the detail behind it."""
+    """Name and outcome with its detail, from the program's JSON."""
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return {check["name"]: f"{check['outcome']} {check['detail']}" for check in found["checks"]}
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the made-up driver, which runs kernels on the host."""
+    """A folder with the fake driver, which runs kernels on the host."""
     folder = tmp_path_factory.mktemp("driver")
-    shutil.copy(made_up_cuda.build(folder), folder / "libnvidia-ml.so.1")
+    shutil.copy(fake_cuda.build(folder), folder / "libnvidia-ml.so.1")
     return folder
 
 
@@ -64,7 +64,7 @@ def test_without_a_device_every_check_is_skipped_by_name_and_nothing_fails() -> 
     assert all("NoDriver: " in line or "NoDevice: " in line for line in checks)
 
 
-def test_the_tests_for_a_device_are_right_over_host_memory() -> None:
+def test_the_device_tests_pass_with_host_memory() -> None:
     program()
     done = run(sys.executable, "-m", "gpu", "gpu.test_", KVCACHEPOOL_GPU_REHEARSAL="1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,7 +73,7 @@ def test_the_tests_for_a_device_are_right_over_host_memory() -> None:
     assert done.stdout.count("\nok ") >= 5
 
 
-def test_the_program_finds_kernels_and_windows_right_over_a_made_up_driver(driver: Path) -> None:
+def test_the_program_accepts_kernels_and_windows_with_a_fake_driver(driver: Path) -> None:
     chosen = ["LBHNC/Edge", "LHBNC/Random", "kv_turn_neox_bf16/Edge", "window/"]
     chosen += ["kv_cachegen_pack_f16/Edge", "kv_cachegen_unpack_f32/Random"]
     done = run(program(), *chosen, LD_LIBRARY_PATH=str(driver))
@@ -86,7 +86,7 @@ def test_the_program_finds_kernels_and_windows_right_over_a_made_up_driver(drive
     assert done.returncode == 0
 
 
-def test_the_program_finds_kernels_wrong_that_do_nothing(driver: Path) -> None:
+def test_the_program_rejects_kernels_that_do_nothing(driver: Path) -> None:
     done = run(program(), "LBHNC/Edge", "window/made", LD_LIBRARY_PATH=str(driver), FAKE_REST="1")
     found = outcomes(done.stdout)
     assert found.pop("window/made").startswith("ok ")
@@ -95,7 +95,7 @@ def test_the_program_finds_kernels_wrong_that_do_nothing(driver: Path) -> None:
     assert done.returncode == 1
 
 
-def test_a_driver_that_is_older_than_the_kernels_skips_them_by_name_and_has_windows(driver: Path) -> None:
+def test_an_old_driver_skips_kernels_by_name_and_has_windows(driver: Path) -> None:
     done = run(program(), "kv_gather/BLHNC", "window/made", LD_LIBRARY_PATH=str(driver), FAKE_PTX="7.8")
     found = outcomes(done.stdout)
     kernels = {name: said for name, said in found.items() if name.startswith("kernels/")}
@@ -116,16 +116,16 @@ def test_without_a_device_nothing_is_measured_and_nothing_written(tmp_path: Path
 
 @pytest.fixture
 def mps(tmp_path: Path) -> Path:
-    """A folder with a made-up MPS, which writes down what it is told."""
+    """A folder with a fake MPS, which records its commands."""
     folder = tmp_path / "mps"
     folder.mkdir()
     control = folder / "nvidia-cuda-mps-control"
-    told = folder / "told"
+    recorded = folder / "recorded"
     control.write_text(
         f"""#!/bin/sh
 [ -d "$CUDA_MPS_PIPE_DIRECTORY" ] || exit 1
-if [ "${{1:-}}" = -d ]; then echo start >>{told}; exit; fi
-read -r said; echo "$said" >>{told}
+if [ "${{1:-}}" = -d ]; then echo start >>{recorded}; exit; fi
+read -r said; echo "$said" >>{recorded}
 [ "$said" != get_server_list ] || cat {folder}/servers
 """
     )
@@ -134,9 +134,7 @@ read -r said; echo "$said" >>{told}
     return folder
 
 
-def test_where_mps_serves_nobody_or_does_not_start_its_rows_are_skipped_by_name(
-    driver: Path, mps: Path, tmp_path: Path
-) -> None:
+def test_rows_are_skipped_by_name_without_mps(driver: Path, mps: Path, tmp_path: Path) -> None:
     program("gpu_bench")
     for change, why in [("servers", "MpsUnused: its daemon served no client"), ("start", "MpsFailed: ")]:
         if change == "servers":
@@ -153,10 +151,10 @@ def test_where_mps_serves_nobody_or_does_not_start_its_rows_are_skipped_by_name(
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"skip decode_beside_window_mps: {why}" in done.stdout
-    assert (mps / "told").read_text().split() == ["start", "get_server_list", "quit"]
+    assert (mps / "recorded").read_text().split() == ["start", "get_server_list", "quit"]
 
 
-def test_all_rows_are_measured_over_a_made_up_driver_and_host_memory(driver: Path, mps: Path, tmp_path: Path) -> None:
+def test_all_rows_are_measured_with_a_fake_driver_and_host_memory(driver: Path, mps: Path, tmp_path: Path) -> None:
     program("gpu_bench")
     out = tmp_path / "gpu.json"
     change = {"KVCACHEPOOL_GPU_REHEARSAL": "1", "LD_LIBRARY_PATH": str(driver)}
@@ -186,7 +184,7 @@ def test_all_rows_are_measured_over_a_made_up_driver_and_host_memory(driver: Pat
     assert all(row["value"] >= 0 and row["command"] == "make bench-gpu" for row in found["rows"])
 
 
-def test_what_was_measured_before_something_fails_is_kept_and_the_failure_named(tmp_path: Path) -> None:
+def test_measurements_before_a_failure_are_kept_and_the_failure_is_named(tmp_path: Path) -> None:
     line = {"value": 1.0, "unit": "GB/s", "reference": "nothing", "reference_value": None}
     said = [json.dumps({"device": "Broken"}), json.dumps({"name": "first", **line}), '{"name": "torn']
     broken = tmp_path / "gpu_bench"
@@ -207,7 +205,7 @@ def test_what_was_measured_before_something_fails_is_kept_and_the_failure_named(
     assert "h2d_vs_pinned_peak" in names
 
 
-def test_the_doctor_measures_a_device_when_it_is_asked_to(driver: Path, binary: Path) -> None:
+def test_the_doctor_measures_a_device_on_request(driver: Path, binary: Path) -> None:
     found = json.loads(run(str(binary), "doctor", "--json", "--measure", LD_LIBRARY_PATH=str(driver)).stdout)
     speeds = {speed["name"]: speed for speed in found["speeds"]}
     for name in ("pinnedToDevice", "pinnedFromDevice", "pinnedBothWays", "windowRoundTrip"):

@@ -1,4 +1,4 @@
-"""The feed of KV events alone: whatever the sidecar says in whatever order, routers end with exactly what is held."""
+"""The feed of KV events alone: for any events in any order, routers end with exactly the held blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUP = EventGroup(0, "full_attention", None, BLOCK, BLOCK)
 
 
 class Prompt:
-    """Tokens with the hashes of their blocks, and the chunks that a sidecar would have of them."""
+    """Tokens with the hashes of their blocks, and the chunks that a sidecar would have."""
 
     def __init__(self, seed: int, tokens: int, base: Prompt | None = None) -> None:
         shared = base.tokens[: tokens // 2] if base is not None else []
@@ -41,7 +41,7 @@ class Prompt:
         return [(at * CHUNK, end) for at, end in enumerate(ends) if end > at * CHUNK]
 
     def event(self, chunk: tuple[int, int], kind: str = "stored", **more: Any) -> Event:
-        """What the sidecar says of a chunk."""
+        """The sidecar's event about a chunk."""
         begin, end = chunk
         values: dict[str, Any] = {
             "tier": "memory",
@@ -55,7 +55,7 @@ class Prompt:
 
     @property
     def request(self) -> Any:
-        """As much of a request as the feed looks at."""
+        """The fields of a request that the feed reads."""
         return SimpleNamespace(
             block_hashes=self.hashes, all_token_ids=self.tokens, prompt_embeds=None, mm_features=[], cache_salt=None
         )
@@ -68,17 +68,17 @@ class Prompt:
 
 def deliver(feed: EventFeed, publisher: Publisher, *first: Any) -> list[Any]:
     """One step of vLLM: its own events, then the feed's. Returns the feed's."""
-    events = feed.take()
+    events = feed.take_events()
     publisher.publish(KVEventBatch(ts=0.0, events=[*first, *events]))
     return events
 
 
 def all_of(feed: EventFeed, publisher: Publisher) -> list[Any]:
-    """Steps until nothing is left to be told."""
-    told = []
+    """Steps until nothing is left to publish."""
+    reported = []
     while feed.pending:
-        told += deliver(feed, publisher)
-    return told
+        reported += deliver(feed, publisher)
+    return reported
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -104,15 +104,15 @@ def test_routers_end_with_exactly_what_is_held(seed: int, monkeypatch: pytest.Mo
         elif act < 0.65:
             held.pop(event.hash, None)
             feed.apply([one.event(chunk, "removed", block_hashes=b"", parent=b"")])
-        elif act < 0.7:  # a lost stretch
+        elif act < 0.7:  # lost events
             for each in chosen.sample(chunks, 3):
                 held.pop(each[0].event(each[1]).hash, None)
             feed.replace(list(held.values()))
         elif act < 0.72:
             held.clear()
-            feed.lose()
+            feed.clear()
         elif act < 0.74:
-            feed.anew()
+            feed.republish()
             deliver(feed, publisher, AllBlocksCleared())
         else:
             deliver(feed, publisher)
@@ -123,7 +123,7 @@ def test_routers_end_with_exactly_what_is_held(seed: int, monkeypatch: pytest.Mo
     for one in prompts:
         there = next((at for at, one_hash in enumerate(one.hashes) if one_hash not in blocks), len(one.hashes))
         assert [router.blocks(one.tokens, BLOCK, "CPU") for router in publisher.routers] == [there, there]
-    feed.lose()
+    feed.clear()
     all_of(feed, publisher)
     llm_d, dynamo = publisher.routers
     assert isinstance(llm_d, LlmD)
@@ -133,7 +133,7 @@ def test_routers_end_with_exactly_what_is_held(seed: int, monkeypatch: pytest.Mo
     assert not dynamo.owned.get("CPU")
 
 
-def test_batches_that_are_lost_on_the_way_to_a_router_leave_nothing_false() -> None:
+def test_lost_batches_leave_no_false_block_in_a_router() -> None:
     chosen = random.Random(7)
     port, replay = free_port(), f"tcp://127.0.0.1:{free_port()}"
     vllm = ZmqEventPublisher(0, f"tcp://*:{port}", replay)
@@ -155,7 +155,7 @@ def test_batches_that_are_lost_on_the_way_to_a_router_leave_nothing_false() -> N
                 held.add(event.hash)
                 feed.apply([event])
             while feed.pending:
-                vllm.publish(KVEventBatch(ts=0.0, events=feed.take()))
+                vllm.publish(KVEventBatch(ts=0.0, events=feed.take_events()))
                 published += 1
             subscriber.receive(lambda: chosen.random() < 0.3)
         wait_for(lambda: (subscriber.catch_up(), subscriber.next == published)[1], 10, "every batch")
@@ -172,7 +172,7 @@ def test_batches_that_are_lost_on_the_way_to_a_router_leave_nothing_false() -> N
         assert [router.blocks(one.tokens, BLOCK, "CPU") for router in routers.routers] == [there, there]
 
 
-def test_a_chunk_without_a_known_place_waits_for_the_request_that_names_it() -> None:
+def test_a_chunk_with_an_unknown_parent_waits_for_a_request_that_names_it() -> None:
     feed, publisher, one = EventFeed(GROUP), Publisher(LlmD(), Dynamo(BLOCK)), Prompt(1, 32)
     first, second = one.chunks()
     feed.apply([one.event(second, parent=b"")])
@@ -185,7 +185,7 @@ def test_a_chunk_without_a_known_place_waits_for_the_request_that_names_it() -> 
     assert [router.blocks(one.tokens, BLOCK, "CPU") for router in publisher.routers] == [8, 8]
 
 
-def test_chunks_of_namespaces_that_no_request_of_this_engine_has_are_not_told() -> None:
+def test_chunks_of_unknown_namespaces_are_not_published() -> None:
     feed, publisher, one = EventFeed(GROUP), Publisher(LlmD(), Dynamo(BLOCK)), Prompt(1, 16)
     old, new = b"o" * 32, b"n" * 32
     chunk = one.chunks()[0]
@@ -203,7 +203,7 @@ def test_chunks_of_namespaces_that_no_request_of_this_engine_has_are_not_told() 
     assert removed.block_hashes == stored.block_hashes
 
 
-def test_tokens_are_told_only_where_the_hashes_are_of_tokens_alone() -> None:
+def test_tokens_are_published_only_if_the_hashes_cover_only_tokens() -> None:
     feed, publisher, one = EventFeed(GROUP), Publisher(), Prompt(1, 16)
     request = one.request
     request.mm_features = [object()]
@@ -224,7 +224,7 @@ def test_blocks_of_a_group_are_named_by_their_last_hash_block() -> None:
     assert (first.block_size, first.token_ids) == (8, one.tokens[:16])
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "MAX_CHUNKS", 3)
     monkeypatch.setattr(kv_events, "MAX_CONTENTS", 2)
     feed, publisher, one = EventFeed(GROUP), Publisher(), Prompt(1, 160)

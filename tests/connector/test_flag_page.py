@@ -46,7 +46,7 @@ def test_a_word_that_no_side_writes_is_an_error(word: int) -> None:
         Word.decode(word)
 
 
-def test_a_stage_is_back_only_when_the_sidecar_answered_this_very_use_of_it(vectors: dict[str, Any]) -> None:
+def test_a_stage_is_returned_only_for_its_current_use(vectors: dict[str, Any]) -> None:
     header = bytes.fromhex(vectors["header"])
     fd = memfd("page", vectors["page_bytes"])
     os.pwrite(fd, header, 0)
@@ -76,7 +76,7 @@ def test_a_stage_is_back_only_when_the_sidecar_answered_this_very_use_of_it(vect
         FlagPage(fd, 9, 16 << 20)
 
 
-def test_stages_carry_every_byte_of_a_job_once_and_stay_within_their_bounds() -> None:
+def test_stages_cover_every_byte_of_a_job_once() -> None:
     draw = random.Random(5)
     for _ in range(200):
         sizes = [draw.choice([48, 4096, 70_000]) for _ in range(draw.randint(1, 2))]

@@ -1,4 +1,4 @@
-"""What `bench.gpu` waits for before it measures."""
+"""The conditions that `bench.gpu` waits for before it measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same engine against the real sidecar, in sequences as vLLM makes them; every byte that is read is checked."""
+"""The engine against the real sidecar, in sequences of vLLM's calls. Every byte that is read is checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[..., Loop]
 
 
 def stored(pool: Sidecar, chunks: int) -> None:
-    """Waits until this many chunks were ever published."""
+    """Waits until this many chunks were published in total."""
     try:
         wait_for(lambda: pool.metrics().total("kvcachepool_stored_chunks") >= chunks, 20, f"{chunks} chunks stored")
     except AssertionError as error:
@@ -137,7 +137,7 @@ def test_an_abort_while_loading(pool: Sidecar, loop: Make) -> None:
 
 
 @pytest.mark.parametrize("stage", ["arrived", "loading", "loaded", "storing", "stored"])
-def test_the_connection_breaks_at_every_stage(pool: Sidecar, loop: Make, stage: str) -> None:
+def test_the_connection_may_break_at_every_stage(pool: Sidecar, loop: Make, stage: str) -> None:
     engine = serving(loop(), pool)
     tokens = prompt(512, 1)
     scheduler = engine.connector._scheduler
@@ -172,7 +172,7 @@ def test_the_connection_breaks_at_every_stage(pool: Sidecar, loop: Make, stage: 
     assert engine.generate("at last", tokens) == 512
 
 
-def test_the_sidecar_is_absent_and_appears_later(volume: Path, loop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sidecar_starts_later(volume: Path, loop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Sidecar(volume, memory="64Mi", config=CACHE)
     monkeypatch.setenv("KVCACHEPOOL_SOCKET", str(pool.socket))
     engine = loop()
@@ -225,7 +225,7 @@ def test_bits_that_flip_in_memory_are_never_served(pool: Sidecar, loop: Make) ->
     assert engine.generate("stored anew", tokens) == 512
 
 
-def test_what_vllm_holds_itself_is_neither_checked_nor_stored_again(pool: Sidecar, loop: Make) -> None:
+def test_local_hits_are_neither_checked_nor_stored_again(pool: Sidecar, loop: Make) -> None:
     engine = serving(loop(), pool)
     tokens = prompt(512, 1)
     cold(engine, pool, tokens)

@@ -20,7 +20,7 @@ from servers.versions import newest
 
 SOURCES = [Path(vllm.__file__).parent]
 SOURCES += [Path(one) for one in os.environ.get("KVCACHEPOOL_VLLM_SOURCES", "").split(":") if one]
-#: Names that only these versions have; where their source is not at hand, they are taken on trust.
+#: Names that only these versions have. They are not checked without their source.
 OLD_FIELDS = {
     "ModelConfig.enable_return_routed_experts",
     "CacheConfig.user_specified_mamba_block_size",
@@ -47,9 +47,9 @@ def test_every_environment_variable_of_vllm_is_in_the_table(source: Path) -> Non
     assert environment_names(source) - identity.ENVIRONMENT.names() == set()
 
 
-def test_the_table_names_nothing_that_no_version_has() -> None:
+def test_every_name_of_the_table_exists_in_some_version() -> None:
     if not newest():
-        return  # an older vLLM does not say what the newest one has
+        return  # an older vLLM does not have the newest names
     fields = {f"{kind}.{name}" for source in SOURCES for kind, names in config_fields(source).items() for name in names}
     named = {f"{kind}.{name}" for kind, table in identity.CLASSES.items() for name in table.names()}
     assert named - fields - OLD_FIELDS == set()

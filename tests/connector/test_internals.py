@@ -1,4 +1,4 @@
-"""What the connector uses of vLLM is in one list, and what a vLLM lacks of it turns the cache off by name."""
+"""The names of vLLM that the connector uses are in one list, and a missing one turns the cache off by name."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from kvcachepool.connector import KVCachePoolConnector
 from kvcachepool.internals import NEEDED, OPTIONAL, changed_internals
 from servers.versions import newest
 
-#: Our hooks that the base class of the installed vLLM need not have.
-_OURS = {"adapter_loaded", "arrive", "bugs", "kv_cache_is_back", "kv_cache_leaves", "off_reason", "weights_changed"}
+#: The connector's own methods, which vLLM's base class need not have.
+_OURS = {"adapter_loaded", "arrive", "bugs", "kv_cache_restored", "kv_cache_released", "off_reason", "weights_changed"}
 
 
-def test_this_vllm_has_all_of_it() -> None:
+def test_this_vllm_has_all_needed_names() -> None:
     assert changed_internals() is None
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in NEEDED.items() for name in names])
-def test_what_is_missing_is_named(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_names_are_reported(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, _, attribute = name.partition(".")
     found = importlib.import_module(module)
     if attribute:
@@ -43,7 +43,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert changed_internals() == "VllmInternalsChanged/vllm.no_such_module"
 
 
-def test_the_plugin_gives_no_connector_to_such_a_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_sets_no_connector_in_an_unsupported_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
     monkeypatch.setitem(NEEDED, "vllm.v1.request", ("Request.no_such_field",))
@@ -51,7 +51,7 @@ def test_the_plugin_gives_no_connector_to_such_a_vllm(monkeypatch: pytest.Monkey
     assert plugin._choose(given) == (None, "VllmInternalsChanged/Request.no_such_field")
 
 
-def test_every_import_from_vllm_is_in_the_list() -> None:
+def test_every_import_from_vllm_is_listed() -> None:
     listed = {
         (module, name.partition(".")[0])
         for table in (NEEDED, OPTIONAL)
@@ -81,7 +81,7 @@ def test_every_import_from_vllm_is_in_the_list() -> None:
     assert unlisted == []
 
 
-def test_every_public_method_of_the_connector_is_a_hook_of_vllms_or_named_as_ours() -> None:
+def test_every_public_method_of_the_connector_is_a_hook_of_vllm_or_listed() -> None:
     unknown = {
         name
         for name in vars(KVCachePoolConnector)

@@ -1,4 +1,4 @@
-"""KV events: what routers rebuild from vLLM's stream is what the pool can load, whatever was lost on the way."""
+"""KV events: routers rebuild from vLLM's stream exactly what the pool can load, whatever was lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ UNSTORED = {"kvcachepool.store": False}
 
 
 class Watched:
-    """An engine whose KV events reach two routers, and prompts whose residency is compared with what can be loaded."""
+    """An engine whose KV events reach two routers, and prompts whose published blocks are compared with loadable
+    ones.
+    """
 
     def __init__(self, engine: Loop, pool: Sidecar, *routers: LlmD | Dynamo) -> None:
         self.engine = serving(engine, pool)
@@ -58,11 +60,11 @@ class Watched:
         return self.ask(tokens, params=UNSTORED, **more) // BLOCK
 
     def claims(self, tokens: list[int], medium: str = "CPU") -> list[int]:
-        """Blocks of a prompt that each router believes this worker to hold."""
+        """Blocks of a prompt that each router assigns to this worker."""
         return [router.blocks(tokens, BLOCK, medium) for router in self.routers]
 
     def become(self, expected: dict[int, int], prompts: list[list[int]], medium: str = "CPU") -> None:
-        """Steps until routers believe what is expected of each prompt."""
+        """Steps until the routers have the expected blocks of each prompt."""
         wanted = [[expected[at]] * len(self.routers) for at in range(len(prompts))]
 
         def now() -> list[list[int]]:
@@ -75,11 +77,11 @@ class Watched:
             raise
 
     def truth_of(self, prompts: list[list[int]]) -> dict[int, int]:
-        """What can be loaded of each prompt."""
+        """The loadable blocks of each prompt."""
         return {at: self.loadable(tokens) for at, tokens in enumerate(prompts)}
 
     def settle(self, prompts: list[list[int]]) -> dict[int, int]:
-        """Routers come to know exactly what is resident. Returns it."""
+        """Waits until routers have exactly the resident blocks. Returns them."""
         truth = self.truth_of(prompts)
         self.become(truth, prompts)
         return truth
@@ -93,7 +95,7 @@ class Watched:
 
 @pytest.fixture
 def small(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sidecar]:
-    """A sidecar with room for few tokens, and for few events."""
+    """A sidecar with space for few tokens and few events."""
     sidecar = Sidecar(volume, memory="64Mi", config=SMALL | admin(volume) | {"limits": {"events": 16}})
     monkeypatch.setenv("KVCACHEPOOL_SOCKET", str(sidecar.socket))
     sidecar.start()
@@ -107,7 +109,7 @@ def large(*seeds: int) -> list[list[int]]:
 
 
 def of_pool(events: list[Any]) -> list[Any]:
-    """Events of media beside the GPU."""
+    """Events of media other than the GPU."""
     return [event for event in events if getattr(event, "medium", "GPU") != "GPU"]
 
 
@@ -118,9 +120,9 @@ def test_stored_blocks_have_vllms_parent_tokens_and_medium(pool: Sidecar, loop: 
     watched.engine.run("one")
     watched.become({0: 12}, [tokens])
     hashes = [maybe_convert_block_hash(one) for one in request.block_hashes]
-    told = of_pool(watched.publisher.events)
-    assert [block for event in told for block in event.block_hashes] == hashes[:12]
-    for event in told:
+    published = of_pool(watched.publisher.events)
+    assert [block for event in published for block in event.block_hashes] == hashes[:12]
+    for event in published:
         at = hashes.index(event.block_hashes[0])
         assert event.parent_block_hash == (hashes[at - 1] if at else None)
         assert event.token_ids == tokens[at * BLOCK : (at + len(event.block_hashes)) * BLOCK]
@@ -136,16 +138,16 @@ def test_events_of_hybrid_models_are_of_the_group_that_routers_index(pool: Sidec
     assert {event.group_idx for event in of_pool(watched.publisher.events)} == {0}
 
 
-def test_chunks_that_overlap_are_told_block_by_block(pool: Sidecar, loop: Make) -> None:
+def test_overlapping_chunks_are_published_block_by_block(pool: Sidecar, loop: Make) -> None:
     watched = Watched(loop(events=True), pool)
     turns = [prompt(900, 1)[:end] for end in (100, 300, 450, 900)]
     watched.store(*turns)
     watched.settle(turns)
-    told: set[int] = set()
+    published: set[int] = set()
     for event in of_pool(watched.publisher.events):
-        assert not isinstance(event, BlockStored) or told.isdisjoint(event.block_hashes)
-        (told.update if isinstance(event, BlockStored) else told.difference_update)(event.block_hashes)
-    assert len(told) == 56
+        assert not isinstance(event, BlockStored) or published.isdisjoint(event.block_hashes)
+        (published.update if isinstance(event, BlockStored) else published.difference_update)(event.block_hashes)
+    assert len(published) == 56
 
 
 def test_routers_follow_evictions(small: Sidecar, loop: Make) -> None:
@@ -180,7 +182,7 @@ def test_an_overflowed_ring_is_repaired_from_a_snapshot(
     assert not any(isinstance(event, AllBlocksCleared) for event in of_pool(watched.publisher.events))
 
 
-def test_an_answer_that_is_lost_with_its_connection_is_asked_for_again(pool: Sidecar, loop: Make) -> None:
+def test_a_probe_lost_with_its_connection_is_sent_again(pool: Sidecar, loop: Make) -> None:
     watched = Watched(loop(events=True), pool)
     prompts = [prompt(500 + 37 * seed, seed) for seed in range(4)]
     scheduler = watched.engine.connector._scheduler
@@ -195,7 +197,7 @@ def test_an_answer_that_is_lost_with_its_connection_is_asked_for_again(pool: Sid
     assert pool.metrics().total("kvcachepool_connector_events", event="eventsLost") == 0
 
 
-def test_a_restarted_sidecar_is_asked_what_it_still_holds(small: Sidecar, loop: Make) -> None:
+def test_a_restarted_sidecar_sends_a_snapshot(small: Sidecar, loop: Make) -> None:
     watched = Watched(loop(events=True), small)
     prompts = [prompt(500, seed) for seed in range(4)]
     watched.store(*prompts)
@@ -212,7 +214,7 @@ def test_a_restarted_sidecar_is_asked_what_it_still_holds(small: Sidecar, loop: 
     watched.settle([*prompts, *more])
 
 
-def test_nothing_is_said_to_be_held_while_the_sidecar_is_away(
+def test_no_block_is_published_while_the_sidecar_is_disconnected(
     pool: Sidecar, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporter, "_AWAY_S", 0.5)
@@ -229,7 +231,7 @@ def test_nothing_is_said_to_be_held_while_the_sidecar_is_away(
     assert watched.settle([tokens]) == {0: 31}
 
 
-def test_a_restarted_vllm_tells_what_memory_still_holds(pool: Sidecar, loop: Make) -> None:
+def test_a_restarted_vllm_publishes_what_memory_still_holds(pool: Sidecar, loop: Make) -> None:
     llm_d = LlmD()
     first = Watched(loop(events=True, engine_id="one"), pool, llm_d)
     prompts = [prompt(500, seed) for seed in range(3)]
@@ -237,18 +239,18 @@ def test_a_restarted_vllm_tells_what_memory_still_holds(pool: Sidecar, loop: Mak
     first.settle(prompts)
     llm_d.restart()
     second = Watched(loop(events=True, engine_id="two"), pool, llm_d)
-    # Nobody has asked this process anything: the router knows the hashes from before.
+    # No request has reached this process yet: the router knows the hashes from before.
     second.become(dict.fromkeys(range(3), 31), prompts)
 
 
-def test_a_router_that_knows_no_hashes_learns_them_from_the_first_request(pool: Sidecar, loop: Make) -> None:
+def test_a_router_learns_tokens_of_chunks_from_the_first_request(pool: Sidecar, loop: Make) -> None:
     prompts = [prompt(500, seed) for seed in range(3)]
     Watched(loop(events=True, engine_id="one"), pool).store(*prompts)
     second = Watched(loop(events=True, engine_id="two"), pool)
     assert second.settle(prompts) == dict.fromkeys(range(3), 31)
 
 
-def test_a_router_that_missed_the_restart_of_vllm_counts_no_block_twice(small: Sidecar, loop: Make) -> None:
+def test_a_router_that_missed_a_restart_of_vllm_counts_no_block_twice(small: Sidecar, loop: Make) -> None:
     llm_d = LlmD()
     first = Watched(loop(events=True, engine_id="one"), small, llm_d)
     prompts = [prompt(600, seed) for seed in range(3)]
@@ -260,7 +262,7 @@ def test_a_router_that_missed_the_restart_of_vllm_counts_no_block_twice(small: S
     second.become(dict.fromkeys(range(3), 0), prompts)
 
 
-def test_a_reset_of_the_cache_takes_all_back(pool: Sidecar, loop: Make) -> None:
+def test_a_cache_reset_removes_all_published_blocks(pool: Sidecar, loop: Make) -> None:
     watched = Watched(loop(events=True), pool)
     tokens = prompt(500, 1)
     watched.store(tokens)
@@ -272,7 +274,7 @@ def test_a_reset_of_the_cache_takes_all_back(pool: Sidecar, loop: Make) -> None:
     assert watched.settle([tokens]) == {0: 31}
 
 
-def test_what_plain_requests_cannot_find_is_not_said_to_be_theirs(pool: Sidecar, loop: Make) -> None:
+def test_tagged_chunks_are_not_published_for_plain_requests(pool: Sidecar, loop: Make) -> None:
     watched = Watched(loop(events=True), pool)
     tagged, salted, plain = (prompt(500, seed) for seed in range(3))
     watched.store(tagged, params={"kvcachepool.tags": "a"})
@@ -281,7 +283,7 @@ def test_what_plain_requests_cannot_find_is_not_said_to_be_theirs(pool: Sidecar,
     assert watched.settle([tagged, salted, plain]) == {0: 0, 1: 0, 2: 31}
 
 
-def test_the_disk_is_told_as_local_storage_and_taken_back(
+def test_the_disk_is_published_as_local_storage_and_removed(
     volume: Path, tmp_path: Path, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = SMALL | admin(volume) | {"disk": {"path": str(tmp_path), "size": "1Gi"}}
@@ -307,7 +309,7 @@ def test_the_disk_is_told_as_local_storage_and_taken_back(
         pool.stop()
 
 
-def test_without_kv_events_nothing_is_asked_or_kept(pool: Sidecar, loop: Make) -> None:
+def test_without_kv_events_nothing_is_requested_or_kept(pool: Sidecar, loop: Make) -> None:
     engine = serving(loop(), pool)
     scheduler = engine.connector._scheduler
     assert scheduler is not None

@@ -1,4 +1,4 @@
-"""Where blocks lie: runs, planes, shards; the layout is detected from real tensors and vLLM's own specs."""
+"""Positions of blocks: runs, planes, shards. The layout is detected from real tensors and vLLM's own specs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_strided_box_is_cut_into_contiguous_runs(
     assert runs(shape, strides, 2) == expected
 
 
-def test_planes_that_touch_in_every_block_are_one() -> None:
+def test_adjacent_planes_are_joined() -> None:
     packed = [Plane(0, i * 100, 300, 100) for i in range(3)]
     assert merged(packed) == [Plane(0, 0, 300, 300)]
     apart = [Plane(0, i * 800, 100, 100) for i in range(3)]
@@ -75,7 +75,7 @@ def test_each_shard_has_one_writer_and_all_replicas_read_it(
     assert found == [ShardOf(*one) for one in mine]
 
 
-def test_pipeline_stages_have_shards_of_their_own() -> None:
+def test_pipeline_stages_have_separate_shards() -> None:
     ranks = Ranks(tp=2, pp=2)
     found = [shard_of(ranks._replace(tp_rank=t, pp_rank=p), 4, 2, True) for p in range(2) for t in range(2)]
     assert [one.shard for one in found] == [0, 1, 2, 3]
@@ -93,7 +93,7 @@ def spec(window: int = 0, **options: Any) -> Any:
 
 
 def engine(names: list[str], backend: str = "CPU_ATTN", heads: int = HEADS, **parallel: int) -> Any:
-    """As much of a VllmConfig as the layout needs."""
+    """The fields of a VllmConfig that the layout needs."""
     module = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: backend), isa="vec")
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "decode_context_parallel_size": 1} | parallel
     return SimpleNamespace(
@@ -105,7 +105,7 @@ def engine(names: list[str], backend: str = "CPU_ATTN", heads: int = HEADS, **pa
 
 
 def cache(name: str, *, groups: int = 1, kernel: int | None = None, device_layout: str = "LBHNC") -> tuple[Any, Any]:
-    """A KV cache in this layout, made by vLLM's own code; the groups overlay each other."""
+    """A KV cache in this layout, created by vLLM's own code. The groups overlay each other."""
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
     arrangement = KVCacheLayout[device_layout]
@@ -139,7 +139,7 @@ def cache(name: str, *, groups: int = 1, kernel: int | None = None, device_layou
 
 
 def block_by_shape(tensor: torch.Tensor, block: int) -> bytes:
-    """A block's content as vLLM sees it, whatever lies where."""
+    """A block's content as vLLM sees it, independent of the layout."""
     ratio = tensor.shape[0] // BLOCKS
     return tensor[block * ratio : (block + 1) * ratio].contiguous().view(torch.uint8).numpy().tobytes()
 
@@ -195,7 +195,7 @@ def test_every_layout_of_the_table_covers_each_byte_of_a_block_once(
 
 
 def arranged(found: layout.Layout, block: int) -> torch.Tensor:
-    """A block as `[layers][halves][tokens][channels]`, by nothing but its bytes and the form that is said of them."""
+    """A block as `[layers][halves][tokens][channels]`, from its bytes and its form only."""
     dims = found.descriptor["groups"][0]["form"]
     flat = torch.frombuffer(bytearray(block_by_planes(found, block)), dtype=torch.bfloat16)
     order = ["layer", "half", "token", "channel"]
@@ -208,10 +208,10 @@ def arranged(found: layout.Layout, block: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "kernel"),
     [(name, None) for name in ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")]
-    # vLLM splits the blocks of these only.
+    # vLLM splits only these blocks.
     + [("LBHNC", TOKENS // 2), ("LBNHC", TOKENS // 2)],
 )
-def test_the_form_says_which_numbers_of_a_block_are_whose(
+def test_the_form_describes_the_numbers_of_a_block(
     name: str, kernel: int | None, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = dict(layout.table())
@@ -232,7 +232,7 @@ def test_the_form_says_which_numbers_of_a_block_are_whose(
         assert torch.equal(arranged(found, block).view(torch.int16), wanted.contiguous().view(torch.int16))
 
 
-def test_planes_that_do_not_lie_as_the_layout_says_have_no_form() -> None:
+def test_planes_that_do_not_match_the_layout_have_no_form() -> None:
     member = Member(0, 0, (1, 2, 4, 8), (64, 32, 8, 1), "torch.bfloat16", 2)
     planes = [Plane(0, 0, 128, 128)]
     known = form(["L", "B", "H", "N", "C"], True, [member], planes)
@@ -251,7 +251,7 @@ def test_planes_that_do_not_lie_as_the_layout_says_have_no_form() -> None:
         assert form(order, True, members, found) is None
 
 
-def test_a_form_is_told_from_one_that_is_a_byte_off_in_a_large_cache() -> None:
+def test_a_form_that_is_a_byte_off_in_a_large_cache_is_detected() -> None:
     nbytes, far = 8 * 256 * 2, 1 << 40
     layers = [Member(0, far + at * nbytes, (1, 8, 1, 256), (2048, 256, 256, 1), "torch.int16", 2) for at in range(80)]
     planes = [Plane(0, layer.offset, nbytes, nbytes) for layer in layers]
@@ -261,7 +261,7 @@ def test_a_form_is_told_from_one_that_is_a_byte_off_in_a_large_cache() -> None:
     assert form(["L", "B", "N", "H", "C"], False, layers, planes) is None
 
 
-def test_hybrid_groups_have_planes_of_their_own() -> None:
+def test_hybrid_groups_have_separate_planes() -> None:
     config, caches = cache("a", groups=2)
     found = detect(config, caches)
     assert [group.shape.kind for group in found.groups] == ["full", "window"]
@@ -291,7 +291,7 @@ def test_descriptors_of_all_ranks_are_equal() -> None:
 
 
 def shards_of_ranks(one: Any, heads: int, most: int | None = None, **parallel: int) -> list[ShardOf]:
-    """The shards that all ranks of an instance have of a group with this spec, which vLLM says has `most` of them."""
+    """The shards of a group with this spec on all ranks of an instance. vLLM reports `most` of them."""
     # vLLM's specs are frozen, and 0.30 has no such field.
     object.__setattr__(one, "max_tp_shards", most)
     config, caches = cache("a")
@@ -309,8 +309,8 @@ _OWN = [ShardOf(rank, True) for rank in range(4)]
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 8])
-def test_a_models_number_of_kv_heads_makes_no_replicas(heads: int) -> None:
-    """A layer may have more heads than the model says: ranks that took each other's KV would compute with wrong KV."""
+def test_the_number_of_kv_heads_of_a_model_does_not_prove_replicas(heads: int) -> None:
+    """A layer may have more heads than the model declares, and ranks that shared KV would compute with wrong KV."""
     assert shards_of_ranks(spec(), heads) == _OWN
     assert shards_of_ranks(spec(), heads, decode_context_parallel_size=2) == _OWN
 
@@ -325,7 +325,7 @@ def test_ranks_share_what_vllm_says_is_replicated() -> None:
     assert shards_of_ranks(interface.MLAAttentionSpec(**latent), heads=1) == _OWN
 
 
-def test_layers_that_are_not_causal_are_off_by_name() -> None:
+def test_non_causal_layers_turn_the_cache_off() -> None:
     with pytest.raises(Unserved) as refused:
         shards_of_ranks(spec(non_causal=True), heads=2)
     assert refused.value.reason == "PrefixUnsupported"
@@ -345,7 +345,7 @@ def test_layers_that_are_not_causal_are_off_by_name() -> None:
     ],
     ids=["name", "offset", "stride", "blocks", "layer", "tensors", "groups", "module"],
 )
-def test_what_is_odd_is_off_by_name(change: Any, reason: str) -> None:
+def test_unexpected_layouts_turn_the_cache_off(change: Any, reason: str) -> None:
     config, caches = cache("a")
     vllm = engine(list(caches))
     change(vllm, config, caches)
@@ -362,7 +362,7 @@ def test_an_unknown_backend_is_off_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["MambaSpec", "ChunkedLocalAttentionSpec", "CrossAttentionSpec", "Unheard"])
-def test_groups_that_prefix_hashes_do_not_address_are_off_by_name(name: str) -> None:
+def test_groups_without_prefix_hashes_turn_the_cache_off(name: str) -> None:
     config, caches = cache("a")
     config.kv_cache_groups[0].kv_cache_spec = type(name, (), {})()
     with pytest.raises(Unserved) as refused:

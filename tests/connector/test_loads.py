@@ -1,4 +1,4 @@
-"""Lookups and loads against a pool that does what the test says: waits, refusals, failures."""
+"""Lookups and loads against a scripted pool: waits, refusals, failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stub_sidecar import Received
 
 from kvcachepool import probes
 from kvcachepool.loads import Loads
-from kvcachepool.lookups import Patience
+from kvcachepool.lookups import WaitBudget
 from kvcachepool.messages import CHUNK_ABSENT, CHUNK_PENDING, CHUNK_READY, ProbeReply
 from kvcachepool.probes import Plan
 from kvcachepool.requests import RequestState
@@ -28,7 +28,7 @@ from servers.waiting import wait_for
 Make = Callable[..., Loop]
 
 
-def test_a_full_hit_is_loaded_whole_and_only_the_last_token_is_computed(scripted: ScriptedPool, loop: Make) -> None:
+def test_only_the_last_token_of_a_full_hit_is_computed(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(1024, 1)
     assert engine.generate("cold", tokens) == 0
@@ -36,7 +36,7 @@ def test_a_full_hit_is_loaded_whole_and_only_the_last_token_is_computed(scripted
     assert engine.generate("warm", tokens) == 1024
 
 
-def test_what_was_stored_of_a_longer_prompt_serves_a_shorter_one(scripted: ScriptedPool, loop: Make) -> None:
+def test_chunks_of_a_longer_prompt_serve_a_shorter_one(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(1000, 1)
     engine.generate("cold", tokens)
@@ -44,7 +44,7 @@ def test_what_was_stored_of_a_longer_prompt_serves_a_shorter_one(scripted: Scrip
     assert engine.generate("warm", tokens[:500] + prompt(100, 2)) == 448
 
 
-def test_a_prompts_tail_is_a_chunk_of_its_own(scripted: ScriptedPool, loop: Make) -> None:
+def test_the_tail_of_a_prompt_is_a_chunk(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(1000, 1)
     engine.generate("cold", tokens)
@@ -68,7 +68,7 @@ def test_local_blocks_are_not_loaded_again(scripted: ScriptedPool, loop: Make) -
     assert [chunk.blocks[0].count(0) for chunk in jobs[0].chunks] == [3, 0, 0, 0, 0]
 
 
-def test_a_request_that_waits_long_asks_anew_but_not_on_the_engines_thread(
+def test_a_long_wait_renews_the_probe_on_another_thread(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "RENEW_AFTER_S", (0.01, 0.02))
@@ -137,7 +137,7 @@ def test_an_aborted_load_stores_nothing_and_the_prompt_can_come_again(scripted: 
     wait_for(lambda: {"aborted", "again"} <= released(), 10, "both released")
 
 
-def test_what_ends_before_a_step_is_released_with_it(scripted: ScriptedPool, loop: Make) -> None:
+def test_requests_that_end_before_a_step_are_released_with_it(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     for number in range(5):
         engine.add(f"gone{number}", prompt(512, number))
@@ -151,7 +151,7 @@ def test_what_ends_before_a_step_is_released_with_it(scripted: ScriptedPool, loo
     assert frame.body["requests"] == [f"gone{number}" for number in range(5)]
 
 
-def test_a_name_that_comes_again_is_released_before_it_asks(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_reused_request_id_is_released_before_its_probe(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     engine.add("name", prompt(512, 1))
     engine.abort("name")
@@ -161,7 +161,7 @@ def test_a_name_that_comes_again_is_released_before_it_asks(scripted: ScriptedPo
     assert asked == [Op.PROBE, Op.RELEASE, Op.PROBE]
 
 
-def test_a_load_that_failed_is_recomputed_and_not_tried_again(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_failed_load_is_recomputed_and_not_retried(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
@@ -176,7 +176,7 @@ def test_a_load_that_failed_is_recomputed_and_not_tried_again(scripted: Scripted
 
 
 def all_pending(scripted: ScriptedPool) -> list[Received]:
-    """From now on each PROBE hears that all of it is on its way, and more later; returns them as they come."""
+    """From now on each PROBE is answered as fully pending, with more later. Returns them as they arrive."""
     held: list[Received] = []
 
     def later(frame: Received) -> bool:
@@ -203,10 +203,10 @@ def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: Scripte
     assert engine.external["warm"] == 512
 
 
-def test_a_request_that_waits_for_more_hears_at_once_that_none_comes(
+def test_a_waiting_request_continues_as_soon_as_nothing_more_is_pending(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    monkeypatch.setattr(WaitBudget, "_LATE_S", 20.0)
     monkeypatch.setattr(probes, "RENEW_AFTER_S", (600.0, 600.0))
     scripted.settings["load_timeout_ms"] = 600_000
     engine = connected(loop())
@@ -266,7 +266,7 @@ def test_a_silent_sidecar_costs_a_bounded_wait_and_then_none(scripted: ScriptedP
     wait_for(lambda: reports(scripted, "miss_tokens").get("unanswered", 0) == 5 * 200, 10, "misses by reason")
 
 
-def test_an_answer_that_is_a_little_late_is_still_taken(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_slightly_late_answer_is_used(scripted: ScriptedPool, loop: Make) -> None:
     scripted.settings |= {"first_poll_wait_us": 1_000}
     engine = connected(loop())
     tokens = prompt(512, 1)
@@ -308,7 +308,7 @@ def test_waits_of_one_step_are_bounded_together(scripted: ScriptedPool, loop: Ma
         ({}, {"cache_salt": "pepper"}, 0),
     ],
 )
-def test_what_a_request_may_say(
+def test_controls_are_parsed(
     scripted: ScriptedPool, loop: Make, params: dict[str, Any], more: dict[str, Any], loaded: int
 ) -> None:
     engine = connected(loop())
@@ -346,7 +346,7 @@ def test_every_requested_token_is_counted_once(scripted: ScriptedPool, loop: Mak
     assert sum(hits.values()) + sum(misses.values()) == requested(scripted)
 
 
-def test_reset_cache_hides_what_was_there_and_fails_loads_under_way(scripted: ScriptedPool, loop: Make) -> None:
+def test_reset_cache_hides_old_chunks_and_fails_loads_in_flight(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
@@ -362,7 +362,7 @@ def test_reset_cache_hides_what_was_there_and_fails_loads_under_way(scripted: Sc
     assert engine.generate("stored anew", tokens) == 512
 
 
-def test_a_preempted_request_looks_up_again(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_preempted_request_is_looked_up_again(scripted: ScriptedPool, loop: Make) -> None:
     scripted.settings["load_timeout_ms"] = 20
     engine = connected(loop(blocks=40, step_tokens=256))
     first, second = prompt(256, 1), prompt(256, 2)
@@ -372,11 +372,11 @@ def test_a_preempted_request_looks_up_again(scripted: ScriptedPool, loop: Make) 
     assert any(request.num_preemptions for request in engine.requests.values())
     probes = [frame.body["request"] for frame in scripted.frames(Op.PROBE)]
     assert max(probes.count("one"), probes.count("two")) >= 2
-    # however long ago it was first asked about
+    # independent of its first PROBE
     assert {frame.body["budget_ms"] for frame in scripted.frames(Op.PROBE)} == {20}
 
 
-def test_a_load_reads_what_the_answer_named_by_which_it_was_promised(
+def test_a_load_reads_the_chunks_of_the_answer_that_promised_it(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = connected(loop())
@@ -393,7 +393,7 @@ def test_a_load_reads_what_the_answer_named_by_which_it_was_promised(
         return True
 
     def overtaken(self: Loads, state: RequestState, plan: Plan, *more: Any) -> dict[str, int]:
-        # The second chunk turned out to be damaged, and one behind the four came.
+        # The second chunk was corrupt, and one behind the four arrived.
         refs = scripted.found(scripted.frames(Op.PROBE)[-1])["refs"]
         states = bytes([ready, absent, ready, ready, ready, absent, absent, absent])
         refs = refs[:size] + refs[2 * size : 5 * size]

@@ -1,4 +1,4 @@
-"""What the scheduler side makes of chunks that a tier below memory has: asked for, waited for, or left there."""
+"""How the scheduler side handles chunks in a lower tier: it requests them, waits for them, or leaves them there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stub_sidecar import Received
 
 from kvcachepool import lookups
 from kvcachepool.local_cache import LocalCache
-from kvcachepool.lookups import Patience
+from kvcachepool.lookups import WaitBudget
 from kvcachepool.messages import CHUNK_PENDING, CHUNK_READY
 from kvcachepool.probes import Lookup
 from kvcachepool.wire import Op
@@ -29,13 +29,13 @@ TOKENS = prompt(512, 1)
 
 
 def stored(scripted: ScriptedPool, engine: Loop) -> None:
-    """Eight chunks are in the pool and none in vLLM; nothing was asked for since."""
+    """Eight chunks are in the pool and none in vLLM. No PROBE was sent since then."""
     engine.generate("cold", TOKENS)
     engine.forget_local()
 
 
 def partly(scripted: ScriptedPool, frame: Received, in_memory: int, **more: Any) -> dict[str, Any]:
-    """An answer by which only the first chunks are in memory, all others on disk."""
+    """An answer with the first chunks in memory and all others on disk."""
     found = scripted.found(frame)
     states = bytes(CHUNK_READY if at < in_memory else CHUNK_PENDING for at in range(len(found["states"])))
     tiers = bytes(1 if at < in_memory else 2 for at in range(len(states)))
@@ -55,7 +55,7 @@ def misses(scripted: ScriptedPool, engine: Loop) -> dict[str, int]:
     return {reason: tokens for reason, tokens in counted.items() if reason != "absent"}
 
 
-def test_a_tier_that_adds_too_little_is_not_asked_to_fetch(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_tier_with_too_few_tokens_is_not_asked_to_fetch(scripted: ScriptedPool, loop: Make) -> None:
     scripted.settings["min_load_tokens"] = 192
     engine = connected(loop())
     stored(scripted, engine)
@@ -71,7 +71,7 @@ def test_a_tier_that_adds_too_little_is_not_asked_to_fetch(scripted: ScriptedPoo
     assert asked(scripted) == 1
 
 
-def test_what_the_sidecar_leaves_in_a_tier_is_a_miss_by_its_reason(scripted: ScriptedPool, loop: Make) -> None:
+def test_tokens_left_in_a_tier_are_misses_with_the_reason(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     stored(scripted, engine)
 
@@ -90,8 +90,8 @@ def test_what_the_sidecar_leaves_in_a_tier_is_a_miss_by_its_reason(scripted: Scr
 def hints_and_holds(
     scripted: ScriptedPool, monkeypatch: pytest.MonkeyPatch, held: int | None
 ) -> tuple[list[Received], Callable[[], dict[str, Any]]]:
-    """The scheduler side takes `held` for what vLLM holds itself, and nobody answers the first PROBE: its answer is
-    returned, as a sidecar makes it that has everything on disk and asks for nothing before `held`.
+    """The scheduler side assumes that vLLM holds `held` tokens, and the first PROBE is not answered. Returns its answer
+    from a sidecar that has everything on disk and fetches nothing before `held`.
     """
     monkeypatch.setattr(LocalCache, "held", lambda *_: held)
     scripted.settings["load_timeout_ms"] = 20_000
@@ -112,10 +112,10 @@ def hints_and_holds(
 
 @pytest.mark.parametrize("held", [None, 256, 512], ids=["unknown", "partly-evicted", "evicted"])
 @pytest.mark.parametrize("late", [False, True], ids=["first-poll", "later-poll"])
-def test_what_the_early_probe_left_in_a_tier_is_fetched(
+def test_a_second_probe_fetches_what_the_early_one_left_in_a_tier(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch, held: int | None, late: bool
 ) -> None:
-    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    monkeypatch.setattr(WaitBudget, "_LATE_S", 20.0)
     if late:
         scripted.settings["first_poll_wait_us"] = 0
     engine = connected(loop())
@@ -132,7 +132,7 @@ def test_what_the_early_probe_left_in_a_tier_is_fetched(
     assert [frame.body.get("local_tokens") for frame in probes] == [held, 0]
 
 
-def test_nothing_is_asked_for_that_cannot_come_in_time(
+def test_nothing_is_requested_that_cannot_arrive_in_time(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = connected(loop())
@@ -146,11 +146,11 @@ def test_nothing_is_asked_for_that_cannot_come_in_time(
 
 
 @pytest.mark.parametrize("looks", range(1, 7))
-def test_an_answer_that_comes_while_it_is_looked_at_is_not_taken_for_a_refusal(
+def test_an_answer_that_arrives_during_a_poll_is_no_refusal(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
     class Racing(Lookup):
-        """Its first answer comes right after somebody saw for the last of so many times that there is none."""
+        """Its first answer arrives right after the last of this many checks found none."""
 
         left = 0
 
@@ -169,7 +169,7 @@ def test_an_answer_that_comes_while_it_is_looked_at_is_not_taken_for_a_refusal(
             Lookup.result.__set__(self, value)  # type: ignore[attr-defined]
 
     engines = threading.current_thread()
-    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    monkeypatch.setattr(WaitBudget, "_LATE_S", 20.0)
     scripted.settings["first_poll_wait_us"] = 0
     engine = connected(loop())
     stored(scripted, engine)
@@ -182,7 +182,7 @@ def test_an_answer_that_comes_while_it_is_looked_at_is_not_taken_for_a_refusal(
     assert (engine.external["warm"], Racing.left) == (512, 0)
 
 
-def test_the_rest_of_a_load_is_waited_for_however_little_it_is(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_load_waits_for_its_rest_however_small(scripted: ScriptedPool, loop: Make) -> None:
     scripted.settings["min_load_tokens"] = 256
     engine = connected(loop())
     stored(scripted, engine)
@@ -197,7 +197,7 @@ def test_the_rest_of_a_load_is_waited_for_however_little_it_is(scripted: Scripte
     engine.add("warm", TOKENS)
     engine.step()
     wait_for(lambda: held and held[-1].body.get("local_tokens") == 0, 10, "the PROBE that fetches")
-    # all but the last chunk came: what is left is less than the least
+    # all but the last chunk arrived, so less than the minimum is left
     some = partly(scripted, held[-1], 7)
     scripted.late(held[-1], some | {"tiers": bytes([2] * 8)}, partial=True)
     for _ in range(5):
@@ -208,7 +208,7 @@ def test_the_rest_of_a_load_is_waited_for_however_little_it_is(scripted: Scripte
     wait_for(lambda: reports(scripted, "hit_tokens") == {"disk": 512}, 10, "its report")
 
 
-def test_probes_say_how_fast_the_engine_prefills(scripted: ScriptedPool, loop: Make) -> None:
+def test_probes_carry_the_prefill_speed(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop(step_tokens=128))
     engine.generate("one", prompt(512, 1))
     engine.generate("two", prompt(512, 2))
@@ -218,7 +218,7 @@ def test_probes_say_how_fast_the_engine_prefills(scripted: ScriptedPool, loop: M
 
 
 def checked_first(scripted: ScriptedPool) -> list[Received]:
-    """All PROBEs from here on are answered that everything in memory is being checked."""
+    """All PROBEs from now on are answered with all chunks in memory under verification."""
     probes: list[Received] = []
 
     def answers(frame: Received) -> bool:
@@ -233,7 +233,7 @@ def checked_first(scripted: ScriptedPool) -> list[Received]:
 def test_an_idle_engine_waits_for_a_check_inside_its_step(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "_IDLE_S", 20.0)
+    monkeypatch.setattr(WaitBudget, "_IDLE_S", 20.0)
     scripted.settings["load_timeout_ms"] = 20_000
     engine = connected(loop())
     stored(scripted, engine)
@@ -254,7 +254,7 @@ def test_an_idle_engine_waits_for_a_check_inside_its_step(
 def test_an_engine_that_computes_does_not_wait_for_a_check(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "_IDLE_S", 60.0)
+    monkeypatch.setattr(WaitBudget, "_IDLE_S", 60.0)
     scripted.settings["load_timeout_ms"] = 60_000
     engine = connected(loop())
     stored(scripted, engine)
@@ -271,7 +271,7 @@ def test_an_engine_that_computes_does_not_wait_for_a_check(
     assert engine.external["warm"] == 512
 
 
-def test_checks_of_an_early_probe_are_asked_for_once(
+def test_checks_of_an_early_probe_are_requested_once(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalCache, "held", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Kernels that move small pieces of KV blocks through a window, run on the host over a made-up driver."""
+"""Kernels that copy small pieces of KV blocks through a window, run on the host with a fake driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import made_up_cuda
+import fake_cuda
 import numpy as np
 import pytest
 import torch
@@ -32,27 +32,27 @@ from kvcachepool.window import WindowKeeper
 
 WINDOW_BYTES = 1 << 20
 BLOCKS = 12
-#: Two layers, keys and values of a block side by side: one row each.
+#: Two layers, with keys and values of a block adjacent: one row each.
 SMALL = [Plane(0, layer * 8192 * BLOCKS + half * 4096, 8192, 4096) for layer in range(2) for half in range(2)]
-#: No two of these lie side by side, and only bytes are aligned.
+#: No two of these are adjacent, and they are only byte-aligned.
 ODD = [Plane(0, 3, 1000, 333), Plane(0, 1000 * BLOCKS + 7, 700, 699), Plane(0, 500, 1000, 5)]
 LARGE = [Plane(0, layer * 32768 * BLOCKS, 32768, 32768) for layer in range(2)]
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return made_up_cuda.built(tmp_path_factory.mktemp("driver"))
+    return fake_cuda.built(tmp_path_factory.mktemp("driver"))
 
 
 def held(driver: ctypes.CDLL) -> list[int]:
-    """Modules, allocations and streams that were not given back; and what was given back under a kernel."""
+    """Modules, allocations and streams that were not released, and those that were released under a running kernel."""
     return [driver.fake_modules(), driver.fake_allocations(), driver.fake_streams(), driver.fake_under()]
 
 
 @pytest.fixture(autouse=True)
 def calls(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is called. In the end all is given back, and nothing was under a kernel that had not run."""
-    called = made_up_cuda.install(driver, monkeypatch)
+    """The recorded calls. At the end everything is released, and nothing under a running kernel."""
+    called = fake_cuda.install(driver, monkeypatch)
     driver.fake_launches()
     before = held(driver)
     yield called
@@ -103,7 +103,7 @@ def opened() -> Iterator[Any]:
 
 
 def there_and_back(layout: Layout, window: Window, number: int = 0) -> None:
-    """Blocks 7, 2 and 11 go into the window, two of them side by side, and come back into 1, 3 and 4."""
+    """Copies blocks 7, 2 and 11, two of them adjacent, into the window, and back into 1, 3 and 4."""
     size = layout.groups[number].block_bytes
     offsets = [4096, 4096 + size, 300_000]
     wanted = [content(layout, number, block) for block in (7, 2, 11)]
@@ -117,7 +117,7 @@ def there_and_back(layout: Layout, window: Window, number: int = 0) -> None:
 
 
 @pytest.mark.parametrize("planes", [SMALL, ODD], ids=["small", "odd"])
-def test_small_pieces_are_moved_by_kernels_one_launch_for_blocks_side_by_side(
+def test_small_pieces_are_copied_by_one_launch_per_run_of_blocks(
     driver: ctypes.CDLL, opened: Any, planes: list[Plane]
 ) -> None:
     layout = layout_of(planes)
@@ -129,7 +129,7 @@ def test_small_pieces_are_moved_by_kernels_one_launch_for_blocks_side_by_side(
 
 
 @pytest.mark.parametrize("kind", ["store", "load"])
-def test_kernels_wait_for_the_models_work_and_are_waited_for(calls: list[str], opened: Any, kind: str) -> None:
+def test_kernels_wait_for_the_models_work_and_copies_wait_for_kernels(calls: list[str], opened: Any, kind: str) -> None:
     window = opened(layout_of(SMALL))
     calls.clear()
     window.memory.copy(kind, [Piece(0, [7, 2], [0, 65536])], "event")
@@ -145,7 +145,7 @@ def test_kernels_wait_for_the_models_work_and_are_waited_for(calls: list[str], o
     ]
 
 
-def test_large_pieces_are_moved_by_copy_engines_without_kernels(driver: ctypes.CDLL, opened: Any) -> None:
+def test_large_pieces_are_copied_without_kernels(driver: ctypes.CDLL, opened: Any) -> None:
     layout = layout_of(LARGE)
     there_and_back(layout, opened(layout))
     assert driver.fake_launches() == 0
@@ -163,7 +163,7 @@ def test_a_job_of_groups_of_either_kind_has_both(driver: ctypes.CDLL, opened: An
     assert driver.fake_launches() == 2
 
 
-def test_neighbours_in_every_block_are_one_row() -> None:
+def test_adjacent_planes_are_one_row() -> None:
     rows = Rows.of(group(SMALL), [1 << 20])
     assert rows.table.tolist() == [
         [1 << 20, 8192, 8192, 0],
@@ -184,7 +184,7 @@ def test_neighbours_in_every_block_are_one_row() -> None:
         ("FAKE_LAUNCHES", "1", "DriverFailed"),
     ],
 )
-def test_where_the_driver_takes_no_kernels_copy_engines_move_all_and_it_is_named(
+def test_copy_engines_copy_everything_if_the_driver_refuses_kernels(
     driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, opened: Any, variable: str, value: str, reason: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -196,40 +196,40 @@ def test_where_the_driver_takes_no_kernels_copy_engines_move_all_and_it_is_named
     assert driver.fake_launches() == 0
 
 
-def test_the_least_device_is_that_of_the_ptx() -> None:
+def test_the_minimum_device_is_that_of_the_ptx() -> None:
     ptx = resources.files("kvcachepool").joinpath("pages.ptx").read_text()
     assert "\n.target sm_{}{}\n".format(*page_kernels._CAPABILITY) in ptx
 
 
-def test_that_a_window_does_without_kernels_is_counted_by_name() -> None:
+def test_a_window_without_kernels_is_counted_by_name() -> None:
     counted: list[str] = []
     for reason in ("", "PtxTooNew"):
         keeper = WindowKeeper(layout_of(SMALL), "", counted.append)
         asked: Any = SimpleNamespace(memory=SimpleNamespace(where="device memory", no_kernels=reason))
-        keeper._asked = asked
+        keeper._pending = asked
         answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(working=True))
-        keeper._seen(asked, answer)
+        keeper._on_confirmed(asked, answer)
         assert keeper.live is asked
     assert counted == ["windowWithoutKernels/PtxTooNew"]
 
 
-def test_kernels_that_are_lost_later_are_counted_once(
+def test_kernels_that_fail_later_are_counted_once(
     driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, opened: Any
 ) -> None:
     counted: list[str] = []
     layout = layout_of(SMALL)
     keeper = WindowKeeper(layout, "", counted.append)
     window = opened(layout)
-    keeper._asked = asked = SimpleNamespace(memory=window.memory)  # type: ignore[assignment]
+    keeper._pending = asked = SimpleNamespace(memory=window.memory)  # type: ignore[assignment]
     answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(working=True))
-    keeper._seen(asked, answer)  # type: ignore[arg-type]
-    keeper.reap()
+    keeper._on_confirmed(asked, answer)  # type: ignore[arg-type]
+    keeper.take_retired()
     assert counted == []
     driver.fake_launches()
     monkeypatch.setenv("FAKE_LAUNCHES", "0")
     there_and_back(layout, window)
-    keeper.reap()
-    keeper.reap()
+    keeper.take_retired()
+    keeper.take_retired()
     assert counted == ["windowWithoutKernels/DriverFailed"]
 
 
@@ -242,7 +242,7 @@ def test_a_driver_without_the_calls_is_named(monkeypatch: pytest.MonkeyPatch, op
 
 
 @pytest.mark.parametrize("launches", [0, 1])
-def test_after_a_launch_that_failed_copy_engines_move_the_whole_job_and_all_others(
+def test_after_a_failed_launch_copy_engines_copy_everything(
     driver: ctypes.CDLL,
     monkeypatch: pytest.MonkeyPatch,
     opened: Any,
@@ -260,23 +260,24 @@ def test_after_a_launch_that_failed_copy_engines_move_the_whole_job_and_all_othe
     assert driver.fake_launches() == 0
     assert window.memory.no_kernels == "DriverFailed"
     assert [record.message for record in caplog.records].count(
-        "no kernels for small pieces of KV blocks, copy engines move them: DriverFailed: cuLaunchKernel failed with 701"
+        "kernels cannot be used, copy engines copy small pieces of KV blocks: "
+        "DriverFailed: cuLaunchKernel failed with 701"
     ) == 1
 
 
 @pytest.mark.parametrize("kind", ["store", "load"])
-def test_a_block_that_the_cache_has_not_is_left_out_and_the_job_fails(opened: Any, kind: str) -> None:
+def test_a_block_outside_the_cache_is_skipped_and_the_job_fails(opened: Any, kind: str) -> None:
     layout = layout_of(SMALL)
     window = opened(layout)
     before = layout.storages[0].clone()
-    with pytest.raises(RuntimeError, match="blocks that the KV cache has not"):
+    with pytest.raises(RuntimeError, match="block ids that are not in the KV cache"):
         window.memory.copy(kind, [Piece(0, [BLOCKS], [0])], None)
     assert window.bytes(0, WINDOW_BYTES) == bytes(WINDOW_BYTES)
     assert torch.equal(layout.storages[0], before)
     there_and_back(layout, window)
 
 
-def test_more_blocks_than_there_is_room_for_go_by_copy_engines(driver: ctypes.CDLL, opened: Any) -> None:
+def test_too_many_blocks_are_copied_without_kernels(driver: ctypes.CDLL, opened: Any) -> None:
     layout = layout_of(SMALL)
     window = opened(layout)
     driver.fake_launches()
@@ -293,7 +294,7 @@ def test_more_blocks_than_there_is_room_for_go_by_copy_engines(driver: ctypes.CD
     ids=["too far", "before the storage", "backwards"],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_planes_beyond_their_storage_are_no_kernels_business(
+def test_planes_beyond_their_storage_use_no_kernels(
     driver: ctypes.CDLL, opened: Any, wrong: Plane, first: bool
 ) -> None:
     planes = [wrong, *SMALL] if first else [*SMALL, wrong]
@@ -303,17 +304,17 @@ def test_planes_beyond_their_storage_are_no_kernels_business(
 
 
 @pytest.mark.parametrize(("at", "blocks"), [(-1, 1), (WINDOW_BYTES - 16384 + 1, 1), (WINDOW_BYTES - 3 * 16384, 4)])
-def test_blocks_outside_of_the_window_are_not_moved_and_the_job_fails(
+def test_blocks_outside_of_the_window_are_not_copied_and_the_job_fails(
     driver: ctypes.CDLL, opened: Any, at: int, blocks: int
 ) -> None:
     window = opened(layout_of(SMALL))
     driver.fake_launches()
-    with pytest.raises(ValueError, match="outside of the window"):
+    with pytest.raises(ValueError, match="exceed the window"):
         window.memory.copy("store", [Piece(0, [5] * blocks, [at + i * 16384 for i in range(blocks)])], None)
     assert driver.fake_launches() == 0
 
 
-def test_a_package_whose_files_do_not_go_together_loads_no_kernel(
+def test_a_package_with_mismatched_files_loads_no_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Any
 ) -> None:
     package = resources.files("kvcachepool")
@@ -345,14 +346,14 @@ def test_a_package_whose_files_do_not_go_together_loads_no_kernel(
     there_and_back(layout, window)
 
 
-def test_a_window_that_could_not_be_made_and_not_be_unmapped_is_said_to_be_mapped(
+def test_a_failed_window_that_stays_mapped_is_reported_as_mapped(
     driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: Any) -> None:
         raise RuntimeError("of some kind")
 
     monkeypatch.setattr(cuda_window, "PageKernels", broken)
-    with made_up_cuda.exported(driver, WINDOW_BYTES) as exporter:
+    with fake_cuda.exported(driver, WINDOW_BYTES) as exporter:
         reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=exporter.handle)
         with pytest.raises(RuntimeError, match="of some kind"):
             _memory(layout_of(SMALL), reply, None)
@@ -362,7 +363,7 @@ def test_a_window_that_could_not_be_made_and_not_be_unmapped_is_said_to_be_mappe
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_planes_and_any_runs_of_blocks_arrive(opened: Any, seed: int) -> None:
+def test_any_planes_and_runs_of_blocks_are_copied(opened: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     gap = int(rng.integers(0, 40))
     planes: list[Plane] = []

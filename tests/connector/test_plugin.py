@@ -1,4 +1,4 @@
-"""When vLLM is given the connector, and by which name it is not."""
+"""When vLLM gets the connector, and the reasons for not setting it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_vllm_without_a_hook_is_too_old(monkeypatch: pytest.MonkeyPatch, hook:
     assert preflight.arguments_refusal(arguments(), "Refuse", {}) == "VllmTooOld"
 
 
-def test_vllms_function_that_copies_for_older_drivers_takes_what_it_is_given() -> None:
+def test_vllms_batched_copy_for_older_drivers_accepts_the_arguments() -> None:
     from vllm._custom_ops import swap_blocks_batch
 
     taken = list(inspect.signature(swap_blocks_batch).parameters)
@@ -98,7 +98,7 @@ def test_connectors_of_the_user(config: Any, existing: str, reason: str | None) 
     assert preflight.connector_refusal(config, existing) == reason
 
 
-def test_a_transport_is_composed_with_the_cache_behind_it() -> None:
+def test_a_transport_comes_before_the_cache_in_a_multiconnector() -> None:
     given = transfer("NixlConnector", kv_connector_extra_config={"backends": ["UCX"]})
     made = KVTransferConfig(**plugin.composed(given))
     children = made.kv_connector_extra_config["connectors"]
@@ -111,7 +111,7 @@ def test_a_transport_is_composed_with_the_cache_behind_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "caching", "told", "reason"),
+    ("model", "caching", "reported", "reason"),
     [
         ({"is_encoder_decoder": True}, True, False, "EncoderDecoder"),
         ({"is_hybrid": True}, True, False, "KvGroupUnsupported/Mamba"),
@@ -123,20 +123,22 @@ def test_a_transport_is_composed_with_the_cache_behind_it() -> None:
         ({}, True, False, None),
     ],
 )
-def test_models_that_cannot_be_served(model: dict[str, bool], caching: bool, told: bool, reason: str | None) -> None:
+def test_models_that_cannot_be_served(
+    model: dict[str, bool], caching: bool, reported: bool, reason: str | None
+) -> None:
     config = SimpleNamespace(
         model_config=SimpleNamespace(**model),
         parallel_config=SimpleNamespace(),
         cache_config=SimpleNamespace(enable_prefix_caching=caching),
         kv_transfer_config=transfer("KVCachePoolConnector"),
     )
-    if told:
-        preflight.tell_connector(config.kv_transfer_config, **{preflight.PREFIXES_WORK: True})
+    if reported:
+        preflight.pass_facts(config.kv_transfer_config, **{preflight.PREFIXES_WORK: True})
     assert preflight.model_refusal(config) == reason
 
 
 def platform(monkeypatch: pytest.MonkeyPatch, kind: str, device_type: str, hip: str | None = None) -> None:
-    """Makes this machine one of another vendor, as vLLM and torch tell it."""
+    """Makes this machine look like another vendor's to vLLM and torch."""
     import torch
     import vllm.platforms
 
@@ -173,7 +175,7 @@ def test_only_cpus_and_gpus_of_nvidia_get_the_connector(
     assert (preflight.layout_wish(config) == "BLHNC") == (reason is None and kind == "cuda")
 
 
-def test_a_config_of_the_users_own_must_recompute() -> None:
+def test_a_users_own_config_must_recompute_failed_loads() -> None:
     assert preflight.transfer_refusal(transfer("KVCachePoolConnector")) == "LoadFailurePolicyNotRecompute"
     good = transfer("KVCachePoolConnector", kv_load_failure_policy="recompute")
     assert preflight.transfer_refusal(good) is None
@@ -183,13 +185,13 @@ def test_a_config_of_the_users_own_must_recompute() -> None:
 
 @pytest.fixture
 def hooked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The plugin registered, and the reasons that it told."""
-    told: list[str] = []
-    monkeypatch.setattr(plugin, "tell_off", told.append)
+    """The registered plugin, and the reported reasons."""
+    reported: list[str] = []
+    monkeypatch.setattr(plugin, "report_off", reported.append)
     original = EngineArgs.create_engine_config
     plugin.register()
     plugin.register()
-    yield told
+    yield reported
     EngineArgs.create_engine_config = original
     delattr(EngineArgs, "_kvcachepool_original")
 
@@ -207,7 +209,7 @@ def test_a_real_config_carries_the_connector(hooked: list[str]) -> None:
     assert hooked == []
 
 
-def test_a_refused_config_is_as_without_the_plugin(hooked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_config_fails_as_without_the_plugin(hooked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCACHEPOOL_DISABLE", "1")
     assert engine_args().create_engine_config().kv_transfer_config is None
     assert hooked == ["Disabled"]
@@ -217,11 +219,11 @@ _OURS = {"kv_connector_module_path": "kvcachepool.connector", "kv_load_failure_p
 
 
 def refusal_in_the_engine(config: Any) -> str | None:
-    """What our connector says of a config that came to another process."""
+    """The connector's refusal of a config in another process."""
     return preflight.engine_refusal(pickle.loads(pickle.dumps(config)))
 
 
-def test_prefix_caching_that_vllm_turned_off_for_a_backend_is_off_by_name(hooked: list[str]) -> None:
+def test_prefix_caching_that_vllm_turned_off_turns_the_cache_off(hooked: list[str]) -> None:
     for asked in (None, True, False):
         latent = {"model": str(models.model("mla")), "attention_backend": "CPU_MLA", "enable_prefix_caching": asked}
         config = engine_args(**latent).create_engine_config()
@@ -258,7 +260,7 @@ def test_prefix_caching_that_the_user_turned_off_must_be_known_to_work(
     assert hooked == ["PrefixUnsupported"] * 2
 
 
-def test_a_model_that_cannot_be_served_is_made_again_without(
+def test_an_unsupported_model_is_configured_again_without_the_connector(
     hooked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin, "model_refusal", lambda config: "EncoderDecoder")
@@ -266,7 +268,7 @@ def test_a_model_that_cannot_be_served_is_made_again_without(
     assert hooked == ["EncoderDecoder"]
 
 
-def test_what_vllm_itself_refuses_with_a_connector_starts_without(hooked: list[str]) -> None:
+def test_a_config_that_vllm_refuses_with_a_connector_starts_without_one(hooked: list[str]) -> None:
     seen: list[Any] = []
     original = EngineArgs._kvcachepool_original
 
@@ -282,7 +284,7 @@ def test_what_vllm_itself_refuses_with_a_connector_starts_without(hooked: list[s
     assert hooked == ["RefusedByVllm/ValueError"]
 
 
-def test_an_error_of_the_users_own_comes_through(hooked: list[str]) -> None:
+def test_a_users_own_error_is_raised(hooked: list[str]) -> None:
     def broken(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise ValueError("wrong arguments")
 
@@ -290,7 +292,7 @@ def test_an_error_of_the_users_own_comes_through(hooked: list[str]) -> None:
         plugin._wrapped(broken)(engine_args())
 
 
-def test_a_check_that_fails_itself_leaves_vllm_alone(hooked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_check_does_not_change_vllm(hooked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*args: Any) -> Any:
         raise RuntimeError("a bug")
 
@@ -299,7 +301,7 @@ def test_a_check_that_fails_itself_leaves_vllm_alone(hooked: list[str], monkeypa
     assert hooked == ["PluginFailed/RuntimeError"]
 
 
-def test_socket_and_settings_lie_beside_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_socket_and_settings_are_beside_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KVCACHEPOOL_SOCKET", raising=False)
     monkeypatch.setattr(place, "__file__", str(tmp_path / "kvcachepool" / "place.py"))
     assert place.socket_path() == str(tmp_path / "sidecar.sock")
@@ -312,7 +314,7 @@ def test_socket_and_settings_lie_beside_the_package(monkeypatch: pytest.MonkeyPa
     assert place.socket_path() == "/elsewhere.sock"
 
 
-def test_the_connector_hears_of_requests_and_adapters_before_the_scheduler_does(
+def test_the_connector_sees_requests_and_adapters_before_the_scheduler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from vllm.v1.engine import core

@@ -6,7 +6,7 @@ from kvcachepool.prefill import PrefillSpeed
 
 
 def steps(speed: PrefillSpeed, count: int, *, tokens: int = 1000, seconds: float = 0.5, begin_s: float = 0.0) -> float:
-    """So many steps, each scheduled when the one before it ended. Returns when the last one ended."""
+    """This many steps, each scheduled at the end of the one before. Returns the end of the last one."""
     now_s = begin_s
     for _ in range(count):
         number = speed.began(now_s, tokens, tokens)
@@ -15,7 +15,7 @@ def steps(speed: PrefillSpeed, count: int, *, tokens: int = 1000, seconds: float
     return now_s
 
 
-def test_two_steps_say_nothing_and_three_do() -> None:
+def test_the_speed_is_known_after_three_steps() -> None:
     speed = PrefillSpeed()
     end_s = steps(speed, 2)
     assert speed.tokens_per_s == 0
@@ -23,7 +23,7 @@ def test_two_steps_say_nothing_and_three_do() -> None:
     assert speed.tokens_per_s == 2000
 
 
-def test_a_step_that_waits_for_the_one_before_it_begins_with_its_end() -> None:
+def test_a_step_that_waits_for_the_one_before_starts_at_its_end() -> None:
     speed = PrefillSpeed()
     waiting = speed.began(0.0, 1000, 1000)
     for end_s in (1.0, 2.0, 3.0, 4.0):
@@ -32,7 +32,7 @@ def test_a_step_that_waits_for_the_one_before_it_begins_with_its_end() -> None:
     assert speed.tokens_per_s == 1000
 
 
-def test_a_decode_step_is_not_timed_but_ends_what_others_wait_for() -> None:
+def test_a_decode_step_is_not_timed_but_ends_the_time_of_the_step_before() -> None:
     speed = PrefillSpeed()
     assert speed.began(0.0, 0, 30) == 0
     assert speed.began(0.0, 40, 70) == 0
@@ -44,7 +44,7 @@ def test_a_decode_step_is_not_timed_but_ends_what_others_wait_for() -> None:
     assert speed.tokens_per_s == 100
 
 
-def test_steps_without_an_end_and_ends_without_a_step_do_no_harm() -> None:
+def test_unmatched_steps_and_ends_are_ignored() -> None:
     speed = PrefillSpeed()
     for _ in range(100):
         speed.began(0.0, 1000, 1000)
@@ -54,7 +54,7 @@ def test_steps_without_an_end_and_ends_without_a_step_do_no_harm() -> None:
     assert speed.tokens_per_s == 0
 
 
-def test_a_step_that_was_held_up_does_not_count() -> None:
+def test_a_delayed_step_does_not_count() -> None:
     speed = PrefillSpeed()
     end_s = steps(speed, 3)
     steps(speed, 1, seconds=3600, begin_s=end_s)

@@ -1,4 +1,4 @@
-"""A name of an image is believed only where vLLM's front process computed it: with vLLM's own classes on both sides."""
+"""An image's name is trusted only if vLLM's front process computed it, with vLLM's own classes on both sides."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ HEX = "ab" * 32
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that nobody has watched yet."""
+    """A process without wrapped methods."""
     monkeypatch.delenv(provenance.VARIABLE, raising=False)
-    monkeypatch.setattr(provenance, "_front", provenance._Front())
+    monkeypatch.setattr(provenance, "_front", provenance._FrontProcess())
     monkeypatch.setattr(provenance, "_given", provenance.Given())
     kept = [(ProcessorInputs, "get_mm_hashes"), (InputProcessor, "process_inputs")]
     kept += [(InputProcessor, "inject_into_mm_cache")]
@@ -55,7 +55,7 @@ def picture(shade: int = 0) -> Image.Image:
 
 
 def names(image: Any, given: str | None = None, **kwargs: Any) -> dict[str, list[str]]:
-    """What vLLM calls an image."""
+    """vLLM's names of an image."""
     items = MultiModalDataParser().parse_mm_data({"image": image})
     uuids = parse_mm_uuids({"image": [given]} if given is not None else None)
     inputs = ProcessorInputs([], items, uuids, kwargs)
@@ -86,7 +86,7 @@ def request(
 
 
 def shared(request: Request, controls: Controls = NO_CONTROLS) -> bool:
-    """Whether the request may be cached at all."""
+    """Whether the request may be cached."""
     try:
         namespace(request, controls, "", lambda lora: b"\1" * 32)
     except Uncacheable:
@@ -104,9 +104,7 @@ def test_an_image_without_a_name_is_cached_under_its_content(processor: InputPro
 
 @pytest.mark.parametrize("kwargs", [{}, {"max_pixels": 1}])
 @pytest.mark.parametrize("name", [HEX, HEX * 2, "my-image"])
-def test_a_name_of_a_user_is_not_believed_whatever_it_looks_like(
-    processor: InputProcessor, name: str, kwargs: dict[str, Any]
-) -> None:
+def test_an_item_name_of_a_user_is_not_trusted(processor: InputProcessor, name: str, kwargs: dict[str, Any]) -> None:
     provenance.watch_front()
     made = request(processor, names(picture(), name, **kwargs))
     assert not shared(made)
@@ -114,8 +112,8 @@ def test_a_name_of_a_user_is_not_believed_whatever_it_looks_like(
     assert shared(made, Controls(tags="mine"))
 
 
-def test_an_image_that_carries_its_name_is_not_believed(processor: InputProcessor) -> None:
-    """Where vLLM takes the tag for the hash; a conversion, as of plain images, loses it."""
+def test_an_image_with_an_embedded_name_is_not_trusted(processor: InputProcessor) -> None:
+    """vLLM uses the tag as the hash. A conversion, as of plain images, drops it."""
     provenance.watch_front()
     image = picture()
     image.getexif()[Image.ExifTags.Base.ImageID] = uuid.UUID(int=1)
@@ -127,7 +125,7 @@ def test_an_image_that_carries_its_name_is_not_believed(processor: InputProcesso
     assert not shared(request(processor, called))
 
 
-def test_a_hash_that_a_client_sends_is_not_believed_although_vllm_computed_an_equal_one(
+def test_a_hash_from_a_client_is_not_trusted_although_vllm_computed_an_equal_one(
     processor: InputProcessor,
 ) -> None:
     provenance.watch_front()
@@ -137,10 +135,10 @@ def test_a_hash_that_a_client_sends_is_not_believed_although_vllm_computed_an_eq
     assert not shared(request(processor, copied))
 
 
-def test_a_content_under_whose_hash_somebody_sent_something_is_not_believed_any_more(
+def test_a_content_hash_that_a_user_sent_is_not_trusted_any_more(
     processor: InputProcessor,
 ) -> None:
-    """vLLM's own caches may hold what he sent."""
+    """vLLM's own caches may hold the item of that user."""
     provenance.watch_front()
     called = names(picture(1))
     assert shared(request(processor, called))
@@ -152,7 +150,7 @@ def test_a_content_under_whose_hash_somebody_sent_something_is_not_believed_any_
     assert shared(request(processor, names(picture(4))))
 
 
-def test_what_another_front_process_let_through_is_remembered_by_the_scheduler(processor: InputProcessor) -> None:
+def test_the_scheduler_remembers_given_names_of_another_front_process(processor: InputProcessor) -> None:
     provenance.watch_front()
     called = names(picture())
     made = request(processor, called)
@@ -163,12 +161,12 @@ def test_what_another_front_process_let_through_is_remembered_by_the_scheduler(p
     assert not shared(made)
 
 
-def test_without_the_plugin_in_the_front_process_nothing_is_believed(processor: InputProcessor) -> None:
+def test_without_the_plugin_in_the_front_process_nothing_is_trusted(processor: InputProcessor) -> None:
     assert not shared(request(processor, names(picture())))
 
 
 @pytest.mark.parametrize("token", ["", "guess", "0" * 32])
-def test_a_token_that_a_user_sends_is_not_believed(
+def test_a_token_from_a_user_is_not_trusted(
     processor: InputProcessor, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = request(processor, names(picture()), extra_args={provenance.KEY: token})
@@ -177,7 +175,7 @@ def test_a_token_that_a_user_sends_is_not_believed(
     assert not shared(made)
 
 
-def test_what_a_user_put_into_his_arguments_stays_and_his_object_is_not_changed(processor: InputProcessor) -> None:
+def test_the_users_arguments_are_kept_and_their_object_is_not_changed(processor: InputProcessor) -> None:
     provenance.watch_front()
     his = {"a": 1}
     made = request(processor, names(picture()), extra_args=his)
@@ -186,7 +184,7 @@ def test_what_a_user_put_into_his_arguments_stays_and_his_object_is_not_changed(
 
 
 def test_the_token_of_one_request_proves_no_other(processor: InputProcessor) -> None:
-    """Where parameters are used again and vLLM does not copy them."""
+    """For reused parameters that vLLM does not copy."""
     provenance.watch_front()
     token = os.environ[provenance.VARIABLE]
     made = request(processor, names(picture(), HEX), extra_args={provenance.KEY: token})
@@ -211,7 +209,7 @@ def test_an_adapters_name_before_a_hash_is_no_name_of_a_user() -> None:
     assert not provenance.proven(made("A" * 64))
 
 
-def test_too_many_names_end_the_belief_in_all() -> None:
+def test_too_many_given_names_end_the_trust_in_all() -> None:
     given = provenance.Given(limit=2)
     for n in range(3):
         given.add(f"{n:064x}")
@@ -222,7 +220,7 @@ def test_too_many_names_end_the_belief_in_all() -> None:
     assert HEX not in given
 
 
-def test_a_missing_part_of_vllm_proves_nothing_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_needed_name_of_vllm_nothing_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = ProcessorInputs.get_mm_hashes
     monkeypatch.delattr(InputProcessor, "inject_into_mm_cache")
     with pytest.raises(AttributeError):

@@ -1,4 +1,4 @@
-"""Segments of the arena by rank: two ranks of an engine over the real sidecar and the made-up driver."""
+"""Segments of the arena by rank: two ranks of an engine with the real sidecar and the fake driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import made_up_cuda
+import fake_cuda
 import pytest
 import torch
 
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 class RankOfTwo:
-    """A worker whose KV blocks count as the made-up device's; it shares as little as if it had a process of its own."""
+    """A worker whose KV blocks count as the fake device's. It shares nothing, like a separate process."""
 
     def __init__(self, socket: Path, number: int) -> None:
         self.shared = shared_module._shared = Shared()
@@ -83,7 +83,7 @@ class RankOfTwo:
 def test_a_rank_page_locks_only_segments_that_it_uses(
     volume: Path, binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_up_cuda.install(made_up_cuda.built(tmp_path), monkeypatch)
+    fake_cuda.install(fake_cuda.built(tmp_path), monkeypatch)
     monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 0.0)
     monkeypatch.setenv("KVCACHEPOOL_GPU_REHEARSAL", "1")
     monkeypatch.setattr(shared_module, "_shared", Shared())
@@ -138,7 +138,7 @@ def test_a_rank_page_locks_only_segments_that_it_uses(
             for rank in ranks:
                 rank.store(said, [(1 + 2 * at, 2 + 2 * at) for at in range(8)])
             stored += len(chunks)
-        wait_for(lambda: all(not rank.copier._pins._wanted for rank in ranks), 20, "page locks")  # type: ignore[union-attr]
+        wait_for(lambda: all(not rank.copier._locks._wanted for rank in ranks), 20, "page locks")  # type: ignore[union-attr]
         wait_for(lambda: sidecar.status()["memory"]["slots"]["committed"] == 0, 20, "digests")
 
         def of(rank: RankOfTwo) -> set[int]:
@@ -147,7 +147,7 @@ def test_a_rank_page_locks_only_segments_that_it_uses(
 
         first, second = map(of, ranks)
         assert not first & second, f"both lock {sorted(first & second)}"
-        # What a rank has stored, and at most one segment that is begun.
+        # The content that a rank has stored, and at most one partly filled segment.
         segment = ranks[0].mapping.segment_bytes
         for mine in (first, second):
             assert len(mine) <= -(-stored * chunk_bytes // segment) + 1

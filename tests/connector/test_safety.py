@@ -40,7 +40,7 @@ Make = Callable[..., Loop]
 
 
 def raise_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
-    """The next call of a method raises before it does anything. Returns a list that names the call once it has."""
+    """The next call of a method raises before it has any effect. Returns a list that then contains its name."""
     original = getattr(owner, name)
     raised: list[str] = []
 
@@ -57,7 +57,7 @@ def raise_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[s
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (lookups.Patience, "new_step"),
+        (lookups.WaitBudget, "new_step"),
         (Stores, "offer_step"),
         (PrefillSpeed, "step"),
         (lookups.Lookups, "send_releases"),
@@ -80,7 +80,7 @@ def test_a_step_that_fails_loses_no_load(
     engine.forget_local()
 
 
-def test_a_failed_load_is_no_success_where_only_completions_are_asked_for(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_failed_load_is_not_reported_as_a_completion(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
@@ -95,7 +95,7 @@ def test_a_failed_load_is_no_success_where_only_completions_are_asked_for(script
     engine.forget_local()
 
 
-#: All that the engine's thread runs below a hook.
+#: All functions that the engine's thread runs in a hook.
 MODULES = (
     scheduler_module,
     session,
@@ -114,7 +114,7 @@ MODULES = (
 
 
 class Scenario:
-    """Stores, loads, a request that ends while it loads, and one that is preempted, over and over on one engine."""
+    """Stores, loads, a request that ends during its load, and a preempted one, repeatedly on one engine."""
 
     def __init__(self, engine: Loop, pool: ScriptedPool) -> None:
         self.engine = engine
@@ -123,7 +123,7 @@ class Scenario:
         self.blocks = engine.free_blocks()
 
     def run(self) -> None:
-        """One round; every request's KV is checked while it is computed."""
+        """One round. Every request's KV is checked while it is computed."""
         engine = self.engine
         self.rounds += 1
         cold, warm, gone, new, moved = (f"{name}-{self.rounds}" for name in ("cold", "warm", "gone", "new", "moved"))
@@ -146,7 +146,7 @@ class Scenario:
         engine.run(moved)
 
     def check(self) -> None:
-        """No block is held and nothing is left to do."""
+        """No block is held and nothing is pending."""
         engine = self.engine
         engine.drain(5)
         engine.until(lambda: not engine.scheduler.has_requests(), 5, "nothing left to do")
@@ -154,7 +154,7 @@ class Scenario:
         assert engine.free_blocks() == self.blocks
 
     def clean(self) -> None:
-        """As at the beginning."""
+        """Restores the initial state."""
         engine = self.engine
         engine.connector.bugs = engine.worker.bugs = 0
         with self.pool._guard:
@@ -164,7 +164,7 @@ class Scenario:
 
 
 def test_an_exception_at_any_line_costs_no_more_than_a_miss(scripted: ScriptedPool, loop: Make) -> None:
-    """The lines are found by running them: each is one at which a hook is left half-way."""
+    """The lines are found by running them. At each of them a hook is left half-way."""
     engine = connected(loop(blocks=128))
     scenario = Scenario(engine, scripted)
     scenario.run()
@@ -192,7 +192,7 @@ def test_an_exception_at_any_line_costs_no_more_than_a_miss(scripted: ScriptedPo
 
 
 class RaisingPool:
-    """vLLM's block pool, of which one call raises once: before, amid or after what it does."""
+    """vLLM's block pool, of which one call raises once: before, during or after its effect."""
 
     def __init__(self, pool: Any, name: str, when: str) -> None:
         self._pool = pool
@@ -247,7 +247,7 @@ def test_a_block_pool_that_raises_leaves_no_block_held(
         (worker.Worker, "wait_for_save"),
     ],
 )
-def test_what_fails_again_and_again_turns_the_cache_off_by_name(
+def test_repeated_failures_turn_the_cache_off_by_name(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     engine = connected(loop(blocks=128))
@@ -265,8 +265,8 @@ def test_what_fails_again_and_again_turns_the_cache_off_by_name(
     assert (engine.connector.off_reason or engine.worker.off_reason).startswith("ConnectorBug/")
 
 
-def test_blocks_of_a_frozen_sidecar_are_given_back_in_time(scripted: ScriptedPool, loop: Make) -> None:
-    """One rank has a store in its queue, another one waits for a GRANT, and from here on nothing answers."""
+def test_blocks_are_released_in_time_if_the_sidecar_is_frozen(scripted: ScriptedPool, loop: Make) -> None:
+    """One rank has a store in its queue, another one waits for a GRANT, and from now on nothing answers."""
     engine = connected(loop(world=2))
     free = engine.free_blocks()
     rank = engine.worker._worker
@@ -274,7 +274,7 @@ def test_blocks_of_a_frozen_sidecar_are_given_back_in_time(scripted: ScriptedPoo
 
     def both_ranks(output: Any) -> None:
         report = output.kv_connector_worker_meta
-        if report is not None:  # the other rank ended its part as this one did, and says so in the same step
+        if report is not None:  # the other rank ended its part in the same way, and reports it in the same step
             report.stores = {job: Ended(2, 2 * ended.dropped) for job, ended in report.stores.items()}
 
     engine.rewrite_output = both_ranks

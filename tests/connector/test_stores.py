@@ -1,4 +1,4 @@
-"""Stores against a pool that does what the test says: refusals, silence, broken connections, dropped jobs."""
+"""Stores against a scripted pool: refusals, silence, broken connections, dropped jobs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from servers.waiting import wait_for
 Make = Callable[..., Loop]
 
 
-def asked(pool: ScriptedPool) -> list[tuple[int, int]]:
-    """(first token, tokens) of all chunks that were asked for, in order."""
+def requested(pool: ScriptedPool) -> list[tuple[int, int]]:
+    """(first token, tokens) of all requested chunks, in order."""
     return [(c["first_token"], c["tokens"]) for f in pool.frames(Op.GRANT) for c in f.body["chunks"]]
 
 
-def test_a_chunk_is_asked_for_in_the_step_that_completes_it(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_chunk_is_requested_in_the_step_that_completes_it(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop(step_tokens=100))
     engine.add("cold", prompt(300, 1))
     engine.step()
-    wait_for(lambda: asked(scripted) == [(0, 64)], 10, "the first chunk")
+    wait_for(lambda: requested(scripted) == [(0, 64)], 10, "the first chunk")
     engine.step()
-    wait_for(lambda: asked(scripted) == [(0, 64), (64, 64), (128, 64)], 10, "two more")
+    wait_for(lambda: requested(scripted) == [(0, 64), (64, 64), (128, 64)], 10, "two more")
     engine.run("cold")
     engine.drain()
-    assert asked(scripted) == [(0, 64), (64, 64), (128, 64), (192, 64), (256, 32)]
+    assert requested(scripted) == [(0, 64), (64, 64), (128, 64), (192, 64), (256, 32)]
 
 
 def test_parents_and_block_hashes_make_a_chain(scripted: ScriptedPool, loop: Make) -> None:
@@ -56,15 +56,15 @@ def test_drafts_and_generated_tokens_are_not_stored_by_default(scripted: Scripte
     engine = connected(loop())
     engine.generate("long", prompt(100, 1), output=100)
     engine.drain()
-    assert asked(scripted) == [(0, 64), (64, 32)]
+    assert requested(scripted) == [(0, 64), (64, 32)]
 
 
-def test_generated_tokens_are_stored_where_the_pool_says_so(scripted: ScriptedPool, loop: Make) -> None:
+def test_generated_tokens_are_stored_if_the_pool_requests_it(scripted: ScriptedPool, loop: Make) -> None:
     scripted.settings["save"] = "PromptAndDecode"
     engine = connected(loop())
     engine.generate("long", prompt(100, 1), output=100)
     engine.drain()
-    assert asked(scripted) == [(0, 64), (64, 32), (64, 64), (128, 64)]
+    assert requested(scripted) == [(0, 64), (64, 32), (64, 64), (128, 64)]
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_generated_tokens_are_stored_where_the_pool_says_so(scripted: ScriptedPo
         ({"kvcachepool.skip_last_tokens": 1000}, []),
     ],
 )
-def test_what_a_request_may_say(
+def test_controls_are_parsed(
     scripted: ScriptedPool, loop: Make, params: dict[str, Any], stored: list[tuple[int, int]]
 ) -> None:
     engine = connected(loop())
     engine.generate("cold", prompt(190, 1), params=params)
     engine.drain()
-    assert asked(scripted) == stored
+    assert requested(scripted) == stored
 
 
-def test_a_ttl_travels_with_the_grant(scripted: ScriptedPool, loop: Make) -> None:
+def test_the_grant_carries_the_ttl(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     engine.generate("cold", prompt(190, 1), params={"kvcachepool.ttl": 60})
     engine.drain()
@@ -120,7 +120,7 @@ def test_a_refused_chunk_waits_in_prefix_order_while_its_request_runs(scripted: 
     scripted.on_grant = no_room
     free = engine.free_blocks()
     engine.add("cold", prompt(250, 1), output=4000)
-    engine.until(lambda: len(scripted.frames(Op.GRANT)) >= 2, what="asked again")
+    engine.until(lambda: len(scripted.frames(Op.GRANT)) >= 2, what="requested again")
     full[0] = False
     engine.until(lambda: len(scripted.chunks) == 4, what="all stored")
     engine.abort("cold")
@@ -129,7 +129,7 @@ def test_a_refused_chunk_waits_in_prefix_order_while_its_request_runs(scripted: 
     wait_for(lambda: reports(scripted, "events").get("grantRefused/NoRoom", 0) >= 4, 10, "refusals counted")
 
 
-def test_a_lost_parent_makes_the_chain_be_asked_for_again(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_lost_parent_requests_the_chain_again(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop(step_tokens=64))
     refused: list[Received] = []
 
@@ -143,11 +143,11 @@ def test_a_lost_parent_makes_the_chain_be_asked_for_again(scripted: ScriptedPool
     scripted.on_grant = orphan
     engine.add("cold", prompt(128, 1), output=4000)
     engine.until(
-        lambda: len(scripted.chunks) == 2 and asked(scripted).count((0, 64)) == 2, what="chain asked for again"
+        lambda: len(scripted.chunks) == 2 and requested(scripted).count((0, 64)) == 2, what="chain requested again"
     )
 
 
-def test_chunks_behind_a_refused_one_wait_with_it(scripted: ScriptedPool, loop: Make) -> None:
+def test_chunks_after_a_refused_one_wait_too(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     turns: list[Received] = []
 
@@ -164,7 +164,7 @@ def test_chunks_behind_a_refused_one_wait_with_it(scripted: ScriptedPool, loop: 
     engine.until(lambda: len(scripted.chunks) == 8, what="all stored")
 
 
-def test_an_unanswered_grant_is_given_up_and_aborted_until_that_is_answered(scripted: ScriptedPool, loop: Make) -> None:
+def test_an_unanswered_grant_is_aborted_until_the_abort_is_answered(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     free = engine.free_blocks()
     silent: list[Received] = []
@@ -188,7 +188,7 @@ def test_an_unanswered_grant_is_given_up_and_aborted_until_that_is_answered(scri
     assert scripted.received.index(again) > hello
 
 
-def test_a_grant_that_the_connection_lost_is_aborted_behind_the_next_hello(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_grant_lost_with_the_connection_is_aborted_after_the_next_hello(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     free = engine.free_blocks()
     silent: list[Received] = []
@@ -204,7 +204,7 @@ def test_a_grant_that_the_connection_lost_is_aborted_behind_the_next_hello(scrip
     assert not engine.connector.has_pending_push_work()
 
 
-def test_answered_grants_are_shipped_also_after_the_connection_broke(scripted: ScriptedPool, loop: Make) -> None:
+def test_answered_grants_are_sent_after_a_lost_connection(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     engine.add("cold", prompt(128, 1))
     engine.step()
@@ -231,7 +231,7 @@ def test_answered_grants_are_shipped_also_after_the_connection_broke(scripted: S
     ],
     ids=["torn", "one less", "none", "results", "types"],
 )
-def test_an_answer_to_grant_that_cannot_be_right_is_aborted(
+def test_an_invalid_grant_response_is_aborted(
     scripted: ScriptedPool, loop: Make, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     engine = connected(loop())
@@ -258,9 +258,7 @@ def test_an_answer_to_grant_that_cannot_be_right_is_aborted(
     assert abort.body["grant"] == wrong[0].tag
 
 
-def test_a_grant_of_the_last_chunk_size_says_nothing_about_chunks_of_the_next(
-    scripted: ScriptedPool, loop: Make
-) -> None:
+def test_a_grant_of_an_old_chunk_size_does_not_affect_new_chunks(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     engine.add("cold", prompt(100, 1), output=4000)
     engine.step()
@@ -270,13 +268,13 @@ def test_a_grant_of_the_last_chunk_size_says_nothing_about_chunks_of_the_next(
     scripted.settings["chunk_tokens"] = 128
     scripted.cut()
     wait_for(lambda: scheduler.session.registration.geometry.chunk == 128, 10, "the other chunk size")
-    engine.until(lambda: len(asked(scripted)) == 3, what="chunks of the other size")
+    engine.until(lambda: len(requested(scripted)) == 3, what="chunks of the other size")
     engine.abort("cold")
     engine.drain()
-    assert asked(scripted) == [(0, 64), (64, 32), (0, 96)]
+    assert requested(scripted) == [(0, 64), (64, 32), (0, 96)]
 
 
-def test_a_job_that_a_worker_dropped_is_aborted_and_asked_for_again(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_job_that_a_worker_dropped_is_aborted_and_requested_again(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     dropped: list[int] = []
 
@@ -288,14 +286,14 @@ def test_a_job_that_a_worker_dropped_is_aborted_and_asked_for_again(scripted: Sc
 
     engine.rewrite_output = drop_once
     engine.add("cold", prompt(128, 1), output=4000)
-    engine.until(lambda: len(scripted.frames(Op.GRANT)) >= 2, what="asked again")
+    engine.until(lambda: len(scripted.frames(Op.GRANT)) >= 2, what="requested again")
     first, second = scripted.frames(Op.GRANT)[:2]
     abort = next(frame for frame in scripted.received if frame.op == Op.ABORT)
     assert abort.body["grant"] == first.tag
     assert scripted.received.index(abort) < scripted.received.index(second), "else it would be there already"
 
 
-def test_a_dropped_job_is_aborted_though_the_engine_takes_no_further_step(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_dropped_job_is_aborted_without_another_step(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
 
     def drop(output: Any) -> None:
@@ -335,7 +333,7 @@ def test_a_grant_is_not_aborted_before_every_rank_has_ended_it(scripted: Scripte
     engine.until(lambda: [f for f in scripted.frames(Op.ABORT) if "grant" in f.body], what="aborted")
 
 
-def test_a_report_that_comes_twice_releases_blocks_once(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_repeated_report_releases_blocks_once(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     free = engine.free_blocks()
     kept: list[WorkerReport] = []
@@ -357,16 +355,16 @@ def test_a_report_that_comes_twice_releases_blocks_once(scripted: ScriptedPool, 
     assert engine.free_blocks() == free
 
 
-def test_what_is_there_is_not_asked_for(scripted: ScriptedPool, loop: Make) -> None:
+def test_existing_chunks_are_not_requested(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
     engine.drain()
     engine.forget_local()
-    before = len(asked(scripted))
+    before = len(requested(scripted))
     engine.generate("warm", tokens)
     engine.drain()
-    assert len(asked(scripted)) == before
+    assert len(requested(scripted)) == before
 
 
 def test_bytes_in_flight_are_bounded(scripted: ScriptedPool, loop: Make) -> None:
@@ -378,10 +376,10 @@ def test_bytes_in_flight_are_bounded(scripted: ScriptedPool, loop: Make) -> None
     for _ in range(30):
         engine.step()
         time.sleep(0.005)
-    assert len(asked(scripted)) == 2, "2 x max_num_batched_tokens"
+    assert len(requested(scripted)) == 2, "2 x max_num_batched_tokens"
     engine.hold_results = False
     engine.until(lambda: len(scripted.chunks) == 10, what="the backlog is stored in order")
-    assert asked(scripted) == [(n * 64, 64) for n in range(10)]
+    assert requested(scripted) == [(n * 64, 64) for n in range(10)]
 
 
 def test_blocks_are_released_when_all_ranks_have_ended(scripted: ScriptedPool, loop: Make) -> None:
@@ -391,7 +389,7 @@ def test_blocks_are_released_when_all_ranks_have_ended(scripted: ScriptedPool, l
 
     def one_rank(output: Any) -> None:
         report = output.kv_connector_worker_meta
-        # Others have the time of a step and nothing else.
+        # Other requests only have the time of a step.
         if report is not None and report.stores:
             first.append(WorkerReport(dict(report.stores)))
 

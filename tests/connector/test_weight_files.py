@@ -1,4 +1,4 @@
-"""The hash of weights is over all of their bytes; it is taken from names and a cache where these can be trusted."""
+"""The hash of weights covers all bytes. It comes from names and a cache where these can be trusted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def digest(folder: Path, cache: Path | None = None) -> str:
     return found
 
 
-def test_the_hash_is_of_the_content_not_of_the_place(folder: Path, tmp_path: Path) -> None:
+def test_the_hash_depends_on_the_content_not_the_path(folder: Path, tmp_path: Path) -> None:
     before = digest(folder)
     moved = folder.rename(tmp_path / "elsewhere")
     os.utime(moved / "a.safetensors", (1, 1))
@@ -45,7 +45,7 @@ def test_the_hash_is_of_the_content_not_of_the_place(folder: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("file", ["a.safetensors", "b.safetensors", "whisper/c.bin"])
 @pytest.mark.parametrize("at", [0, 5, -1])
-def test_one_byte_anywhere_counts(folder: Path, file: str, at: int) -> None:
+def test_a_change_of_one_byte_is_detected(folder: Path, file: str, at: int) -> None:
     before = digest(folder)
     raw = bytearray((folder / file).read_bytes())
     raw[at] ^= 1
@@ -53,7 +53,7 @@ def test_one_byte_anywhere_counts(folder: Path, file: str, at: int) -> None:
     assert digest(folder) != before
 
 
-def test_names_count_and_a_new_file_does(folder: Path) -> None:
+def test_file_names_and_new_files_are_identity(folder: Path) -> None:
     seen = {digest(folder)}
     (folder / "b.safetensors").rename(folder / "c.safetensors")
     seen.add(digest(folder))
@@ -63,7 +63,7 @@ def test_names_count_and_a_new_file_does(folder: Path) -> None:
     assert weight_files(str(folder)) == ["a.safetensors", "c.safetensors", "d.pt", "whisper/c.bin"]
 
 
-def test_settings_are_all_json_but_what_decides_token_ids_at_most(folder: Path) -> None:
+def test_all_json_files_are_settings_except_vocabularies(folder: Path) -> None:
     for name in (
         "preprocessor_config.json",
         "hf_quant_config.json",
@@ -94,7 +94,9 @@ def snapshot(cache: Path, files: dict[str, tuple[str, bytes]], commit: str = "a"
     return made
 
 
-def test_the_hugging_face_cache_names_the_hash_of_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_hashed_by_their_name_in_the_hugging_face_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weights, "content", lambda path: pytest.fail(f"{path} was read"))
     made = snapshot(tmp_path / "models--a--b", {"a.safetensors": ("b" * 64, b"1"), "x.json": ("c" * 40, b"{}")})
     assert is_snapshot(str(made))
@@ -105,7 +107,7 @@ def test_the_hugging_face_cache_names_the_hash_of_large_files(tmp_path: Path, mo
     assert not is_snapshot(str(made))
 
 
-def test_a_file_of_the_cache_and_a_plain_one_with_its_content_are_equal(tmp_path: Path, folder: Path) -> None:
+def test_a_file_of_the_hugging_face_cache_equals_a_plain_file_with_its_content(tmp_path: Path, folder: Path) -> None:
     content = (folder / "a.safetensors").read_bytes()
     name = weights.content(str(folder / "a.safetensors"))
     made = snapshot(tmp_path / "models--a--b", {"a.safetensors": (name, content)})
@@ -115,7 +117,7 @@ def test_a_file_of_the_cache_and_a_plain_one_with_its_content_are_equal(tmp_path
     assert digest(made) == digest(plain)
 
 
-def test_a_hash_is_taken_from_the_cache_while_the_file_is_the_same(
+def test_a_cached_hash_is_used_while_the_file_is_unchanged(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "_TICK_NS", -(10**12))
@@ -133,14 +135,14 @@ def test_a_hash_is_taken_from_the_cache_while_the_file_is_the_same(
     assert read == [str(file)], "the time of the change tells, although size and time of modification do not"
 
 
-def test_a_hash_of_a_file_that_changed_just_now_is_not_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hash_of_a_file_that_just_changed_is_not_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "_TICK_NS", 10**12)
     digest(folder)
     assert json.loads((folder.parent / "cache" / "weights.json").read_text()) == {"files": []}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"files": [["/x", 1]]}', '{"files": [["/x",1,1,1,1,1,"0"]]}'])
-def test_a_cache_that_makes_no_sense_is_replaced(folder: Path, content: str) -> None:
+def test_an_invalid_hash_cache_is_replaced(folder: Path, content: str) -> None:
     cache = folder.parent / "cache"
     cache.mkdir()
     (cache / "weights.json").write_text(content)
@@ -148,12 +150,12 @@ def test_a_cache_that_makes_no_sense_is_replaced(folder: Path, content: str) -> 
     assert "files" in json.loads((cache / "weights.json").read_text())
 
 
-def test_a_cache_that_cannot_be_written_costs_another_reading_only(folder: Path, tmp_path: Path) -> None:
+def test_an_unwritable_hash_cache_only_costs_another_read(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     assert digest(folder, tmp_path / "file") == digest(folder)
 
 
-def test_a_stamp_changes_with_every_file_that_counts_and_with_no_other(folder: Path) -> None:
+def test_a_stamp_changes_only_with_relevant_files(folder: Path) -> None:
     before = stamp(str(folder))
     (folder / "README.md").write_text("x")
     (folder / "tokenizer.json").write_text("x")

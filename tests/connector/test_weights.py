@@ -1,4 +1,4 @@
-"""Weights that change while vLLM runs: KV of the old ones is not used, that of the new ones not stored as theirs."""
+"""Weights that change while vLLM runs: old KV is not used, and new KV is not stored as old."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_kv_of_the_old_weights_is_not_found_and_that_of_the_new_ones_is(scripted
     assert engine.generate("warm", tokens) == 512
 
 
-def test_a_load_under_way_when_weights_change_fails(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_load_in_flight_fails_when_weights_change(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
@@ -55,7 +55,7 @@ def test_a_load_under_way_when_weights_change_fails(scripted: ScriptedPool, loop
     engine.forget_local()
 
 
-def test_what_a_request_computes_across_a_change_is_not_stored(scripted: ScriptedPool, loop: Make) -> None:
+def test_blocks_computed_across_a_change_of_weights_are_not_stored(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop(step_tokens=256))
     tokens = prompt(1024, 1)
     engine.add("across", tokens)
@@ -69,8 +69,8 @@ def test_what_a_request_computes_across_a_change_is_not_stored(scripted: Scripte
     assert engine.generate("warm", tokens) == 1024
 
 
-def test_what_is_computed_behind_old_local_kv_is_not_stored(scripted: ScriptedPool, loop: Make) -> None:
-    """vLLM keeps its own prefix cache when weights change, until it is told to reset it."""
+def test_blocks_computed_from_old_local_kv_are_not_stored(scripted: ScriptedPool, loop: Make) -> None:
+    """vLLM keeps its own prefix cache when weights change, until it is reset."""
     engine = connected(loop())
     tokens, longer = prompt(512, 1), prompt(512, 1) + prompt(256, 2)
     engine.generate("cold", tokens)
@@ -87,7 +87,7 @@ def test_what_is_computed_behind_old_local_kv_is_not_stored(scripted: ScriptedPo
     assert engine.generate("warm", longer + prompt(256, 3)) == 1024
 
 
-def test_another_engine_with_the_old_weights_finds_what_is_of_them(scripted: ScriptedPool, loop: Make) -> None:
+def test_another_engine_with_the_old_weights_finds_their_chunks(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens, others = prompt(512, 1), prompt(512, 2)
     engine.generate("cold", tokens)
@@ -102,7 +102,7 @@ def test_another_engine_with_the_old_weights_finds_what_is_of_them(scripted: Scr
     assert second.generate("never seen", others) == 0
 
 
-def test_a_store_that_waits_for_its_grant_is_given_up(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_store_without_a_grant_is_dropped(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     held: list[Received] = []
     scripted.on_grant = lambda frame: not held.append(frame)  # type: ignore[func-returns-value]
@@ -118,7 +118,7 @@ def test_a_store_that_waits_for_its_grant_is_given_up(scripted: ScriptedPool, lo
     assert not scripted.chunks
 
 
-def test_a_load_of_an_adapter_that_is_replaced_in_place_fails(
+def test_a_load_fails_if_its_adapter_is_replaced_in_place(
     scripted: ScriptedPool, loop: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "adapter"
@@ -146,7 +146,7 @@ def test_a_load_of_an_adapter_that_is_replaced_in_place_fails(
     assert engine.external["loading"] == 0
 
 
-def test_no_copy_is_begun_while_the_kv_cache_has_no_memory(scripted: ScriptedPool, loop: Make) -> None:
+def test_no_copy_starts_while_the_kv_cache_has_no_memory(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     worker = engine.worker._worker
     assert worker is not None
@@ -159,7 +159,7 @@ def test_no_copy_is_begun_while_the_kv_cache_has_no_memory(scripted: ScriptedPoo
     engine.generate("queued", prompt(512, 2))
     engine.until(lambda: worker._queue, what="a store in the worker's queue")
     engine.connector.weights_changed("sleep")
-    engine.worker.kv_cache_leaves()
+    engine.worker.kv_cache_released()
     for cache in engine.caches.values():
         cache.zero_()
     with worker._wake:
@@ -168,7 +168,7 @@ def test_no_copy_is_begun_while_the_kv_cache_has_no_memory(scripted: ScriptedPoo
     engine.add("asleep", tokens)
     for _ in range(5):
         engine.step()
-    engine.worker.kv_cache_is_back()
+    engine.worker.kv_cache_restored()
     engine.run("asleep")
     engine.drain()
     assert len(scripted.chunks) - published <= 8, "only what was computed anew"
@@ -207,18 +207,18 @@ class Core:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Core, list[str]]:
-    """An engine core that is watched, and what the connector was told."""
+    """A watched engine core, and the connector's record of changes."""
     from vllm.v1.engine import core
 
-    told: list[str] = []
+    reported: list[str] = []
     watched_core = type("WatchedCore", (Core,), {})
     monkeypatch.setattr(core, "EngineCore", watched_core)
     watch.watch_engine()
-    return watched_core(SimpleNamespace(arrive=print, weights_changed=told.append)), told
+    return watched_core(SimpleNamespace(arrive=print, weights_changed=reported.append)), reported
 
 
-def test_calls_that_may_change_weights_are_told_before_and_after(watched: tuple[Core, list[str]]) -> None:
-    core, told = watched
+def test_calls_that_may_change_weights_are_reported_before_and_after(watched: tuple[Core, list[str]]) -> None:
+    core, reported = watched
 
     def load_my_weights(worker: Any) -> None: ...
 
@@ -231,23 +231,23 @@ def test_calls_that_may_change_weights_are_told_before_and_after(watched: tuple[
     core.wake_up(tags=["weights"])
     core.release_kv_cache_memory()
     names = ["reload_weights", "start_weight_update", "load_my_weights", "sleep", "sleep", "wake_up", "wake_up"]
-    assert told == [name for name in [*names, "release_kv_cache_memory"] for _ in range(2)]
+    assert reported == [name for name in [*names, "release_kv_cache_memory"] for _ in range(2)]
 
 
-def test_a_call_that_fails_on_the_workers_is_told_as_well(watched: tuple[Core, list[str]]) -> None:
-    core, told = watched
+def test_a_call_that_fails_on_the_workers_is_reported_too(watched: tuple[Core, list[str]]) -> None:
+    core, reported = watched
     with pytest.raises(RuntimeError, match="on a worker"):
         core.collective_rpc("broken")
-    assert told == ["broken", "broken"]
+    assert reported == ["broken", "broken"]
 
 
-def test_calls_that_only_read_are_not_told(watched: tuple[Core, list[str]]) -> None:
-    core, told = watched
+def test_read_only_calls_are_not_reported(watched: tuple[Core, list[str]]) -> None:
+    core, reported = watched
     for name in watch.HARMLESS_RPCS:
         core.collective_rpc(name)
     core.sleep(level=0)
     core.wake_up(tags=["scheduling"])
-    assert told == []
+    assert reported == []
     assert len(core.called) == len(watch.HARMLESS_RPCS) + 2
 
 
@@ -258,7 +258,7 @@ def test_harmless_methods_are_those_of_vllms_workers() -> None:
     assert missing <= (set() if newest() else {"compute_weight_checksums"})
 
 
-def test_what_fails_in_the_connector_does_not_stop_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_the_connector_do_not_stop_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.engine import core
 
     watched_core = type("WatchedCore", (Core,), {})
@@ -267,9 +267,11 @@ def test_what_fails_in_the_connector_does_not_stop_the_call(monkeypatch: pytest.
     assert watched_core(None).collective_rpc("reload_weights") == ["reload_weights"]
 
 
-def test_a_worker_is_told_before_its_kv_cache_leaves_and_after_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_notified_before_its_kv_cache_is_released_and_after_it_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     order: list[str] = []
-    monkeypatch.setattr(watch, "_tell_worker", order.append)
+    monkeypatch.setattr(watch, "_call_worker_hook", order.append)
 
     class CPUWorker:
         def sleep(self, level: int = 1) -> None:
@@ -291,5 +293,5 @@ def test_a_worker_is_told_before_its_kv_cache_leaves_and_after_it_is_back(monkey
     worker.wake_up(tags=["kv_cache"])
     worker.discard(("kv_cache",))
     worker.wake_up()
-    leaves, back = "kv_cache_leaves", "kv_cache_is_back"
+    leaves, back = "kv_cache_released", "kv_cache_restored"
     assert order == [leaves, "asleep", "awake", "awake", back, leaves, "discarded", "awake", back]

@@ -1,4 +1,4 @@
-"""One rank with a window against the real sidecar, which is stopped and killed in the middle of its copies."""
+"""One rank with a window against the real sidecar, which is stopped and killed during its copies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def granted(sidecar: Sidecar) -> int:
 
 
 def stop(sidecar: Sidecar) -> None:
-    """SIGSTOP to the sidecar's engine; every thread of it has stopped when this returns."""
+    """Sends SIGSTOP to the sidecar's engine process and waits until every thread has stopped."""
     engine = sidecar.engine_pid
     os.kill(engine, signal.SIGSTOP)
     tasks = Path(f"/proc/{engine}/task")
@@ -79,12 +79,12 @@ def stop(sidecar: Sidecar) -> None:
 
 
 def go_on(sidecar: Sidecar) -> None:
-    """SIGCONT to the sidecar's engine; harmless where it runs."""
+    """Sends SIGCONT to the sidecar's engine process."""
     os.kill(sidecar.engine_pid, signal.SIGCONT)
 
 
 def ships(engine: Engine, sidecar: Sidecar) -> set[int]:
-    """The sidecar's engine is stopped, then a store job of all chunks goes to the worker; returns its slots."""
+    """Stops the sidecar's engine process, then sends a store job of all chunks to the worker. Returns its slots."""
     said = engine.grant(HASHES)
     stop(sidecar)
     engine.jobs += 1
@@ -94,7 +94,7 @@ def ships(engine: Engine, sidecar: Sidecar) -> set[int]:
 
 
 def ended(engine: Engine) -> Ended:
-    """How the store that was shipped last ends."""
+    """Result of the last sent store."""
     stores: dict[int, Ended] = {}
 
     def there() -> bool:
@@ -105,7 +105,7 @@ def ended(engine: Engine) -> Ended:
     return stores[engine.jobs]
 
 
-def test_bytes_go_by_the_window_both_ways_and_everybody_says_so(engine: Engine, sidecar: Sidecar) -> None:
+def test_loads_and_stores_use_the_window_and_report_it(engine: Engine, sidecar: Sidecar) -> None:
     expected = stored(engine)
     assert len(expected) == 6 * BLOCK_BYTES
     assert loaded(engine, "a") == expected
@@ -116,7 +116,7 @@ def test_bytes_go_by_the_window_both_ways_and_everybody_says_so(engine: Engine, 
     assert (worker["transfer"], worker["transfer_reason"]) == ("cuda_window", "host memory")
 
 
-def test_a_job_that_needs_more_stages_than_there_are_goes_round(
+def test_a_job_reuses_stages_if_it_needs_more_than_exist(
     engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live(engine), "_stages", 2)
@@ -127,7 +127,7 @@ def test_a_job_that_needs_more_stages_than_there_are_goes_round(
     assert sidecar.metrics().total("kvcachepool_window_copies_total", result="Moved") == 12
 
 
-def test_after_the_death_of_the_sidecars_engine_there_is_another_window(engine: Engine, sidecar: Sidecar) -> None:
+def test_a_new_window_follows_the_death_of_the_engine_process(engine: Engine, sidecar: Sidecar) -> None:
     expected = stored(engine)
     assert loaded(engine, "a") == expected
     first = live(engine)
@@ -148,7 +148,7 @@ def test_a_store_whose_sidecar_dies_keeps_its_slots_until_no_dead_copy_can_reach
     assert ended(engine) == Ended(1, 1), "nothing of it is committed"
     keeper = engine.worker._windows
     assert keeper is not None
-    until(lambda: keeper.lost and keeper.lost[0].gone_at and live(engine), "the next boot")
+    until(lambda: keeper.lost and keeper.lost[0].ended_at and live(engine), "the next boot")
     assert not engine.fill_up(PRESSURE) & slots, "a slot that a dead copy may reach was given to somebody else"
     wait_for(lambda: granted(sidecar) == len(HASHES), 20, "all others to be committed")
     monkeypatch.setattr(window_module, "_DEAD_COPIES_S", 0.0)
@@ -158,10 +158,10 @@ def test_a_store_whose_sidecar_dies_keeps_its_slots_until_no_dead_copy_can_reach
     assert stored(engine) == loaded(engine, "b")
 
 
-def test_a_sidecar_that_does_not_answer_loses_its_window_and_the_worker_copies_itself(
+def test_a_silent_sidecar_loses_its_window_and_the_worker_copies_by_itself(
     engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_window, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(copy_window, "_STAGE_TIMEOUT_S", 0.3)
     ships(engine, sidecar)
     assert ended(engine) == Ended(1, 1)
     keeper = engine.worker._windows
@@ -180,7 +180,7 @@ def test_a_sidecar_that_does_not_answer_loses_its_window_and_the_worker_copies_i
 def test_a_load_whose_sidecar_is_frozen_fails_in_time(
     engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_window, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(copy_window, "_STAGE_TIMEOUT_S", 0.3)
     expected = stored(engine)
     said = engine.probe(HASHES, "a")
     stop(sidecar)
@@ -194,7 +194,7 @@ def test_a_load_whose_sidecar_is_frozen_fails_in_time(
     assert loaded(engine, "b") == expected
 
 
-def test_a_window_in_device_memory_is_asked_for_when_vllm_serves(
+def test_a_window_in_device_memory_is_requested_when_vllm_serves(
     sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(window_module, "_EARLY", ())
@@ -210,7 +210,7 @@ def test_a_window_in_device_memory_is_asked_for_when_vllm_serves(
         engine.close()
 
 
-def test_a_window_that_is_not_seen_from_both_sides_is_not_used(
+def test_a_window_is_used_only_if_both_sides_see_it(
     sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copy_window.HostMemory, "write", lambda memory, content: None)
@@ -226,20 +226,20 @@ def test_a_window_that_is_not_seen_from_both_sides_is_not_used(
         engine.close()
 
 
-def test_a_window_whose_end_is_seen_behind_the_next_boots_hello_gives_nothing_to_that_boot(engine: Engine) -> None:
+def test_a_window_end_seen_after_the_next_boots_hello_sends_that_boot_nothing(engine: Engine) -> None:
     keeper, client = engine.worker._windows, engine.worker._client
     assert keeper is not None
     assert client is not None
     body = messages.Sections(region=1, refs=bytes(range(16)))
     assert client.hello is not None
     with engine.worker._wake:
-        keeper.lose(client, client.hello.boot - 1, body)
-        assert keeper.lost[0].gone_at is not None
+        keeper.add_lost(client, client.hello.boot - 1, body)
+        assert keeper.lost[0].ended_at is not None
         assert keeper.lost[0].body.refs in engine.worker.held(body.region).grants
         assert engine.worker.held(body.region + 1).grants == b""
 
 
-def test_a_copy_that_fails_while_the_sidecar_has_stages_ends_the_window(
+def test_a_failed_copy_while_the_sidecar_holds_stages_ends_the_window(
     engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = stored(engine)
@@ -258,7 +258,7 @@ def test_a_copy_that_fails_while_the_sidecar_has_stages_ends_the_window(
     assert loaded(engine, "b") == expected, "the worker copies itself"
 
 
-def test_a_window_whose_own_copies_fail_is_given_up_and_the_worker_copies_itself(
+def test_a_window_with_failing_copies_is_retired_and_the_worker_copies_by_itself(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queued, counted = threading.Event(), []
@@ -289,7 +289,7 @@ def test_a_window_whose_own_copies_fail_is_given_up_and_the_worker_copies_itself
     assert engine.load(HASHES, OTHERS, "a")
 
 
-def test_a_window_that_takes_long_to_unmap_holds_up_no_step_of_vllm(
+def test_a_slow_unmap_of_a_window_delays_no_step_of_vllm(
     engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unmapping, free, answered = threading.Event(), threading.Event(), threading.Event()

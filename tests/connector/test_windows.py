@@ -1,4 +1,4 @@
-"""A hybrid model: layers that see all and layers that see a window, two KV groups over one block pool."""
+"""A hybrid model: layers with full attention and layers with a window, two KV groups over one block pool."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_windows_of_chunks_far_back_are_not_needed_and_not_loaded(hybrid: Script
     assert any(window[-1])
 
 
-def test_a_hit_ends_where_its_window_is_there(hybrid: ScriptedPool, loop: Make) -> None:
+def test_a_hit_ends_where_its_window_exists(hybrid: ScriptedPool, loop: Make) -> None:
     engine = connected(loop(windows=True))
     tokens = prompt(500, 1)
     engine.generate("cold", tokens)
@@ -59,7 +59,7 @@ def test_a_hit_ends_where_its_window_is_there(hybrid: ScriptedPool, loop: Make) 
     for sections in list(hybrid.chunks.values())[-2:]:
         sections[1] = (NO_SLOT, 0, 0)
     assert engine.generate("warm", tokens) == 384
-    # nothing is on its way that could bring it
+    # no pending chunk contains it
     assert [frame.body["request"] for frame in hybrid.frames(Op.PROBE)] == ["cold", "warm"]
 
 
@@ -76,7 +76,7 @@ def test_a_failed_load_is_recomputed(hybrid: ScriptedPool, loop: Make) -> None:
     assert engine.free_blocks() == free
 
 
-def test_blocks_that_the_engine_has_freed_are_not_stored(hybrid: ScriptedPool, loop: Make) -> None:
+def test_freed_blocks_are_not_stored(hybrid: ScriptedPool, loop: Make) -> None:
     full = [True]
 
     def no_room(frame: Any) -> bool:

@@ -1,4 +1,4 @@
-"""One rank's jobs: what is copied when, what is reported, and what is refused."""
+"""One rank's jobs: the order of copies, reports and refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def until(found: Callable[[], Any], timeout_s: float = 10.0) -> Any:
 
 
 class Rank:
-    """A worker with its KV cache and the sidecar of the test."""
+    """A worker with its KV cache and the test's sidecar."""
 
     def __init__(self, sidecar: StubSidecar, folder: Path, groups: int = 1) -> None:
         (folder / "model").mkdir(exist_ok=True)
@@ -124,7 +124,7 @@ def commits(sidecar: StubSidecar) -> list[bytes]:
     return [frame.body["refs"] for frame in sidecar.frames(Op.COMMIT)]
 
 
-def test_a_store_then_a_load_move_whole_blocks(rank: Rank, sidecar: StubSidecar) -> None:
+def test_a_store_and_a_load_copy_whole_blocks(rank: Rank, sidecar: StubSidecar) -> None:
     rank.start()
     register = sidecar.frames(Op.REGISTER)[0].body
     assert register["groups"][0] | {"block_bytes": BLOCK_BYTES, "shards": 1, "writer": True} == register["groups"][0]
@@ -146,7 +146,7 @@ def test_a_store_then_a_load_move_whole_blocks(rank: Rank, sidecar: StubSidecar)
     assert content(rank.caches, 11) + content(rank.caches, 12) == expected
 
 
-def test_a_block_that_is_local_or_null_is_not_touched(rank: Rank) -> None:
+def test_local_and_null_blocks_are_not_written(rank: Rank) -> None:
     rank.start()
     before = fill(rank.caches, 0, 7)
     published = rank.memory().publish(4, 1, os.urandom(2 * BLOCK_BYTES))
@@ -173,7 +173,7 @@ def test_a_block_that_is_local_or_null_is_not_touched(rank: Rank) -> None:
     ],
     ids=["region", "doomed", "empty", "absent", "length", "block", "negative", "torn", "bounds", "generation"],
 )
-def test_a_load_that_cannot_be_right_fails_and_touches_nothing(rank: Rank, job: Callable[[bytes], Job]) -> None:
+def test_an_invalid_load_fails_without_writing(rank: Rank, job: Callable[[bytes], Job]) -> None:
     rank.start()
     before = [content(rank.caches, block) for block in range(BLOCKS)]
     refs = rank.memory().publish(4, 1, os.urandom(2 * BLOCK_BYTES))
@@ -185,9 +185,7 @@ def test_a_load_that_cannot_be_right_fails_and_touches_nothing(rank: Rank, job: 
 
 @pytest.mark.parametrize("kind", ["load", "store"])
 @pytest.mark.parametrize("slot", [127, 128, 0xFFFFFFFE])
-def test_a_slot_that_does_not_lie_in_the_arena_is_not_touched(
-    rank: Rank, sidecar: StubSidecar, slot: int, kind: Any
-) -> None:
+def test_a_slot_outside_the_arena_is_not_accessed(rank: Rank, sidecar: StubSidecar, slot: int, kind: Any) -> None:
     rank.start()
     inside = rank.granted(126)
     outside = slot.to_bytes(4, "little") + inside[4:]
@@ -201,7 +199,7 @@ def test_a_slot_that_does_not_lie_in_the_arena_is_not_touched(
 
 
 class Slowed:
-    """A copier that stops in the middle until it is let go."""
+    """A copier that stops in the middle until it is released."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -256,7 +254,7 @@ def test_a_generation_that_changes_during_the_copy_fails_the_load(rank: Rank, sl
     assert rank.failed == {"a"}
 
 
-def test_commit_leaves_only_after_the_copy(rank: Rank, slowed: Slowed, sidecar: StubSidecar) -> None:
+def test_commit_is_sent_only_after_the_copy(rank: Rank, slowed: Slowed, sidecar: StubSidecar) -> None:
     fill(rank.caches, 3, 1)
     rank.step(store(1, rank.granted(8, blocks=1), 3))
     assert slowed.begun.wait(5)
@@ -279,7 +277,7 @@ def test_the_pages_of_a_job_are_mapped_before_its_copy(rank: Rank, slowed: Slowe
     rank.until_done(lambda: rank.stores)
 
 
-def test_results_are_waited_for_no_longer_than_two_milliseconds(rank: Rank, slowed: Slowed) -> None:
+def test_the_wait_for_results_takes_at_most_two_milliseconds(rank: Rank, slowed: Slowed) -> None:
     refs = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
     rank.step(load(1, "a", refs, 3), idle=False)
     assert slowed.begun.wait(5)
@@ -297,9 +295,7 @@ def test_results_are_waited_for_no_longer_than_two_milliseconds(rank: Rank, slow
     rank.until_done(lambda: rank.finished)
 
 
-def test_jobs_that_have_not_begun_are_cancelled_and_still_reported(
-    rank: Rank, slowed: Slowed, sidecar: StubSidecar
-) -> None:
+def test_unstarted_jobs_are_cancelled_and_reported(rank: Rank, slowed: Slowed, sidecar: StubSidecar) -> None:
     published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
     refs = rank.granted(8, blocks=1)
     rank.step(load(1, "begun", published, 3))
@@ -341,9 +337,7 @@ def test_jobs_whose_event_cannot_be_recorded_are_dropped(rank: Rank, slowed: Slo
     assert rank.stores == {2: Ended(1, 1)}
 
 
-def test_a_copy_thread_that_ends_by_a_bug_leaves_no_job_behind(
-    rank: Rank, slowed: Slowed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crashed_copy_thread_leaves_no_job_open(rank: Rank, slowed: Slowed, monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(task: Any, mapping: Any, copier: Any) -> None:
         raise RuntimeError("bug")
 
@@ -355,7 +349,7 @@ def test_a_copy_thread_that_ends_by_a_bug_leaves_no_job_behind(
     until(lambda: rank.worker.off_reason == "CopyThreadFailed")
 
 
-def test_a_copy_thread_that_cannot_be_prepared_works_anyway(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_thread_works_without_its_preparation(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(self: object) -> None:
         raise RuntimeError("no affinity")
 
@@ -366,7 +360,7 @@ def test_a_copy_thread_that_cannot_be_prepared_works_anyway(rank: Rank, monkeypa
     assert not rank.failed
 
 
-def test_a_copier_that_goes_on_failing_turns_the_rank_off(rank: Rank, slowed: Slowed) -> None:
+def test_a_repeatedly_failing_copier_turns_the_rank_off(rank: Rank, slowed: Slowed) -> None:
     published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
     slowed.crash = True
     slowed.go.set()
@@ -379,9 +373,7 @@ def test_a_copier_that_goes_on_failing_turns_the_rank_off(rank: Rank, slowed: Sl
 
 
 @pytest.mark.parametrize("wrong", ["owner", "generation", "freed"])
-def test_a_store_into_a_slot_that_is_not_ours_any_more_writes_nothing(
-    rank: Rank, sidecar: StubSidecar, wrong: str
-) -> None:
+def test_a_store_into_a_lost_slot_writes_nothing(rank: Rank, sidecar: StubSidecar, wrong: str) -> None:
     rank.start()
     fill(rank.caches, 3, 1)
     refs = rank.granted(8, blocks=1, owner=2 if wrong == "owner" else 1)
@@ -398,7 +390,7 @@ def test_a_store_into_a_slot_that_is_not_ours_any_more_writes_nothing(
 
 
 def hold_hello(sidecar: StubSidecar) -> list[Received]:
-    """HELLOs are kept unanswered from now on."""
+    """HELLOs stay unanswered from now on."""
     kept: list[Received] = []
 
     def answer(frame: Received) -> Any:
@@ -411,7 +403,7 @@ def hold_hello(sidecar: StubSidecar) -> list[Received]:
     return kept
 
 
-def test_hello_names_every_store_that_is_held_and_no_store_begins_before_its_answer(
+def test_hello_lists_every_held_store_and_none_starts_before_its_response(
     rank: Rank, slowed: Slowed, sidecar: StubSidecar
 ) -> None:
     first, second, third = (rank.granted(slot, blocks=1) for slot in (8, 16, 24))
@@ -434,9 +426,7 @@ def test_hello_names_every_store_that_is_held_and_no_store_begins_before_its_ans
     assert rank.stores == {1: Ended(1, 0), 2: Ended(1, 0), 3: Ended(1, 0)}
 
 
-def test_hello_does_not_name_what_was_granted_in_another_region(
-    rank: Rank, slowed: Slowed, sidecar: StubSidecar
-) -> None:
+def test_hello_does_not_list_grants_of_another_region(rank: Rank, slowed: Slowed, sidecar: StubSidecar) -> None:
     here, there = rank.granted(8, blocks=1), rank.granted(16, blocks=1)
     rank.step(store(1, here, 3), store(2, there, 4, region=6))
     assert slowed.begun.wait(5)
@@ -451,7 +441,7 @@ def test_hello_does_not_name_what_was_granted_in_another_region(
     assert rank.stores == {1: Ended(1, 0), 2: Ended(1, 1)}
 
 
-def test_a_store_that_waits_a_second_for_hellos_answer_is_dropped(rank: Rank, sidecar: StubSidecar) -> None:
+def test_a_store_that_waits_a_second_for_the_hello_response_is_dropped(rank: Rank, sidecar: StubSidecar) -> None:
     rank.start()
     kept = hold_hello(sidecar)
     sidecar.cut()
@@ -467,7 +457,7 @@ def test_a_store_that_waits_a_second_for_hellos_answer_is_dropped(rank: Rank, si
     assert abort[0].connection == kept[-1].connection
 
 
-def test_what_ends_without_a_connection_is_named_and_sent_behind_the_next_hello(
+def test_stores_that_end_without_a_connection_are_sent_after_the_next_hello(
     rank: Rank, slowed: Slowed, sidecar: StubSidecar
 ) -> None:
     refs = rank.granted(8, blocks=1)
@@ -524,7 +514,7 @@ def test_a_rank_whose_layout_is_unknown_is_off_and_still_reports(rank: Rank, sid
     assert hello.body["role"] == "plugin"
 
 
-def test_a_kv_cache_that_is_allocated_anew_turns_the_rank_off(rank: Rank) -> None:
+def test_a_second_allocation_of_the_kv_cache_turns_the_rank_off(rank: Rank) -> None:
     rank.start()
     rank.worker.register_kv_caches(rank.caches)
     assert rank.worker.off_reason == "RegisteredTwice"
@@ -578,7 +568,7 @@ def test_a_replica_that_does_not_write_ends_its_stores_at_once(
     assert not commits(sidecar)
 
 
-def test_window_groups_load_only_what_they_hold(sidecar: StubSidecar, tmp_path: Path) -> None:
+def test_window_groups_load_only_their_sections(sidecar: StubSidecar, tmp_path: Path) -> None:
     rank = Rank(sidecar, tmp_path, groups=2)
     rank.start()
     try:
@@ -597,7 +587,7 @@ def test_window_groups_load_only_what_they_hold(sidecar: StubSidecar, tmp_path: 
         rank.worker.shutdown()
 
 
-def test_at_exit_the_copy_under_way_is_waited_for_but_not_for_ever(rank: Rank, slowed: Slowed) -> None:
+def test_exit_waits_a_limited_time_for_the_copy_in_flight(rank: Rank, slowed: Slowed) -> None:
     published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
     rank.step(load(1, "a", published, 3), load(2, "b", published, 4))
     assert slowed.begun.wait(5)
@@ -609,11 +599,11 @@ def test_at_exit_the_copy_under_way_is_waited_for_but_not_for_ever(rank: Rank, s
     assert slowed.copied == ["load"]
 
 
-def test_a_window_is_unmapped_when_the_connection_ends_behind_the_copy_thread(rank: Rank) -> None:
+def test_a_window_is_unmapped_if_the_connection_ends_after_the_copy_thread(rank: Rank) -> None:
     said: list[str] = []
     rank.worker.end_copies(1)
     window = SimpleNamespace(close=lambda: said.append("closed"))
-    keeper: Any = SimpleNamespace(retire=lambda: said.append("retired"), reap=lambda: [window])
+    keeper: Any = SimpleNamespace(retire=lambda: said.append("retired"), take_retired=lambda: [window])
     with rank.worker._wake:
         kept, rank.worker._windows = rank.worker._windows, keeper
         rank.worker.on_lost()
@@ -624,7 +614,7 @@ def test_a_window_is_unmapped_when_the_connection_ends_behind_the_copy_thread(ra
     assert said == ["retired", "closed", "retired"], "nothing is unmapped under a copy"
 
 
-def test_a_sidecar_that_never_answers_for_a_window_is_late_by_name_and_the_worker_copies_itself(
+def test_a_sidecar_without_a_window_response_is_reported_late_and_the_worker_copies_by_itself(
     rank: Rank, sidecar: StubSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(window_module, "_ANSWER_S", 0.0)
@@ -660,9 +650,7 @@ def test_shutdown_waits_for_the_copy_and_then_unmaps(rank: Rank, slowed: Slowed)
     assert mapping.closed
 
 
-def test_what_ended_is_reported_to_vllm_also_when_the_sidecar_cannot_be_told(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_jobs_are_reported_to_vllm_without_the_sidecar(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     rank.start()
 
     def bug() -> None:

@@ -1,4 +1,6 @@
-"""One rank against the real sidecar: what was stored is there after the engine, or the whole container, died."""
+"""One rank against the real sidecar: stored chunks survive the death of the engine process or of the whole
+container.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def until(found: Callable[[], Any], what: str) -> Any:
 
 
 class Scheduler:
-    """The other role of the same process, by hand."""
+    """The other role of the same process."""
 
     def __init__(self, socket_path: str) -> None:
         self.client = Client("scheduler", "engine-1", 0, "0.32.0", socket_path, self)
@@ -70,7 +72,7 @@ class Scheduler:
         pass
 
     def ask(self, op: Op, body: Message, kind: type[_M]) -> tuple[_M, int] | None:
-        """The final answer and its tag; None where the connection broke meanwhile."""
+        """The final answer and its tag. None if the connection was lost meanwhile."""
         done = threading.Event()
         answers: list[Reply] = []
 
@@ -117,7 +119,7 @@ class Engine:
         return {one.request_id for one in ended}, report.stores
 
     def grant(self, hashes: list[bytes]) -> messages.GrantReply:
-        """GRANT until all are granted."""
+        """Requests GRANTs until all are granted."""
         chunks = [
             messages.GrantChunk(hash=one, parent=hashes[i - 1] if i else b"", first_token=i * 256, tokens=256, groups=1)
             for i, one in enumerate(hashes)
@@ -130,7 +132,7 @@ class Engine:
         return until(granted, "GRANT")
 
     def fill_up(self, chunks: int) -> set[int]:
-        """Stores this many other chunks without copying anything; returns the slots that were granted."""
+        """Stores this many other chunks without copying. Returns the granted slots."""
         slots: set[int] = set()
         fresh = (hashlib.sha256(b"%d" % i).digest() for i in itertools.count(1000 * len(self.pressed)))
         self.pressed.append(chunks)
@@ -159,7 +161,7 @@ class Engine:
         return stores[self.jobs]
 
     def probe(self, hashes: list[bytes], request: str) -> messages.ProbeReply:
-        """PROBE until all chunks are ready, PINned."""
+        """Sends PROBEs until all chunks are ready, and pins them."""
 
         def ready() -> Any:
             body = messages.Probe(request=request, hashes=b"".join(hashes), local_tokens=0, budget_ms=1000)
@@ -199,7 +201,7 @@ def engine(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Gate:
-    """Stops copies in front of their first byte until it is opened."""
+    """Stops copies before their first byte until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = threading.Event()
@@ -225,7 +227,7 @@ OTHERS: list[tuple[int, ...]] = [(13, 14), (15, 16), (17, 18)]
 
 
 def stored(engine: Engine) -> bytes:
-    """Three chunks of random bytes go into the pool; returns them."""
+    """Stores three chunks of random bytes in the pool. Returns them."""
     expected = b"".join(fill(engine.caches, block, block) for ids in BLOCKS for block in ids)
     assert engine.store(HASHES, BLOCKS) == Ended(1, 0)
     return expected
@@ -239,13 +241,13 @@ def loaded(engine: Engine, request: str) -> bytes:
     return b"".join(content(engine.caches, block) for ids in OTHERS for block in ids)
 
 
-def test_what_was_stored_is_loaded_byte_by_byte(engine: Engine) -> None:
+def test_stored_bytes_are_loaded_unchanged(engine: Engine) -> None:
     expected = stored(engine)
     assert len(expected) == 6 * BLOCK_BYTES
     assert loaded(engine, "a") == expected
 
 
-def test_it_survives_the_death_of_the_sidecars_engine(engine: Engine, sidecar: Sidecar) -> None:
+def test_vllm_survives_the_death_of_the_engine_process(engine: Engine, sidecar: Sidecar) -> None:
     expected = stored(engine)
     assert loaded(engine, "a") == expected
     region = shared_module.shared().mapping
@@ -254,7 +256,7 @@ def test_it_survives_the_death_of_the_sidecars_engine(engine: Engine, sidecar: S
     assert shared_module.shared().mapping is region
 
 
-def test_it_survives_the_death_of_the_whole_container(engine: Engine, sidecar: Sidecar) -> None:
+def test_vllm_survives_the_death_of_the_sidecar(engine: Engine, sidecar: Sidecar) -> None:
     expected = stored(engine)
     assert loaded(engine, "a") == expected
     mapping = shared_module.shared().mapping
@@ -264,7 +266,7 @@ def test_it_survives_the_death_of_the_whole_container(engine: Engine, sidecar: S
     assert shared_module.shared().mapping is mapping, "the memory was handed back, not made anew"
 
 
-def test_grants_that_were_never_shipped_come_back_at_the_workers_next_hello(engine: Engine, sidecar: Sidecar) -> None:
+def test_grants_without_a_job_are_released_at_the_workers_next_hello(engine: Engine, sidecar: Sidecar) -> None:
     lost = engine.grant(HASHES)
     sidecar.kill_engine()
     expected = b"".join(fill(engine.caches, block, block) for ids in BLOCKS for block in ids)
@@ -278,11 +280,11 @@ def test_grants_that_were_never_shipped_come_back_at_the_workers_next_hello(engi
     assert loaded(engine, "a") == expected
 
 
-#: More chunks than the arena of 64 MiB has room for.
+#: More chunks than fit into the arena of 64 MiB.
 PRESSURE = 150
 
 
-def test_a_slot_with_a_copy_in_flight_is_not_given_away_whatever_restarts(
+def test_a_slot_with_a_copy_in_flight_is_not_granted_again_after_restarts(
     engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
@@ -304,7 +306,7 @@ def test_a_slot_with_a_copy_in_flight_is_not_given_away_whatever_restarts(
     assert loaded(engine, "a") == expected
 
 
-def test_a_load_whose_slots_are_reused_meanwhile_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_whose_slots_are_reused_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     stored(engine)
     said = engine.probe(HASHES, "a")
@@ -322,7 +324,7 @@ def test_a_load_whose_slots_are_reused_meanwhile_fails(engine: Engine, monkeypat
     assert engine.failed == {"a"}
 
 
-def test_a_frozen_sidecar_never_makes_a_step_wait(engine: Engine, sidecar: Sidecar) -> None:
+def test_a_frozen_sidecar_never_delays_a_step(engine: Engine, sidecar: Sidecar) -> None:
     expected = stored(engine)
     said = engine.probe(HASHES, "a")
     sidecar.freeze()
@@ -344,7 +346,7 @@ def test_a_frozen_sidecar_never_makes_a_step_wait(engine: Engine, sidecar: Sidec
     assert loaded(engine, "b") == expected
 
 
-def test_a_rank_whose_weights_are_hashed_late_is_served_under_a_name_of_its_own_before(
+def test_a_rank_is_served_in_a_process_local_domain_until_its_weights_are_hashed(
     sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, read = threading.Event(), weights.content

@@ -1,4 +1,4 @@
-"""Documents with a question at their end, of a wanted number of tokens in the model's own tokenizer."""
+"""Documents that end with a question, with a given number of tokens of the model's own tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDS = ["before the war", "in one afternoon", "without telling anyone", "for th
 
 
 def document(server: VllmClient, seed: int, tokens: int, *, real: bool) -> tuple[str, int]:
-    """A document and its number of tokens; sentences for a real model, words of its vocabulary for a random one."""
+    """A document and its number of tokens: sentences for a real model, words of its vocabulary for a random one."""
     if not real:
         text = words(tokens, 9000 + seed)
         return text, server.count_tokens(text)

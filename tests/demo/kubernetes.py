@@ -31,14 +31,14 @@ NAMESPACE = "default"
 LABEL = "kvcachepool.io/pool"
 PATCH = {"spec": {"template": {"metadata": {"labels": {LABEL: "demo"}}}}}
 SIDECAR_PORT = 9797
-#: Longest start of a vLLM on a busy machine.
+#: Maximum start time of a vLLM on a busy machine.
 _START_SECONDS = 600
-#: The operator reads sidecars once a minute, and writes a status at most once a minute.
+#: The operator queries sidecars once a minute, and writes a status at most once a minute.
 _STATUS_SECONDS = 180
 
 
 def start_cluster() -> Cluster:
-    """A cluster of our own."""
+    """Starts the demo's cluster."""
     slots = [chosen_slot()] if "KVCACHEPOOL_CLUSTER" in os.environ else others()
     slot = next((slot for slot in slots if not slot.taken()), None)
     if slot is None:
@@ -55,7 +55,7 @@ def start_cluster() -> Cluster:
 
 
 def deployment(chosen: Model) -> Object:
-    """A plain vLLM Deployment: nothing in it knows of a cache."""
+    """A plain vLLM Deployment without any reference to a cache."""
     spec = images.vllm_pod(chosen.folder, *chosen.arguments())
     container = spec["containers"][0]
     for variable in container["env"]:
@@ -75,13 +75,13 @@ def deployment(chosen: Model) -> Object:
 
 
 def linked_folders(folder: Path) -> list[str]:
-    """Folders elsewhere that the model's files are links into, as in the cache of a model hub."""
+    """Other folders that the model's files link to, as in the cache of a model hub."""
     targets = {file.resolve().parent for file in folder.rglob("*") if file.is_symlink()}
     return sorted(str(target) for target in targets if target.is_dir() and not target.is_relative_to(folder))
 
 
 class Demo:
-    """The steps, each by the commands that a user would type."""
+    """The steps, each with the commands that a user would run."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -100,7 +100,7 @@ class Demo:
         print(f"{done.stdout.rstrip()}\n", flush=True)
 
     def install(self) -> None:
-        """The operator."""
+        """Installs the operator."""
         image = images.Product()
         with at_work(
             "images are imported: operator and sidecar as just built, and one that borrows this machine's vLLM"
@@ -123,7 +123,7 @@ class Demo:
         self.run("kubectl", "get", "pods", why="vLLM alone in its pod")
 
     def add_label(self) -> str:
-        """The label and the rollout that follows; answers with the name of the new pod."""
+        """Adds the label, which starts a rollout. Returns the name of the new pod."""
         patch = json.dumps(PATCH, separators=(",", ":"))
         command = ("kubectl", "patch", "deployment", "vllm", "--type", "merge", "-p", patch)
         self.run(*command, why="now only the label, on the pod template")
@@ -140,16 +140,16 @@ class Demo:
         return name
 
     def clients(self, pod: str) -> tuple[VllmClient, SidecarClient]:
-        """vLLM and sidecar of a pod; this machine reaches pods by their addresses."""
+        """Clients of a pod's vLLM and sidecar. This machine reaches pods by their addresses."""
         address: str = self._kubernetes.pod(NAMESPACE, pod)["status"]["podIP"]
         return VllmClient(address, 8000), SidecarClient(address, SIDECAR_PORT)
 
     def explain(self, pod: str) -> None:
-        """The plugin's word on the pod."""
+        """Runs `explain` on the pod."""
         self.run("kubectl", "kvcachepool", "explain", f"pod/{pod}", why="is this pod cached, and why")
 
     def restart_vllm(self, pod: str) -> None:
-        """SIGKILL to vLLM's container; the kubelet starts it anew in the same pod."""
+        """Kills vLLM's container. The kubelet restarts it in the same pod."""
         (container,) = self._kubernetes.pod(NAMESPACE, pod)["status"]["containerStatuses"]
         (node,) = self._cluster.nodes
         task = container["containerID"].removeprefix("containerd://")
@@ -165,23 +165,25 @@ class Demo:
         self.run("kubectl", "get", "pods", why="the same pod, with one restart")
 
     def show_pools(self, sidecar: SidecarClient) -> bool:
-        """`kubectl get kvcachepools`, once the status tells of all requests; false where it does not in time."""
+        """`kubectl get kvcachepools`, once the status includes all requests. False if it does not in time."""
         metrics = sidecar.metrics()
         requested = metrics.total("kvcachepool_requested_tokens_total")
         percent = 100 * metrics.total("kvcachepool_hit_tokens_total") / max(1, requested)
 
-        def told() -> bool:
+        def reported() -> bool:
             status = product.status(self._kubernetes, NAMESPACE, "demo")
             rate = status.get("hitRatePercent")
             return status.get("pods", {}).get("attached") == 1 and rate is not None and abs(rate - percent) <= 1
 
         try:
             with at_work("the operator reads the sidecars once a minute: the pool's status follows"):
-                wait_for(told, _STATUS_SECONDS, f"one pod attached and a hit rate of {percent:.0f} percent", pause=0.5)
+                wait_for(
+                    reported, _STATUS_SECONDS, f"one pod attached and a hit rate of {percent:.0f} percent", pause=0.5
+                )
         except TimedOut as error:
             say(f"the pool's status: {error}")
         self.run("kubectl", "get", "kvcachepools", why="what the pool says of it")
-        return told()
+        return reported()
 
     def environment(self) -> str:
         """The line that lets a shell use the cluster."""
@@ -214,7 +216,7 @@ def _condition(status: Object, name: str) -> Object:
 
 
 def demo() -> int:
-    """Runs it all; the answer is the exit status."""
+    """Runs everything. Returns the exit status."""
     chosen = Model.chosen()
     with ExitStack() as ends:
         cluster = start_cluster()
@@ -235,10 +237,10 @@ def demo() -> int:
         workload.run(restart)
         workload.print_table()
         workload.print_sidecar()
-        told = steps.show_pools(sidecar)
+        reported = steps.show_pools(sidecar)
         workload.print_addresses()
         workload.keep("The cluster runs on", steps.environment(), "kubectl kvcachepool status demo")
-        return workload.status() if told else 1
+        return workload.status() if reported else 1
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from servers.vllm_server import VllmServer
 
 
 def start_vllm(pod: Path, chosen: Model, number: int) -> VllmServer:
-    """Starts vLLM with the pod's folder on PYTHONPATH: nothing else tells it of the cache."""
+    """Starts vLLM with the pod's folder on PYTHONPATH and no other reference to the cache."""
     arguments = chosen.arguments()
     log = pod / f"vllm-{number}.log"
     server = VllmServer(pod, chosen.folder, log, *arguments, env={"VLLM_CPU_KVCACHE_SPACE": KV_SPACE})
@@ -28,7 +28,7 @@ def start_vllm(pod: Path, chosen: Model, number: int) -> VllmServer:
 
 
 def demo() -> int:
-    """Runs it all; the answer is the exit status."""
+    """Runs everything. Returns the exit status."""
     with ExitStack() as ends:
         chosen = Model.chosen()
         pod = paths.short_folder()

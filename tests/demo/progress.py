@@ -1,4 +1,4 @@
-"""Lines of progress, and how a demo ends: by itself, at Ctrl-C, at SIGTERM, or by a failure that names what to do."""
+"""Progress output, and the end of a demo: normal, by Ctrl-C or SIGTERM, or by a failure that names the fix."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ENDS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Failed(Exception):
-    """The demo cannot go on; the text says why and what to do."""
+    """The demo cannot continue. The text has the reason and the fix."""
 
 
 def say(text: str) -> None:
-    """A line of progress with the seconds since the start."""
+    """Prints a line of progress with the seconds since the start."""
     print(f"[{time.monotonic() - _START:4.0f} s] {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def at_work(text: str) -> Iterator[None]:
-    """Says what goes on, and every 10 s that it still does."""
+    """Prints the current activity, and again every 10 s while it lasts."""
     say(text)
     done = threading.Event()
 
@@ -42,7 +42,7 @@ def at_work(text: str) -> Iterator[None]:
 
 
 def wait_for_end() -> None:
-    """Until Ctrl-C or SIGTERM."""
+    """Waits for Ctrl-C or SIGTERM."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
         signal.sigwait(_ENDS)
@@ -56,7 +56,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def main(demo: Callable[[], int]) -> NoReturn:
-    """Runs a demo that cleans up behind itself, and exits with its status."""
+    """Runs a demo that cleans up after itself, and exits with its status."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         status = demo()

@@ -1,4 +1,4 @@
-"""The tiers below memory, without Kubernetes: what one pod computed is loaded from its disk, from Redis and from S3."""
+"""The lower tiers, without Kubernetes: a pod's chunks are loaded from its disk, from Redis and from S3."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _FROM_S3 = Round("by a third pod, with Redis gone, from S3")
 
 
 class Pod:
-    """A folder that plays the shared volume, a sidecar with these tiers, and a vLLM that nobody told of it."""
+    """A folder as the shared volume, a sidecar with these tiers, and a vLLM without any reference to it."""
 
     def __init__(self, number: int, chosen: Model, tiers: dict[str, Any]) -> None:
         self._folder = paths.short_folder()
         self._number = number
         self._chosen = chosen
-        # A document is waited for longer than a busy vLLM would have it: what is shown is where it comes from.
+        # Waits longer for a document than a busy vLLM would, because the demo shows where it comes from.
         self.sidecar = Sidecar(self._folder, memory="2Gi", config={**tiers, "cache": {"loadTimeout": "20s"}})
         self._server: VllmServer | None = None
         self._starts = 0
 
     def start(self, *tiers: str) -> VllmServer:
-        """Both, with an empty memory, as soon as these tiers serve."""
+        """Starts both, with empty memory, and waits until these tiers serve."""
         self._starts += 1
         config = f"kvcachepool-sidecar run --config {self._folder}/config.v1.yaml"
         with at_work(f"pod {self._number}, its sidecar starts: {config}"):
@@ -46,7 +46,7 @@ class Pod:
         return self._server
 
     def kill(self) -> None:
-        """SIGKILL to both: the memory tier goes with them."""
+        """Kills both, so the memory tier is lost."""
         if self._server is not None:
             say(f"pod {self._number}: vLLM and sidecar are killed (SIGKILL)")
             self._server.kill()
@@ -62,7 +62,7 @@ class Pod:
 
 
 def demo() -> int:
-    """Runs it all; the answer is the exit status."""
+    """Runs everything. Returns the exit status."""
     chosen = Model.chosen()
     with ExitStack() as ends:
         with at_work("a Redis and an S3 server start"):

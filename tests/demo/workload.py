@@ -1,4 +1,4 @@
-"""What all demos do with a vLLM and its sidecar: questions about documents in rounds, and a table of it all."""
+"""The common part of all demos: rounds of questions about documents, and a table of the results."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ DOCUMENTS = 3
 DOCUMENT_TOKENS = 4000
 ANSWER_TOKENS = 16
 _CONTEXT_TOKENS = 8192
-#: GiB for vLLM's own KV cache: it holds a whole round.
+#: GiB for vLLM's own KV cache, enough for a whole round.
 KV_SPACE = "2"
 
 
 class Model(NamedTuple):
-    """What vLLM serves."""
+    """The served model."""
 
     folder: Path
-    #: Given by the user; else one with random weights.
+    #: Whether the user gave the model. Otherwise it has random weights.
     real: bool
 
     @classmethod
     def chosen(cls) -> Model:
-        """The folder that MODEL names, else a model made on the spot."""
+        """The folder in MODEL, or a newly created model."""
         name = os.environ.get("MODEL", "")
         if not name:
             with at_work("a model with random weights (210 M parameters)"):
@@ -46,7 +46,7 @@ class Model(NamedTuple):
         return cls(folder, True)
 
     def arguments(self) -> list[str]:
-        """Arguments of `vllm serve`, none of which has to do with the cache; float32 makes equal outputs comparable."""
+        """Arguments of `vllm serve` without any about the cache. float32 makes equal outputs comparable."""
         config = json.loads((self.folder / "config.json").read_text())
         positions = config.get("text_config", config).get("max_position_embeddings") or _CONTEXT_TOKENS
         context = min(_CONTEXT_TOKENS, positions)
@@ -56,11 +56,11 @@ class Model(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Every document, asked once."""
+    """One request per document."""
 
-    #: How, or by whom.
+    #: Name of the round.
     asked: str
-    #: Whether vLLM's own prefix cache holds nothing of it, and the pool does.
+    #: Whether vLLM's own prefix cache is empty and the pool is not.
     from_pool: bool = True
 
 
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
 
 class Workload:
-    """The rounds with a vLLM and the sidecar beside it; both may be replaced in between."""
+    """The rounds with a vLLM and its sidecar, which may be replaced in between."""
 
     def __init__(self, vllm: VllmClient, sidecar: SidecarClient, chosen: Model) -> None:
         self.vllm = vllm
@@ -91,12 +91,12 @@ class Workload:
         self._rows: list[Row] = []
 
     def attach(self) -> None:
-        """One short request: compiled kernels and vLLM's registration at the sidecar are not what is measured."""
+        """One short request, so that kernel compilation and vLLM's registration are not measured."""
         self.vllm.complete(self._short(), 1, max_tokens=1)
         wait_attached(self.sidecar)
 
     def run(self, restart: Callable[[], VllmClient]) -> None:
-        """Four rounds with one sidecar; `restart` kills vLLM, starts it anew and returns it."""
+        """Four rounds with one sidecar. `restart` kills vLLM, starts it again and returns it."""
         self.ask(COLD)
         self.ask(LOCAL)
         self.vllm.reset_prefix_cache()
@@ -109,7 +109,7 @@ class Workload:
         return "Her grandmother remembered" if self._model.real else "w3 w4 w5"
 
     def ask(self, now: Round) -> None:
-        """One round; the first is what the others are compared with."""
+        """Runs one round. The first one is the reference of the others."""
         if not self._prompts:
             self._prompts = [document(self.vllm, n, DOCUMENT_TOKENS, real=self._model.real) for n in range(DOCUMENTS)]
         for number, (prompt, tokens) in enumerate(self._prompts):
@@ -145,7 +145,7 @@ class Workload:
         )
 
     def print_sidecar(self) -> None:
-        """What the sidecar says of the same."""
+        """Prints the sidecar's own numbers."""
         metrics = self.sidecar.metrics()
         requested = metrics.total("kvcachepool_requested_tokens_total")
         missed = metrics.total("kvcachepool_miss_tokens_total")
@@ -161,13 +161,13 @@ class Workload:
         )
 
     def print_addresses(self) -> None:
-        """Where its numbers can be read, and why the answers are what they are."""
+        """Prints where to read the numbers, and why the answers are as expected."""
         print(f"Metrics: {self.sidecar.url}/metrics and {self.vllm.url}/metrics; state: {self.sidecar.url}/v1/status")
         if not self._model.real:
             print(f"The answers are gibberish because the weights are random, such as: {self._cold[0][:60]!r}")
 
     def keep(self, what: str, *more: str) -> None:
-        """With KEEP=1 leaves all running, with `curl` and more lines to try, until Ctrl-C or SIGTERM."""
+        """With KEEP=1 keeps everything running, with commands to try, until Ctrl-C or SIGTERM."""
         if os.environ.get("KEEP", "") in ("", "0"):
             return
         body = json.dumps({"model": "model", "prompt": self._short(), "max_tokens": 8})
@@ -179,7 +179,7 @@ class Workload:
         wait_for_end()
 
     def end(self, what: str) -> int:
-        """All that is printed, one thing behind the other, then `keep`; the exit status."""
+        """Prints everything, then calls `keep`. Returns the exit status."""
         self.print_table()
         self.print_sidecar()
         self.print_addresses()
@@ -187,7 +187,7 @@ class Workload:
         return self.status()
 
     def status(self) -> int:
-        """Exit status: 0 if all outputs are equal, and something was saved whenever vLLM had forgotten."""
+        """Exit status: 0 if all outputs are equal, and tokens were saved whenever vLLM's own cache was empty."""
         saved = {row.round for row in self._rows if row.reply.sources["external"] > 0}
         wanted = {row.round for row in self._rows if row.round.from_pool}
         return 0 if wanted <= saved and all(row.equal for row in self._rows) else 1

@@ -18,7 +18,7 @@ from servers import paths
 
 
 class Lines(unittest.TestResult):
-    """A line for each test, like those of the program."""
+    """Prints a line per test, in the format of the program."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Lines(unittest.TestResult):
 
 
 def program(chosen: list[str]) -> int:
-    """Runs `gpu_check`; its lines go through."""
+    """Runs `gpu_check` and prints its lines."""
     path = paths.example("gpu_check")
     return subprocess.run([str(path), *chosen], check=False).returncode
 
@@ -65,7 +65,7 @@ def every(suite: unittest.TestSuite) -> list[unittest.TestCase]:
 
 
 def main(chosen: list[str]) -> int:
-    """Runs what has one of `chosen` in its name, all without."""
+    """Runs the tests with one of `chosen` in their names, or all."""
     status = program(chosen)
     folder = Path(__file__).parent
     loader = unittest.TestLoader()
@@ -74,7 +74,7 @@ def main(chosen: list[str]) -> int:
     tests = [test for test in found if not chosen or any(part in test.id() for part in chosen)]
     ready = []
     for test in tests:
-        # One line for each test, not one for its class.
+        # One line per test, not per class.
         if why := place.missing(*getattr(test, "needs", ())):
             result.addSkip(test, why)
         else:

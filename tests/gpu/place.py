@@ -1,4 +1,4 @@
-"""Where the KV blocks of a test lie: on the first GPU, or, as a rehearsal of the tests themselves, in host memory."""
+"""Location of a test's KV blocks: the first GPU, or host memory in a rehearsal."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from kvcachepool.layout import Layout
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "sidecar" / "connector"))
-# What a Python with torch may lack, behind what it has.
+# Fallbacks for modules that a Python with torch may lack.
 sys.path += filter(None, [os.environ.get("KVCACHEPOOL_WHEELS")])
 
 BLOCKS = 24
-#: Sizes of a block of the layouts here: layers, KV heads, states, bytes of a state.
+#: Sizes of a block in the layouts: layers, KV heads, states, bytes of a state.
 LAYERS, HEADS, STATES, STATE_BYTES = 4, 2, 16, 512
 BLOCK_BYTES = LAYERS * HEADS * STATES * STATE_BYTES
 
 
 def rehearsal() -> bool:
-    """Host memory takes the device's place."""
+    """Whether host memory replaces the device."""
     return os.environ.get("KVCACHEPOOL_GPU_REHEARSAL") == "1"
 
 
 def missing(*more: str) -> str:
-    """Why what needs torch, numpy and these modules cannot run here, by name; empty where it can."""
+    """Why tests with torch, numpy and these modules cannot run here, by name. Empty if they can."""
     for module in ("torch", "numpy", *more):
         try:
             importlib.import_module(module)
@@ -67,17 +67,17 @@ class OnDevice(unittest.TestCase):
             raise unittest.SkipTest(why)
         import torch
 
-        # Of a device that cannot be used, the first of all tests says so.
+        # The first test reports an unusable device.
         torch.zeros(1, device=device())
 
 
 def device() -> str:
-    """As torch names it."""
+    """torch's name of the device."""
     return "cpu" if rehearsal() else "cuda"
 
 
 def device_uuid() -> str:
-    """As a worker tells it to the sidecar."""
+    """The UUID that a worker reports to the sidecar."""
     if rehearsal():
         return ""
     import torch
@@ -86,7 +86,7 @@ def device_uuid() -> str:
 
 
 def copier(layout: Layout) -> Any:
-    """What copies between these KV blocks and an arena."""
+    """The copier between these KV blocks and an arena."""
     if rehearsal():
         from kvcachepool.copy_cpu import CpuCopier
 
@@ -97,14 +97,14 @@ def copier(layout: Layout) -> Any:
 
 
 def layouts() -> list[str]:
-    """Names of all layouts of the table that are served."""
+    """Names of all supported layouts of the table."""
     from kvcachepool.layout import table
 
     return [name for name, row in table()["layouts"].items() if row["served"] and name == row["name"]]
 
 
 def kv_cache(name: str, blocks: int = BLOCKS, state_bytes: int = STATE_BYTES) -> Layout:
-    """A KV cache that is densely filled in a layout of the table, with bytes that differ everywhere."""
+    """A KV cache that is densely filled in a layout of the table, with distinct bytes."""
     import torch
 
     from kvcachepool.layout import GroupLayout, GroupShape, Layout, Plane, ShardOf, table
@@ -112,7 +112,7 @@ def kv_cache(name: str, blocks: int = BLOCKS, state_bytes: int = STATE_BYTES) ->
     order = table()["layouts"][name]["order"]
     extents = {"L": LAYERS, "H": HEADS, "N": STATES, "C": state_bytes}
     block_bytes = math.prod(extents.values())
-    # The dimensions left of B choose a piece of a block, those right of it are its bytes.
+    # The dimensions left of B select a piece of a block, and those right of it are its bytes.
     pieces = math.prod(extents[dim] for dim in itertools.takewhile(lambda dim: dim != "B", order))
     nbytes = block_bytes // pieces
     planes = tuple(Plane(0, piece * nbytes * blocks, nbytes, nbytes) for piece in range(pieces))
@@ -142,7 +142,7 @@ def content(layout: Layout, number: int) -> bytes:
 
 
 def contents(layout: Layout) -> list[bytes]:
-    """Those of all blocks."""
+    """The bytes of all blocks."""
     return [content(layout, number) for number in range(layout.num_blocks)]
 
 

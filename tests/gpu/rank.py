@@ -1,4 +1,4 @@
-"""One rank of an engine by hand: both roles' sessions with a sidecar, and a window of it, without vLLM."""
+"""One rank of an engine without vLLM: both roles' sessions with a sidecar, and a window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK_TOKENS = CHUNK_BLOCKS * place.STATES
 
 
 class Role:
-    """One role's session by hand; tells when REGISTER was answered."""
+    """One role's session, which records the response to REGISTER."""
 
     def __init__(self, role: str, socket: Path, register: Any, rank: int = 0) -> None:
         from kvcachepool.client import Client, Held
@@ -23,7 +23,7 @@ class Role:
         self._body = register
         self.registered = threading.Event()
         self.refused = ""
-        #: What is called with REGISTER's answer, on the reader thread.
+        #: Called with the response to REGISTER, on the reader thread.
         self.behind: Any = lambda reply: None
         self.client = Client(role, "engine-1", rank, "0.32.0", str(socket), self)
 
@@ -54,7 +54,7 @@ class Role:
         pass
 
     def ask(self, op: Any, body: Any, kind: Any) -> Any:
-        """The final answer and its tag; None where the connection broke meanwhile."""
+        """The final answer and its tag. None if the connection was lost meanwhile."""
         done, answers = threading.Event(), []
 
         def on_reply(reply: Any) -> None:
@@ -80,12 +80,12 @@ class Rank:
         from kvcachepool.shared import Shared
         from kvcachepool.window import ENGINE, WINDOW, WindowKeeper
 
-        # This process plays one engine after the other.
+        # This process runs one engine after another.
         shared_module._shared = Shared()
         self.layout = layout
         self.reasons: list[str] = []
         self.keeper = WindowKeeper(layout, place.device_uuid(), self.reasons.append)
-        # No engine sizes its memory here.
+        # No engine measures its memory here.
         self.keeper.job_begins()
         self.planner = Planner(layout)
         group = layout.groups[0]
@@ -128,13 +128,13 @@ class Rank:
 
     def close(self) -> None:
         self.keeper.retire()
-        for window in self.keeper.reap():
+        for window in self.keeper.take_retired():
             window.close()
         self.worker.client.go_off("TestOver")
         self.scheduler.client.go_off("TestOver")
 
     def copied(self, kind: str, refs: bytes, blocks: Sequence[tuple[int, ...]], event: Any = None) -> None:
-        """Moves the blocks of chunks; the bytes are there when it returns."""
+        """Copies the blocks of chunks. Returns when the bytes have arrived."""
         import torch
 
         from kvcachepool.shared import Refs
@@ -148,11 +148,11 @@ class Rank:
 
     @property
     def live(self) -> Any:
-        """The window in use."""
+        """The current window."""
         return self.keeper.live
 
     def granted(self, hashes: list[bytes]) -> Any:
-        """GRANT's answer: where the bytes of these chunks go."""
+        """The GRANT response, with the slots of these chunks."""
         from kvcachepool import messages
         from kvcachepool.wire import Op
 
@@ -174,14 +174,14 @@ class Rank:
         return place.wait_for(answered, 20, "GRANT")
 
     def commit(self, said: Any) -> None:
-        """What was granted holds its bytes."""
+        """The granted slots hold their bytes."""
         from kvcachepool import messages
         from kvcachepool.wire import Op
 
         assert self.worker.client.send(Op.COMMIT, messages.Sections(region=said.region, refs=said.refs))
 
     def pinned(self, hashes: list[bytes], request: str) -> Any:
-        """PROBE's answer: where the bytes of these chunks are; they stay until `release`."""
+        """The PROBE response, with the slots of these chunks. They stay until `release`."""
         from kvcachepool import messages
         from kvcachepool.wire import Op
 
@@ -195,20 +195,20 @@ class Rank:
         return said
 
     def release(self, request: str) -> None:
-        """The chunks of a request may go."""
+        """Releases the chunks of a request."""
         from kvcachepool import messages
         from kvcachepool.wire import Op
 
         self.scheduler.client.send(Op.RELEASE, messages.Release(requests=[request]))
 
     def store(self, hashes: list[bytes], blocks: Sequence[tuple[int, ...]], event: Any = None) -> None:
-        """Chunks that can be hit soon after."""
+        """Stores chunks that can be hit soon after."""
         said = self.granted(hashes)
         self.copied("store", said.refs, blocks, event)
         self.commit(said)
 
     def load(self, hashes: list[bytes], blocks: Sequence[tuple[int, ...]], request: str) -> None:
-        """Until the bytes are there."""
+        """Loads chunks. Returns when the bytes have arrived."""
         self.copied("load", self.pinned(hashes, request).refs, blocks)
         self.release(request)
 

@@ -1,4 +1,4 @@
-"""The way `Engine`: a worker's own copies between KV blocks and the arena, over vLLM's context."""
+"""Transfer mode `Engine`: a worker's own copies between KV blocks and the arena, in vLLM's context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ARENA_BYTES = 64 << 20
 
 
 class EngineCopies(place.OnDevice):
-    """One copier over a KV cache in each layout of the table."""
+    """One copier for a KV cache in each layout of the table."""
 
     def setUp(self) -> None:
         from bench.copies import new_mapping
@@ -40,7 +40,7 @@ class EngineCopies(place.OnDevice):
             made.copy(kind, [Piece(0, numbers, offsets)], event)
 
     def there_and_back(self, layout: Any, made: Any) -> None:
-        """Stores three blocks and loads them into others: all bytes are checked, also of what should stay."""
+        """Stores three blocks and loads them into others. Checks all bytes, including those that must not change."""
         offsets = [3 * ROW_BYTES, 1 << 20, (1 << 20) + place.BLOCK_BYTES]
         arena = self.arena()
         before = arena.copy()
@@ -56,7 +56,7 @@ class EngineCopies(place.OnDevice):
         assert (arena == before).all()
 
     def page_locked(self, made: Any) -> None:
-        place.wait_for(lambda: made._pins._done.any() or made._pins._failed, 30, "a page lock")
+        place.wait_for(lambda: made._locks._done.any() or made._locks._failed, 30, "a page lock")
 
     def test_bytes_are_the_same_in_every_layout_before_and_after_the_arena_is_page_locked(self) -> None:
         import torch
@@ -68,13 +68,13 @@ class EngineCopies(place.OnDevice):
                 self.there_and_back(layout, made)
                 if place.device() == "cuda":
                     self.page_locked(made)
-                    assert not made._pins._failed, "the driver refused to page-lock the arena"
+                    assert not made._locks._failed, "the driver refused to page-lock the arena"
                     with torch.inference_mode():
                         layout.storages[0].copy_(place.noise(layout.storages[0].numel(), 2))
                     self.there_and_back(layout, made)
                 made.detach()
 
-    def test_neighbours_over_segments_are_copied_right_before_and_after_all_are_page_locked(self) -> None:
+    def test_adjacent_runs_across_segments_are_copied_before_and_after_page_locking(self) -> None:
         import torch
 
         from bench.copies import new_mapping
@@ -95,10 +95,10 @@ class EngineCopies(place.OnDevice):
             self.copied(made, "load", numbers, offsets)
             assert place.contents(layout) == wanted
             if place.device() == "cuda":
-                place.wait_for(lambda: made._pins._done.all() or made._pins._failed, 30, "the page locks")
-                assert not made._pins._failed, "the driver refused to page-lock the arena"
+                place.wait_for(lambda: made._locks._done.all() or made._locks._failed, 30, "the page locks")
+                assert not made._locks._failed, "the driver refused to page-lock the arena"
 
-    def test_a_copier_that_ended_leaves_no_page_lock(self) -> None:
+    def test_a_closed_copier_leaves_no_page_lock(self) -> None:
         layout = place.kv_cache("BLHNC")
         for _ in range(2):
             made = self.copier(layout)
@@ -111,7 +111,7 @@ class EngineCopies(place.OnDevice):
             assert int(runtime.cudaHostRegister(self.mapping.arena_address, ARENA_BYTES, 0)) == 0
             assert int(runtime.cudaHostUnregister(self.mapping.arena_address)) == 0
 
-    def test_a_store_waits_for_the_event_behind_the_models_work(self) -> None:
+    def test_a_store_waits_for_the_event_after_the_models_work(self) -> None:
         if place.rehearsal():
             self.skipTest("Rehearsal: work in host memory is done when it is asked for")
         import torch
@@ -120,7 +120,7 @@ class EngineCopies(place.OnDevice):
         made = self.copier(layout)
         fresh = place.noise(layout.storages[0].numel(), 3).to("cuda")
         torch.cuda.synchronize()
-        # Some tenths of a second of work, then the bytes that the store must see.
+        # A few tenths of a second of work, then the bytes that the store must see.
         torch.cuda._sleep(500_000_000)
         with torch.inference_mode():
             layout.storages[0].copy_(fresh)
@@ -130,7 +130,7 @@ class EngineCopies(place.OnDevice):
         assert event.query()
         assert self.arena()[: place.BLOCK_BYTES].tobytes() == place.content(layout, 6)
 
-    def test_a_copy_that_fails_in_the_middle_is_over_and_the_next_one_is_right(self) -> None:
+    def test_a_failed_copy_ends_and_the_next_one_succeeds(self) -> None:
         if place.rehearsal():
             self.skipTest("Rehearsal: host memory has no driver that refuses")
         layout = place.kv_cache("LHBNC")

@@ -1,4 +1,4 @@
-"""The way `CudaWindow`: bytes of KV blocks by a window of the real sidecar, without vLLM around it."""
+"""Transfer mode `CudaWindow`: copies through a window of the real sidecar, without vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu.rank import CHUNK_BLOCKS, Rank
 
 
 class Window(place.OnDevice):
-    """A sidecar for all tests, an engine for each."""
+    """A sidecar for all tests, and an engine per test."""
 
     needs = ("msgspec",)
     sidecar: ClassVar[Any]
@@ -55,7 +55,7 @@ class Window(place.OnDevice):
         assert memory.no_kernels == "", "and stayed it"
         rank.close()
 
-    def test_bytes_go_by_the_window_and_come_back_the_same_in_every_layout(self) -> None:
+    def test_bytes_copied_through_the_window_are_unchanged_in_every_layout(self) -> None:
         before = self.moved()
         for name in place.layouts():
             with self.subTest(layout=name):
@@ -66,20 +66,20 @@ class Window(place.OnDevice):
     def moved(self) -> float:
         return float(self.sidecar.metrics().total("kvcachepool_window_copied_bytes_total"))
 
-    def test_where_the_window_is_was_said(self) -> None:
+    def test_the_location_of_the_window_is_logged(self) -> None:
         _, rank = self.rank("BLHNC")
 
-        def told() -> Any:
-            # Of engines that have just gone a session may be there without a window.
+        def reported() -> Any:
+            # Sessions of ended engines may still exist without a window.
             sessions = self.sidecar.status()["sessions"]
             return next((session for session in sessions if session.get("transfer") == "cuda_window"), None)
 
-        worker = place.wait_for(told, 20, "a session with a window")
+        worker = place.wait_for(reported, 20, "a session with a window")
         where = "host memory" if place.rehearsal() else "memory of "
         assert worker["transfer_reason"].startswith(where), worker["transfer_reason"]
         assert rank.live.memory.where == ("host memory" if place.rehearsal() else "device memory")
 
-    def test_a_store_waits_for_the_event_behind_the_models_work(self) -> None:
+    def test_a_store_waits_for_the_event_after_the_models_work(self) -> None:
         if place.rehearsal():
             self.skipTest("Rehearsal: work in host memory is done when it is asked for")
         import torch
@@ -100,7 +100,7 @@ class Window(place.OnDevice):
             layout, 4
         )
 
-    def test_after_the_death_of_the_sidecars_engine_there_is_another_window(self) -> None:
+    def test_a_new_window_follows_the_death_of_the_engine_process(self) -> None:
         _, rank = self.rank("LBNHC")
         rank.close()
         self.sidecar.kill_engine()

@@ -1,1 +1,1 @@
-"""Starts the real parts that tests, demo and benchmarks need: the sidecar, vLLM, models. Nothing here asserts."""
+"""Starts the real components of tests, demo and benchmarks: the sidecar, vLLM, models. Contains no assertions."""

@@ -1,4 +1,4 @@
-"""Certificates made afresh by openssl: one authority, and a leaf for everybody who talks."""
+"""Certificates created by openssl: one authority, and a leaf per peer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CONFIG = "[req]\ndistinguished_name = none\n[none]\n"
 
 
 class Leaf(NamedTuple):
-    """What a certificate says: subject, further names, whether its holder serves."""
+    """A leaf certificate: subject, alternative names, whether it is for a server."""
 
     subject: str
     names: list[str] = []
@@ -18,7 +18,7 @@ class Leaf(NamedTuple):
 
 
 def create(folder: Path, leaves: dict[str, Leaf]) -> None:
-    """Writes ca and all leaves, each as .crt and .key, into a new folder."""
+    """Writes the CA and all leaves, each as .crt and .key, into a new folder."""
     folder.mkdir(parents=True)
     config = folder / "openssl.cnf"
     config.write_text(_CONFIG)
@@ -41,12 +41,12 @@ def create(folder: Path, leaves: dict[str, Leaf]) -> None:
 
 
 def for_server(folder: Path, host: str) -> None:
-    """The authority, and `server` for the one at this address."""
+    """The CA, and `server` for this address."""
     create(folder, {"server": Leaf("/CN=server", [f"IP:{host}"], serves=True)})
 
 
 def run(commands: list[list[str]]) -> None:
-    """Runs all at once, and ends with what one that failed said."""
+    """Runs all commands concurrently. Exits with the output of a failed one."""
     running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
     for process in running:
         output, _ = process.communicate()

@@ -29,7 +29,7 @@ _START_SECONDS = 600.0
 
 
 class Adapter(NamedTuple):
-    """A LoRA adapter, as vLLM is told of it."""
+    """A LoRA adapter, as in vLLM's requests."""
 
     name: str
     number: int
@@ -37,7 +37,7 @@ class Adapter(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a request gave."""
+    """The output of a request."""
 
     tokens: list[int]
     finished: bool
@@ -49,7 +49,7 @@ class EngineFailed(AssertionError):
 
 
 def environment(folder: Path | None, **extra: str) -> dict[str, str]:
-    """Environment of any vLLM process: the exported connector on PYTHONPATH, and nothing else that names it."""
+    """Environment of any vLLM process: the exported connector on PYTHONPATH, and no other reference to it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("KVCACHEPOOL_", "VLLM_"))}
     env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     env["PYTHONPATH"] = str(folder) if folder else ""
@@ -63,7 +63,7 @@ def _spawn(log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
 
 
 class _Forks:
-    """A process that has imported vLLM; engines are forks of it."""
+    """A process that has imported vLLM. Engines are forks of it."""
 
     def __init__(self) -> None:
         self._folder = paths.short_folder()
@@ -75,7 +75,7 @@ class _Forks:
             )
 
     def fork(self, log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
-        """An engine with this environment, its output in the log."""
+        """Forks an engine with this environment and its output in the log."""
         with log.open("ab") as output, contextlib.suppress(OSError):
             socket.send_fds(self._orders, [json.dumps(env).encode()], [*fds, output.fileno()])
             if answer := self._orders.recv(100):
@@ -83,7 +83,7 @@ class _Forks:
         raise EngineFailed(f"vLLM could not be imported:\n{self._process.tail(60)}")
 
     def end(self) -> None:
-        """With it ends every engine that is left."""
+        """Ends the process and all remaining engines."""
         self._orders.close()
         self._process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -121,11 +121,11 @@ class Engine:
         parallel = arguments.get("tensor_parallel_size", 1) > 1
         variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if parallel else "0"}
         if not parallel:
-            # All cores for the forward pass; beside other tests it still leaves the copy thread its share.
+            # All cores for the forward pass. With other tests running, the copy thread still gets its share.
             variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         variables = environment(folder, TMPDIR=str(log.parent), **variables, **(env or {}))
         try:
-            # With worker processes vLLM forks by itself, and wants a process that nobody forked.
+            # With worker processes vLLM forks by itself, and needs a process that was not forked.
             start = _spawn if parallel else _fork
             self.process = start(log, variables, (asked_read, said_write))
         finally:
@@ -173,24 +173,24 @@ class Engine:
         lora: Adapter | None = None,
         margins: bool = False,
     ) -> None:
-        """Adds a request; nothing runs yet. `params` are its kv_transfer_params; for `margins` see `take_margins`."""
+        """Adds a request without running it. `params` are its kv_transfer_params. For `margins` see `take_margins`."""
         more = {"salt": salt, "params": params, "lora": lora, "margins": margins}
         self._ask("add", name=name, tokens=tokens, max_tokens=max_tokens, **more)
 
     def step(self) -> dict[str, Output]:
-        """One engine step; the requests that gave output."""
+        """Runs one engine step. Returns the requests with output."""
         return {name: Output(*fields) for name, fields in self._ask("step").items()}
 
     def run(self, seconds: float = 120) -> dict[str, Output]:
-        """Steps until no request is left; the last output of each."""
+        """Steps until no request is left. Returns the last output of each."""
         return {name: Output(*fields) for name, fields in self._ask("run", seconds=seconds).items()}
 
     def drain(self, seconds: float = 30) -> None:
-        """Steps until nothing is left to do, stores included."""
+        """Steps until nothing is left to do, including stores."""
         self._ask("drain", seconds=seconds)
 
     def generate(self, tokens: list[int], **arguments: Any) -> list[int]:
-        """Runs one request and its stores to their end; returns what was generated."""
+        """Runs one request and its stores to their end. Returns the generated tokens."""
         self.add("one", tokens, **arguments)
         output = self.run()["one"]
         if output.reason not in ("length", "stop"):
@@ -203,7 +203,7 @@ class Engine:
         self._ask("abort", names=list(names))
 
     def reset(self, *, external: bool = False, seconds: float = 20) -> None:
-        """Empties vLLM's own prefix cache; with `external` the connector's `reset_cache` is called too."""
+        """Empties vLLM's own prefix cache. With `external` it also calls the connector's `reset_cache`."""
         self._ask("reset", external=external, seconds=seconds)
 
     def rpc(self, method: str, *, callable_: bool = False, **kwargs: Any) -> None:
@@ -219,30 +219,30 @@ class Engine:
         self._ask("wake_up")
 
     def try_reset(self, *, external: bool) -> bool:
-        """The same, once; vLLM refuses while blocks are in use, and then still resets the connector."""
+        """Like `reset`, but only once. vLLM refuses while blocks are in use, and still resets the connector."""
         return bool(self._ask("try_reset", external=external))
 
     def load_adapter(self, adapter: Adapter, *, in_place: bool) -> None:
-        """Loads an adapter, with `in_place` also where its number has weights already."""
+        """Loads an adapter. With `in_place` even if its number already has weights."""
         self._ask("load_adapter", lora=adapter, in_place=in_place)
 
     def take_sources(self) -> dict[str, tuple[int, int]]:
-        """(local, external) cached prompt tokens of the requests that gave a first token since the last call."""
+        """(local, external) cached prompt tokens of the requests with a first token since the last call."""
         return {name: (local, external) for name, (local, external) in self._ask("take_sources").items()}
 
     def take_failed_loads(self) -> int:
-        """Requests whose load failed since the last call. Known with one rank only."""
+        """Requests whose load failed since the last call. Only known with one rank."""
         return int(self._ask("take_failed_loads"))
 
     def take_margins(self) -> dict[str, list[float]]:
-        """Of the requests that were added with `margins` and finished since the last call: by how much, in log
-        probability, each token was better than the next best.
+        """For finished requests that were added with `margins`: the difference in log probability between each token
+        and the next best, since the last call.
         """
         margins: dict[str, list[float]] = self._ask("take_margins")
         return margins
 
     def delay_load(self, seconds: float) -> None:
-        """The copy of the next load begins so much later, and others wait behind it. Needs one rank."""
+        """Delays the next load's copy by this time; others wait behind it. Needs one rank."""
         self._ask("delay_load", seconds=seconds)
 
     def raise_next(self, owner: str, name: str, times: int = 1) -> None:
@@ -254,7 +254,7 @@ class Engine:
         return list(self._ask("take_raised"))
 
     def stacks(self) -> str:
-        """The end of the log after all processes were made to write the stacks of their threads, and to end."""
+        """The end of the log, after all processes wrote the stacks of their threads and ended."""
         self.process.signal_all(signal.SIGCONT)
         self.process.signal_all(signal.SIGABRT)
         with contextlib.suppress(TimedOut):
@@ -262,7 +262,7 @@ class Engine:
         return self.process.tail(300)
 
     def states(self) -> dict[str, str]:
-        """State of every request the scheduler knows, by name."""
+        """State of every request of the scheduler, by name."""
         states: dict[str, str] = self._ask("states")
         return states
 
@@ -271,7 +271,7 @@ class Engine:
         return Samples((name, labels, value) for name, labels, value in self._ask("counters"))
 
     def log_text(self) -> str:
-        """All it printed."""
+        """All output."""
         return self.process.log.read_text(errors="replace")
 
     def kill(self) -> None:
@@ -280,7 +280,7 @@ class Engine:
         self._close()
 
     def stop(self) -> None:
-        """Ends it in order."""
+        """Stops it gracefully."""
         self._close()
         self.process.stop()
 
@@ -291,7 +291,7 @@ class Engine:
 
 
 def by_source(before: Samples, after: Samples) -> dict[str, int]:
-    """Prompt tokens between two readings by where their KV came from: computed, local, external."""
+    """Prompt tokens between two readings by the source of their KV: computed, local, external."""
     short = {"local_compute": "computed", "local_cache_hit": "local", "external_kv_transfer": "external"}
     first, second = (reading.by("vllm:prompt_tokens_by_source", "source") for reading in (before, after))
     return {name: int(second.get(source, 0) - first.get(source, 0)) for source, name in short.items()}

@@ -23,12 +23,12 @@ from typing import Any
 
 
 class Operations:
-    """One method per operation; arguments and answers are JSON."""
+    """One method per operation. Arguments and results are JSON."""
 
     def __init__(self) -> None:
         self.engine: Any = None
         self.last: dict[str, list[Any]] = {}
-        # Of requests: (local, external) cached tokens, and by how much each token led the second best.
+        # By request: (local, external) cached tokens, and the difference between each token and the second best.
         self.sources: dict[str, list[int]] = {}
         self.margins: dict[str, list[float]] = {}
         self.loads_failed = 0
@@ -186,7 +186,7 @@ class Operations:
         return taken
 
     def delay_load(self, seconds: float) -> None:
-        """The next load's copy, in this process, begins so much later."""
+        """Delays the next load's copy in this process by this time."""
         copier: Any = importlib.import_module("kvcachepool.copy_cpu").CpuCopier
         copy = copier.copy
 
@@ -199,7 +199,7 @@ class Operations:
         copier.copy = late
 
     def raise_next(self, owner: str, name: str, times: int) -> None:
-        """The connector's method raises at its next calls; what failed before is forgiven."""
+        """The connector's method raises at its next calls. Earlier failures are reset."""
         module, _, class_name = owner.rpartition(".")
         cls = getattr(importlib.import_module(f"kvcachepool.{module}"), class_name)
         method = getattr(cls, name)
@@ -241,7 +241,7 @@ class Operations:
 
 
 def _weights_from_files() -> Any:
-    """A weight transfer whose trainer is a folder: vLLM's own need a GPU."""
+    """A weight transfer whose trainer is a folder, because vLLM's own need a GPU."""
     from vllm.config import WeightTransferConfig
     from vllm.distributed.weight_transfer.base import WeightTransferEngine
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -271,7 +271,7 @@ def _weights_from_files() -> Any:
 
 
 def _given_name(request_id: str) -> str:
-    """vLLM appends a random part to the names that it was given."""
+    """The original name: vLLM appends a random part to given names."""
     return request_id.rsplit("-", 1)[0]
 
 
@@ -288,7 +288,7 @@ def _margin(chosen: Any) -> float:
 
 
 def serve(asked: Any, said: Any) -> None:
-    """Answers until the other end closes. SIGABRT writes the stacks of all threads to the log."""
+    """Serves until the other end closes. SIGABRT writes the stacks of all threads to the log."""
     faulthandler.enable()
     operations = Operations()
     for line in asked:
@@ -303,10 +303,10 @@ def serve(asked: Any, said: Any) -> None:
 
 
 def fork_engines(orders: socket.socket) -> None:
-    """Forks an engine per message, until the other end closes. In each fork it returns when that engine has ended."""
+    """Forks an engine per message until the other end closes. In each fork it returns when that engine has ended."""
     importlib.import_module("vllm.engine.arg_utils")
     importlib.import_module("vllm.v1.engine.llm_engine")
-    # Nobody waits for them here.
+    # No process waits for the forks.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         message, fds, _, _ = socket.recv_fds(orders, 1 << 20, 3)
@@ -323,7 +323,7 @@ def fork_engines(orders: socket.socket) -> None:
 
 
 def _become(env: dict[str, str], asked: int, said: int, log: int) -> None:
-    """The fork takes the environment, group and output of a process of its own, and serves."""
+    """Gives the fork the environment, group and output of a new process, and serves."""
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -341,7 +341,7 @@ def _become(env: dict[str, str], asked: int, said: int, log: int) -> None:
 
 
 if __name__ == "__main__":
-    # This folder must not stand in front of the packages of the environment.
+    # This folder must not precede the environment's packages.
     sys.path.pop(0)
     if len(sys.argv) == 2:
         fork_engines(socket.socket(fileno=int(sys.argv[1])))

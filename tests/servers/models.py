@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 4096
-# Changes with anything that makes another model of the same name.
+# Changed when a model of the same name changes.
 VERSION = 1
 
 _SHAPES: dict[str, dict[str, Any]] = {
-    # A model of four layers for correctness.
+    # A model of four layers for correctness tests.
     "tiny": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
-    # The same with other weights: must never share KV with the first.
+    # The same with other weights, which must never share KV with the first.
     "tiny-other": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
-    # About 210 M parameters, 32 KiB of KV a token in bfloat16: long enough a prefill for times to first token.
+    # About 210 M parameters, 32 KiB of KV per token in bfloat16, so that prefill is slow enough to measure.
     "mid": dict(hidden_size=1024, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=8, head_dim=64),
     # One latent vector per token instead of heads.
     "mla": dict(hidden_size=256, num_hidden_layers=3, num_attention_heads=4),
-    # Layers that see all and layers that see a window, in turn: two KV groups.
+    # Alternating layers with full attention and with a window: two KV groups.
     "window": dict(hidden_size=256, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
-    # The same with fewer layers, and a window that prompts of few blocks leave.
+    # The same with fewer layers, and a window of few blocks.
     "window-short": dict(
         hidden_size=256, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=64
     ),
@@ -38,7 +38,7 @@ _WINDOW_TOKENS = {"window": 512, "window-short": 96}
 
 
 def model(name: str) -> Path:
-    """Folder of a model; made when it is not there yet (some seconds, once)."""
+    """Folder of a model, created once if it does not exist (a few seconds)."""
     from servers.paths import cache
 
     folder = cache() / "models" / f"{name}-v{VERSION}"
@@ -57,7 +57,7 @@ def model(name: str) -> Path:
 
 
 def words(count: int, seed: int) -> str:
-    """A text of this many tokens of the models' vocabulary."""
+    """A text with this many tokens of the models' vocabulary."""
     return " ".join(f"w{n}" for n in token_ids(count, seed))
 
 

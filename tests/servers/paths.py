@@ -1,4 +1,4 @@
-"""Where things lie: the sidecar's binary, the cache outside of the checkout, short folders for sockets."""
+"""Paths: the sidecar's binary, the cache outside of the checkout, short folders for sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def cache() -> Path:
-    """Folder for what is made once and kept."""
+    """Folder for files that are created once and kept."""
     if chosen := os.environ.get("KVCACHEPOOL_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvcachepool"
@@ -41,7 +41,7 @@ def example(name: str) -> Path:
 
 
 def short_folder() -> Path:
-    """A fresh folder whose path leaves room for a socket's name (108 bytes in all)."""
+    """A new folder with a path short enough for a socket (108 bytes in all)."""
     return Path(tempfile.mkdtemp(prefix="kvcp-", dir="/tmp"))
 
 
@@ -51,7 +51,7 @@ _PORTS = itertools.islice(itertools.cycle(range(12_000, 30_000)), os.getpid() * 
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now and that this process was not given before."""
+    """A free port of the loopback interface that this process did not return before."""
     for port in itertools.islice(_PORTS, 18_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""A pod: a folder that plays the shared volume, the real sidecar, a real vLLM engine beside it."""
+"""A pod: a folder as the shared volume, the real sidecar, and a real vLLM engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from servers.models import model
 from servers.sidecar import Sidecar, SidecarClient
 from servers.waiting import wait_for
 
-# Tokens of a block of vLLM on CPUs; hits come in whole blocks.
+# Tokens of a block of vLLM on CPUs. Hits are whole blocks.
 BLOCK = 128
 
 
 def attached(sidecar: SidecarClient) -> bool:
-    """Whether a vLLM is connected with worker and scheduler sessions, and all of them are served."""
+    """Whether a vLLM is connected with worker and scheduler sessions that are all served."""
     sessions = [s for s in sidecar.status()["sessions"] if s["connected"] and not s["off"]]
     roles = {s["role"].lower() for s in sessions}
     return {"scheduler", "worker"} <= roles and all(s["ready"] for s in sessions)
@@ -32,7 +32,7 @@ def wait_attached(sidecar: SidecarClient) -> None:
 
 
 def settle(sidecar: SidecarClient) -> None:
-    """Until no slot waits for a writer or a digest."""
+    """Waits until no slot has a pending writer or digest."""
 
     def settled() -> bool:
         slots = sidecar.status()["memory"]["slots"]
@@ -42,7 +42,7 @@ def settle(sidecar: SidecarClient) -> None:
 
 
 class Answer:
-    """What a request gave and where its prompt's KV came from."""
+    """The answer to a request, and the source of its prompt's KV."""
 
     def __init__(self, tokens: list[int], sources: dict[str, int]) -> None:
         self.tokens = tokens
@@ -70,13 +70,13 @@ class Pod:
         return self._engine
 
     def start_engine(self, name: str = "tiny", **arguments: Any) -> Engine:
-        """Starts vLLM without any word about the connector."""
+        """Starts vLLM without any reference to the connector."""
         self._engines += 1
         self._engine = Engine(self.folder, model(name), self.folder / f"vllm-{self._engines}.log", **arguments)
         return self._engine
 
     def start(self, name: str = "tiny", **arguments: Any) -> Pod:
-        """Both, attached to each other, with every tier open. The engine is that of `start_engine`."""
+        """Starts both, attached to each other, with every tier open. The engine is that of `start_engine`."""
         self.sidecar.start()
         self.start_engine(name, **arguments)
         self.attach()
@@ -84,7 +84,7 @@ class Pod:
         return self
 
     def attach(self, tokens: int = 300) -> None:
-        """Runs one short prompt, at which the scheduler side registers, and waits until every session is ready."""
+        """Runs one short prompt, with which the scheduler side registers, and waits until every session is ready."""
         if not self.attached():
             self.engine.generate([3 + n % 7 for n in range(tokens)], max_tokens=1)
         wait_attached(self.sidecar)
@@ -94,7 +94,7 @@ class Pod:
         return attached(self.sidecar)
 
     def ask(self, tokens: list[int], **arguments: Any) -> Answer:
-        """Runs one prompt and waits until all it stored can be read."""
+        """Runs one prompt and waits until everything that it stored is readable."""
         before = self.engine.counters()
         generated = self.engine.generate(tokens, **arguments)
         self.settle()
@@ -115,7 +115,7 @@ class Pod:
         return self.ask(tokens, **arguments)
 
     def add_asked(self, name: str, tokens: list[int]) -> None:
-        """Adds a request that the sidecar has answered before vLLM first asks about it: vLLM waits for 0.1 s only."""
+        """Adds a request that the sidecar answers before vLLM's first poll, because vLLM waits only 0.1 s."""
         before = self._chunks_told()
         self.engine.add(name, tokens)
         wait_for(lambda: self._chunks_told() > before, 20, "an answer to the request's early PROBE")
@@ -129,7 +129,7 @@ class Pod:
         return self.missed().get("unanswered", 0)
 
     def missed(self) -> dict[str, float]:
-        """Requested tokens that were not taken, by reason."""
+        """Requested tokens that were not hits, by reason."""
         return self.sidecar.metrics().by("kvcachepool_miss_tokens_total", "reason")
 
     def freeze_amid(self, freeze: Callable[[], None], tier: str, direction: str) -> None:
@@ -151,7 +151,7 @@ class Pod:
         wait_for(lambda: of("waiting_chunks") < left and of("in_flight_bytes") > 0, 10, f"a {direction} under way")
 
     def settle(self) -> None:
-        """Until all that was stored can be read; at once where no sidecar runs."""
+        """Waits until all stored chunks are readable. Returns at once without a sidecar."""
         if self.sidecar.running():
             settle(self.sidecar)
 

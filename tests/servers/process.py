@@ -1,4 +1,4 @@
-"""Processes in groups of their own that end with their test, also when the test itself is killed."""
+"""Processes in their own groups that end with their test, even if the test is killed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from servers.waiting import wait_for
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-# Lives beside us in a session of its own; when our end of its pipe closes, by whatever death, it kills the groups
-# that are left.
+# Runs in a separate session. When this process's end of its pipe closes, for any reason, it kills the remaining groups.
 _UNDERTAKER = """
 import os, signal, sys
 groups = set()
@@ -49,12 +48,12 @@ def _tell_undertaker(sign: str, group: int) -> None:
 
 
 def die_with_parent() -> None:
-    """The calling process is killed when the one that made it ends."""
+    """Kills the calling process when its parent ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process: none of one that is gone, also where it goes while we look."""
+    """Direct children of a process. Empty if it is gone, even during the call."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -72,7 +71,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs. A zombie does not, unless threads of it are still ending: they hold its files."""
+    """Whether the process runs. A zombie does not, unless some of its threads are still ending, because they hold its
+    files.
+    """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
@@ -81,7 +82,7 @@ def alive(pid: int) -> bool:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """CPU time that the processes have used so far, user and system."""
+    """User and system CPU time of the processes so far."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -91,7 +92,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def rss_anon_mib(pids: list[int]) -> float:
-    """Anonymous resident memory of the processes: shared memory is not in it."""
+    """Anonymous resident memory of the processes, without shared memory."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -101,13 +102,13 @@ def rss_anon_mib(pids: list[int]) -> float:
 
 
 def shared_memory(pids: list[int]) -> list[Path]:
-    """Files in /dev/shm that the processes have mapped: vLLM's outlive a SIGKILL."""
+    """Files in /dev/shm that the processes have mapped. vLLM's survive a SIGKILL."""
     mapped: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
                 fields = line.split(maxsplit=5)
-                # A semaphore is made under another name than it has later: only the inode is the same.
+                # A semaphore is created under another name, so only the inode is stable.
                 if len(fields) == 6 and fields[5].startswith("/dev/shm/"):
                     mapped.add(int(fields[4]))
     with contextlib.suppress(OSError):
@@ -116,7 +117,7 @@ def shared_memory(pids: list[int]) -> list[Path]:
 
 
 class _Child(Protocol):
-    """What is needed of a process that was started, by whatever means."""
+    """The interface of a started process."""
 
     pid: int
 
@@ -128,7 +129,7 @@ class _Child(Protocol):
 
 
 class Fork:
-    """A process that another one forked for us and reaps: its end is seen, not its exit status."""
+    """A process that another one forked and reaps. Its end is visible, but not its exit status."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -149,7 +150,7 @@ class Fork:
 
 
 class Process:
-    """A program with all its children, its output in a file."""
+    """A program with all its children, and its output in a file."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class Process:
 
     @classmethod
     def forked(cls, name: str, pid: int, log: Path) -> Process:
-        """One that leads a group of its own already and writes there."""
+        """A process that already leads its own group and writes to this file."""
         process = cls.__new__(cls)
         process._watch(name, Fork(pid), log)
         return process
@@ -196,7 +197,7 @@ class Process:
         return [self.pid, *descendants(self.pid)]
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Sends a signal to the whole group, and to all below the process that have groups of their own."""
+        """Sends a signal to the group, and to descendants in other groups."""
         below = self.tree()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
@@ -205,7 +206,7 @@ class Process:
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to all processes at once, as a container's end does, and waits until nothing of them is left."""
+        """Kills all processes at once, like the end of a container, and waits for their end."""
         left = self.tree()
         shared = shared_memory(left)
         self.signal_all(signal.SIGKILL)
@@ -216,7 +217,7 @@ class Process:
         _tell_undertaker("-", self.pid)
 
     def stop(self, seconds: float = 20) -> None:
-        """SIGTERM, and SIGKILL for what is left after the time."""
+        """SIGTERM, and SIGKILL for the rest after the timeout."""
         shared: list[Path] = []
         if self.running():
             shared = shared_memory(self.tree())

@@ -1,4 +1,4 @@
-"""A real Redis server, for tests and benchmarks: in memory alone, evicting what was used longest ago."""
+"""A real Redis server for tests and benchmarks: in memory only, with LRU eviction."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from servers.waiting import wait_for
 
 
 class RedisServer:
-    """A server that is empty whenever it is started; with further settings, as its command line has them.
-
-    With a folder of certificates that has `ca` and `server`, sidecars speak TLS with it, at a port of its own.
+    """A server that is empty at each start, with these settings on its command line. With a folder of certificates that
+    has `ca` and `server`, sidecars use TLS with it, at another port.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class RedisServer:
         return {"urls": [self.url], **({"ca": str(self.authority)} if self.authority else {})}
 
     def start(self) -> None:
-        """Starts it, on the same port each time."""
+        """Starts it, always on the same port."""
         assert self._process is None
         command = ["redis-server", "--port", str(self.port), "--bind", self.host, "--save", "", "--appendonly", "no"]
         command += ["--maxmemory", self._memory, "--maxmemory-policy", "allkeys-lru", "--dir", str(self.folder)]
@@ -69,7 +68,7 @@ class RedisServer:
         return False
 
     def ask(self, *words: str | bytes) -> bytes:
-        """Sends one command, and returns the first line of its answer and what follows at once."""
+        """Sends one command. Returns the first line of the reply and the bytes that follow at once."""
         parts = [word.encode() if isinstance(word, str) else word for word in words]
         request = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
         with socket.create_connection((self.host, self.port), 10) as connection:
@@ -86,12 +85,12 @@ class RedisServer:
         return set(subprocess.run(command, check=True, capture_output=True).stdout.split())
 
     def freeze(self) -> None:
-        """From now on it takes connections and answers nothing."""
+        """From now on it accepts connections and does not reply."""
         assert self._process is not None
         self._process.signal_all(signal.SIGSTOP)
 
     def kill(self) -> None:
-        """SIGKILL, also for one that is frozen: what it held is lost."""
+        """SIGKILL, even if frozen. Its content is lost."""
         assert self._process is not None
         self._process.kill()
         self._process = None

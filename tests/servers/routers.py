@@ -19,7 +19,7 @@ _PREFIX_KINDS = ("full_attention", "mla_attention", "sink_full_attention")
 
 
 def digest(*parts: Any) -> bytes:
-    """A hash of a block, as a router makes its own."""
+    """A router's own hash of a block."""
     return hashlib.sha256(repr(parts).encode()).digest()
 
 
@@ -37,7 +37,7 @@ class LlmD:
         self.kinds: dict[int, str | None] = {}
 
     def restart(self) -> None:
-        """The worker's sequence began anew: all of it is forgotten, but not what its hashes mean."""
+        """The worker's sequence restarted. Forgets its blocks, but not the meaning of its hashes."""
         self.entries.clear()
         self.counts.clear()
 
@@ -86,7 +86,7 @@ class LlmD:
             self.entries.get(self.request_keys.get(block, b""), set()).discard(place)
 
     def blocks(self, tokens: Sequence[int], size: int, medium: str) -> int:
-        """Leading blocks of a prompt that the worker is said to hold there."""
+        """Leading blocks of a prompt that the router assigns to the worker."""
         key = b""
         for at in range(len(tokens) // size):
             key = digest(key, list(tokens[at * size : (at + 1) * size]), None, None)
@@ -104,7 +104,7 @@ class Dynamo:
         self.owned: dict[str, dict[Any, tuple[Any, bytes]]] = {}
 
     def restart(self) -> None:
-        """Another worker has taken the place of this one."""
+        """Another worker has replaced this one."""
         self.edges.clear()
         self.owned.clear()
 
@@ -140,7 +140,7 @@ class Dynamo:
             parent = block
 
     def blocks(self, tokens: Sequence[int], size: int, medium: str) -> int:
-        """Leading blocks of a prompt that the worker is said to hold there."""
+        """Leading blocks of a prompt that the router assigns to the worker."""
         edges, parent = self.edges.get(medium, {}), None
         for at in range(len(tokens) // size):
             parent = edges.get((parent, digest(list(tokens[at * size : (at + 1) * size]), None, None)))
@@ -150,7 +150,7 @@ class Dynamo:
 
 
 class Publisher:
-    """In vLLM's place: encodes a batch as vLLM's publisher does; routers decode it by vLLM's own types."""
+    """Replaces vLLM's publisher: encodes a batch as vLLM does, and routers decode it with vLLM's types."""
 
     def __init__(self, *routers: LlmD | Dynamo) -> None:
         self.routers = list(routers)
@@ -162,7 +162,7 @@ class Publisher:
         self.deliver(self._encode(batch))
 
     def deliver(self, payload: bytes) -> None:
-        """What a router does with what it received."""
+        """A router's processing of a received batch."""
         batch = msgspec.msgpack.decode(payload, type=KVEventBatch)
         assert batch.ts <= time.time()
         self.events += batch.events
@@ -171,14 +171,14 @@ class Publisher:
                 router.apply(event)
 
     def get_publisher_config(self) -> None:
-        """There is none."""
+        """No config."""
 
     def shutdown(self) -> None:
-        """Ends nothing."""
+        """Does nothing."""
 
 
 def replayed(endpoint: str, first: int = 0, seconds: float = 20) -> list[bytes]:
-    """All batches from a number on that a vLLM has published and still keeps, by its own replay."""
+    """All batches from a number on that a vLLM has published and still keeps, from its own replay."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as asks:
         asks.linger = 0
         asks.connect(endpoint)
@@ -194,7 +194,7 @@ def replayed(endpoint: str, first: int = 0, seconds: float = 20) -> list[bytes]:
 
 
 class Subscriber:
-    """Routers behind vLLM's socket: a gap in the numbers of batches is filled by vLLM's replay."""
+    """Routers behind vLLM's socket. A gap in the batch numbers is filled by vLLM's replay."""
 
     def __init__(self, endpoint: str, replay: str, routers: Publisher) -> None:
         self.next = 0
@@ -208,7 +208,7 @@ class Subscriber:
         self._socket.connect(endpoint)
 
     def receive(self, lost: Callable[[], bool]) -> None:
-        """Takes what has come. `lost` says of each batch whether it never did."""
+        """Receives pending batches. `lost` decides whether a batch is dropped."""
         while self._socket.poll(20):
             _, sequence, payload = self._socket.recv_multipart()
             number = int.from_bytes(sequence, "big")
@@ -221,7 +221,7 @@ class Subscriber:
                 self._deliver(payload)
 
     def catch_up(self) -> None:
-        """Asks for all batches from the first one that is missing on."""
+        """Requests all batches from the first missing one on."""
         for payload in replayed(self._replay, self.next):
             self._deliver(payload)
 

@@ -19,10 +19,10 @@ BUCKET = "kv-bucket"
 
 
 class S3Server:
-    """A server with an empty bucket; with a certificate, as files of it and of its key, it speaks TLS alone."""
+    """A server with an empty bucket. With a certificate and its key as files, it only accepts TLS."""
 
     key_id, secret = "kvcachepool-test", "only-for-this-test"
-    #: Another user: may do what `let_guest` says, and nothing before.
+    #: Another user with the permissions of `let_guest`, none at first.
     guest_id, guest_secret = "kvcachepool-guest", "only-for-this-guest"
 
     def __init__(
@@ -70,22 +70,22 @@ class S3Server:
         return list((self.data / BUCKET).rglob("*.kv"))
 
     def let_guest(self, *permissions: str) -> None:
-        """From now on the guest may do this in the bucket, and nothing else."""
+        """Sets the guest's permissions in the bucket."""
         bucket = f"arn:aws:s3:::{BUCKET}"
         may = {"Effect": "Allow", "Action": permissions, "Resource": [bucket, f"{bucket}/*"]}
         policy = {"Version": "2012-10-17", "Statement": [{**may, "Principal": [self.guest_id]}]}
         signed = ["--aws-sigv4", f"aws:amz:{self._region}:s3", "--user", f"{self.key_id}:{self.secret}"]
-        # Curls before 8 leave that header out.
+        # curl before version 8 omits that header.
         command = ["curl", "-sSf", "--insecure", *signed, "--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]
         command += ["--request", "PUT", "--data", json.dumps(policy), f"{self.endpoint}/{BUCKET}?policy="]
         subprocess.run(command, check=True, capture_output=True, timeout=20)
 
     def freeze(self) -> None:
-        """From now on it takes connections and answers nothing."""
+        """From now on it accepts connections and does not reply."""
         self.process.signal_all(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """It goes on."""
+        """It continues."""
         self.process.signal_all(signal.SIGCONT)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The real sidecar in a folder that plays the pod's shared volume, and a client of any."""
+"""The real sidecar in a folder as the pod's shared volume, and a client of any sidecar."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from servers.waiting import wait_for
 
 
 def export_connector(folder: Path, *arguments: str) -> None:
-    """Writes the connector's package into the folder that goes onto PYTHONPATH."""
+    """Writes the connector's package into the folder for PYTHONPATH."""
     subprocess.run(
         [paths.sidecar_binary(), "export-connector", str(folder), *arguments], check=True, stdout=subprocess.DEVNULL
     )
 
 
 class SidecarClient:
-    """Whoever asks a sidecar over HTTP."""
+    """A client of a sidecar's admin HTTP."""
 
     def __init__(self, host: str, port: int) -> None:
         self.port = port
@@ -33,20 +33,20 @@ class SidecarClient:
         self.url = f"http://{host}:{port}"
 
     def metrics(self) -> Samples:
-        """What /metrics says now."""
+        """The current /metrics."""
         status, text = web.get(f"{self.url}/metrics")
         assert status == 200, f"/metrics answered {status}"
         return Samples.parse(text)
 
     def status(self) -> dict[str, Any]:
-        """What /v1/status says now."""
+        """The current /v1/status."""
         status, text = web.get(f"{self.url}/v1/status")
         assert status == 200, f"/v1/status answered {status}"
         answer: dict[str, Any] = json.loads(text)
         return answer
 
     def tier_state(self, name: str) -> str:
-        """What /v1/status says of a tier now."""
+        """The current state of a tier in /v1/status."""
         return next(str(tier["state"]) for tier in self.status()["tiers"] if tier["name"] == name)
 
     def tiers_ready(self) -> bool:
@@ -61,7 +61,7 @@ class SidecarClient:
 
 
 class Sidecar(SidecarClient):
-    """One sidecar; it may be started, killed and started again in the same folder."""
+    """One sidecar. It may be started, killed and started again in the same folder."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class Sidecar(SidecarClient):
                 self._config[section] = values
 
     def _write_config(self) -> None:
-        """As a whole: a running sidecar looks at it whenever it likes."""
+        """Atomically, because a running sidecar may read it at any time."""
         new = self.folder / "config.new"
         new.write_text(json.dumps(self._config, indent=1))
         new.replace(self._config_file)
 
     def start(self, *, ready_seconds: float | None = 30) -> Sidecar:
-        """Starts it and, unless None is given, waits until /readyz says yes."""
+        """Starts it and waits until /readyz succeeds, unless None is given."""
         assert self._process is None
         self._write_config()
         command = [str(paths.sidecar_binary()), "run", "--config", str(self._config_file)]
@@ -112,7 +112,7 @@ class Sidecar(SidecarClient):
         return self
 
     def change(self, config: dict[str, Any]) -> None:
-        """Changes keys that a running sidecar takes over, and waits until it has."""
+        """Changes keys that a running sidecar reloads, and waits until it has."""
 
         def taken() -> float:
             return self.metrics().total("kvcachepool_config_reloads_total", result="applied")
@@ -128,7 +128,7 @@ class Sidecar(SidecarClient):
         self._set(config)
 
     def wait_ready(self, seconds: float = 30) -> None:
-        """Until the memory tier serves and all of its pages are there: GRANTs for room to come are put off."""
+        """Waits until the memory tier serves and all its pages are allocated: GRANTs are deferred before that."""
         process = self.process
 
         def ready() -> bool:
@@ -156,7 +156,7 @@ class Sidecar(SidecarClient):
 
     @property
     def engine_pid(self) -> int:
-        """The engine below the supervisor."""
+        """The engine process below the supervisor."""
         found = wait_for(lambda: children(self.process.pid), 10, "an engine process")
         return found[0]
 
@@ -177,13 +177,13 @@ class Sidecar(SidecarClient):
         return flipped
 
     def kill_engine(self) -> None:
-        """SIGKILL to the engine alone; waits until the supervisor has started another one."""
+        """Kills only the engine process. Waits until the supervisor has started another one."""
         dead = self.engine_pid
         os.kill(dead, signal.SIGKILL)
         wait_for(lambda: not alive(dead) and children(self.process.pid), 20, "a new engine process")
 
     def kill_tree(self) -> None:
-        """The death of the whole container."""
+        """Kills all processes, like the end of the container."""
         self.process.kill()
         self._process = None
 
@@ -192,11 +192,11 @@ class Sidecar(SidecarClient):
         self.process.signal_all(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT to both; harmless where they run."""
+        """SIGCONT to both."""
         self.process.signal_all(signal.SIGCONT)
 
     def stop(self) -> None:
-        """SIGTERM; also ends one that is frozen."""
+        """SIGTERM, also for a frozen one."""
         if self._process is not None:
             with contextlib.suppress(AssertionError):
                 self._process.stop()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-# The oldest vLLM whose connector API is served, and the newest that the tests have run with.
+# The oldest supported vLLM, and the newest that the tests have run with.
 OLDEST = (0, 30)
 NEWEST = (0, 32)
 
 
 def too_old() -> bool:
-    """Whether this vLLM is one that the cache leaves alone."""
+    """Whether this vLLM is too old for the connector."""
     return _minor() < OLDEST
 
 
 def newest() -> bool:
-    """Whether this vLLM has all names that the connector knows; an older one lacks some."""
+    """Whether this vLLM has all names that the connector knows. An older one lacks some."""
     return _minor() >= NEWEST
 
 

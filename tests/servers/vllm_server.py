@@ -17,7 +17,7 @@ from servers.waiting import wait_for
 
 
 class Reply(NamedTuple):
-    """What one streamed request gave."""
+    """The result of one streamed request."""
 
     text: str
     first_token_seconds: float
@@ -26,7 +26,7 @@ class Reply(NamedTuple):
 
 
 class VllmClient:
-    """Whoever asks a server."""
+    """A client of a server."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
@@ -34,11 +34,11 @@ class VllmClient:
         self.url = f"http://{host}:{port}"
 
     def metrics(self) -> Samples:
-        """What its /metrics says."""
+        """The current /metrics."""
         return Samples.parse(web.get(f"{self.url}/metrics")[1])
 
     def complete(self, prompt: str | list[int], prompt_tokens: int, *, max_tokens: int = 16, **extra: Any) -> Reply:
-        """Streams one completion; its sources are read once vLLM's counters have grown by `prompt_tokens`."""
+        """Streams one completion. Its sources are read once vLLM's counters have grown by `prompt_tokens`."""
         before = self.metrics()
         body = {
             "model": "model",
@@ -73,12 +73,12 @@ class VllmClient:
         return Reply(text, first, seconds, wait_for(counted, 10, "vLLM's counters of the request"))
 
     def reset_prefix_cache(self) -> None:
-        """Empties vLLM's own prefix cache, not ours; stores under way hold blocks for a moment, and then it says no."""
+        """Empties vLLM's own prefix cache. Stores in flight hold blocks for a moment, and then it refuses."""
 
         def done() -> bool:
             status, text = web.post(f"{self.url}/reset_prefix_cache")
             assert status == 200, f"/reset_prefix_cache answered {status}: {text}"
-            # Versions before 0.31 answer without a body.
+            # Versions before 0.31 reply without a body.
             return not text or bool((json.loads(text) or {}).get("success", True))
 
         wait_for(done, 20, "a reset of vLLM's prefix cache", pause=0.1)
@@ -111,7 +111,7 @@ class VllmServer(VllmClient):
         self.process = Process("vllm serve", command, log, env=environment(folder, **variables))
 
     def wait_ready(self, seconds: float = 240) -> VllmServer:
-        """Until /health says yes."""
+        """Waits until /health succeeds."""
 
         def ready() -> bool:
             if not self.process.running():

@@ -14,7 +14,7 @@ class TimedOut(AssertionError):
 
 
 def wait_for(condition: Callable[[], T | None], seconds: float, what: str, *, pause: float = 0.02) -> T:
-    """Asks until the answer is true and returns it; `what` names the condition in the error."""
+    """Polls until the result is true and returns it. `what` names the condition in the error."""
     deadline = time.monotonic() + seconds
     while True:
         answer = condition()

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def get(url: str, seconds: float = 5) -> tuple[int, str]:
-    """Status and body; status 0 when nobody answers."""
+    """Status and body. Status 0 without a response."""
     try:
         with urllib.request.urlopen(url, timeout=seconds) as answer:
             return answer.status, answer.read().decode()

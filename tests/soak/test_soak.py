@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bench.soak import MODELS, soak
 
-#: What the allocator's own ups and downs take in so short a time.
+#: Tolerance for fluctuations of the allocator in this time.
 GROWTH_PERCENT_MAX = 15
 
 
-def test_memory_stays_and_no_byte_is_wrong_while_every_tier_works_and_fails() -> None:
+def test_memory_is_stable_and_all_bytes_correct_while_tiers_work_and_fail() -> None:
     soaked = soak(120)
     assert soaked.growth_percent < GROWTH_PERCENT_MAX, soaked
     for model in MODELS:

@@ -1,1 +1,1 @@
-"""A stress test with an oracle: a real vLLM under pressure, with faults, says what an engine without a cache says."""
+"""A stress test with an oracle: a real vLLM under pressure, with faults, answers like an engine without a cache."""

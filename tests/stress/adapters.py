@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 _RANK, _HIDDEN, _LAYERS = 8, 256, 4
-#: Outputs of the projections that decide what a block of KV holds.
+#: Outputs of the projections that decide the content of a KV block.
 _OUTPUTS = {"q_proj": 256, "k_proj": 128, "v_proj": 128}
 
 
 def write(folder: Path, content: int) -> None:
-    """Writes the adapter with this content, in place of what the folder has."""
+    """Writes the adapter with this content, replacing the folder's files."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The engines that are put under stress."""
+"""The engines under stress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 #: Tokens of a block, and of a chunk of the cache.
 BLOCK, CHUNK = 32, 64
-#: Sequences of a step.
+#: Sequences per step.
 SEQUENCES = 6
 #: Few blocks for several sequences, so that vLLM preempts, and steps that split most prompts.
 _PRESSURE: dict[str, Any] = {
@@ -17,11 +17,11 @@ _PRESSURE: dict[str, Any] = {
     "max_num_seqs": SEQUENCES,
     "max_model_len": 416,
 }
-#: Adapters take turns in the only place for one.
+#: Adapters share the only place for one.
 _LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": 8}
 _TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
-#: Kinds of events that every configuration has to see.
+#: Kinds of events that every configuration must see.
 _ALWAYS = frozenset(
     {
         "finished",
@@ -41,18 +41,18 @@ _ALWAYS = frozenset(
         "resets_while_running",
     }
 )
-#: What takes the engine's own process to bring about or to see.
+#: Kinds that need the engine in this process.
 _IN_PROCESS = frozenset({"loads_failed", "vllm_killed"})
 
 
 @dataclass(frozen=True)
 class Config:
-    """One engine with its sidecar, and the kinds of events that have to occur there."""
+    """One engine with its sidecar, and the kinds of events that must occur."""
 
     name: str
     model: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    #: A checkpoint of the same shape whose weights take turns with the model's.
+    #: A checkpoint of the same shape, whose weights alternate with the model's.
     other: str | None = None
     lora: bool = False
     disk: bool = False
@@ -63,7 +63,7 @@ class Config:
 
     @property
     def ranks(self) -> int:
-        """Worker processes; one runs in the engine's own."""
+        """Worker processes. One rank runs in the engine's process."""
         return int(self.arguments.get("tensor_parallel_size", 1))
 
     @property
@@ -73,18 +73,18 @@ class Config:
 
     @property
     def oracle_arguments(self) -> dict[str, Any]:
-        """The same on one rank, where every token is computed."""
+        """The same on one rank, without a cache."""
         mine = {name: value for name, value in self.engine_arguments.items() if name not in _TWO_RANKS}
         return mine | {"enable_prefix_caching": False}
 
     @property
     def oracle_name(self) -> str:
-        """Configurations of the same name have the same oracle."""
+        """Configurations with the same name share an oracle."""
         return f"{self.model}-lora" if self.lora else self.model
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Events without which the configuration proves too little."""
+        """Events that must occur in the configuration."""
         if self.off:
             return frozenset({"finished", "aborted", "off_by_name"})
         kinds = _ALWAYS if self.ranks > 1 else _ALWAYS | _IN_PROCESS

@@ -1,4 +1,4 @@
-"""How often each kind of event occurred, also over the sidecar's lives."""
+"""Counts of each kind of event, across restarts of the sidecar."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Counts:
         """Counts an event."""
         self.kinds[kind] += count
 
-    def look(self, sidecar: Sidecar) -> None:
-        """Takes what the sidecar counted since the last look; what it counts between a look and its death is lost."""
+    def collect(self, sidecar: Sidecar) -> None:
+        """Collects the sidecar's counters since the last call. Counts between a call and its death are lost."""
         metrics = sidecar.metrics()
         for kind, (name, labels) in _SIDECAR.items():
             value = metrics.total(name, **labels)
@@ -41,18 +41,18 @@ class Counts:
             self._seen[kind] = value
 
     def died(self) -> None:
-        """The sidecar begins to count from 0."""
+        """The sidecar's counters restart at 0."""
         self._seen.clear()
 
-    def look_at(self, engine: Engine) -> None:
-        """Takes vLLM's preemptions since the last look."""
+    def collect_vllm(self, engine: Engine) -> None:
+        """Collects vLLM's preemptions since the last call."""
         now = engine.counters()
         before = self._before.total("vllm:num_preemptions") if self._before is not None else 0
         self.add("preempted", int(now.total("vllm:num_preemptions") - before))
         self._before = now
 
     def restarted(self) -> None:
-        """vLLM begins to count from 0."""
+        """vLLM's counters restart at 0."""
         self._before = None
 
     def missing(self, kinds: frozenset[str]) -> list[str]:

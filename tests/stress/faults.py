@@ -1,4 +1,4 @@
-"""What is done to the sidecar while requests run, and when it is undone."""
+"""Faults of the sidecar while requests run, and their ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Faults:
         self._start_at: float | None = None
 
     def pass_time(self) -> None:
-        """Ends the faults whose time is over."""
+        """Ends expired faults."""
         now = time.monotonic()
         if self._thaw_at is not None and now >= self._thaw_at:
             self._thaw()
@@ -42,13 +42,13 @@ class Faults:
             self._start()
         self.sidecar.wait_ready(60)
 
-    def look(self) -> None:
-        """Counts what the sidecar counted, if it can be asked."""
+    def collect(self) -> None:
+        """Collects the sidecar's counters if it answers."""
         if self._thaw_at is None and self.sidecar.running() and web.get(f"{self.sidecar.url}/readyz", 1)[0] == 200:
-            self._counts.look(self.sidecar)
+            self._counts.collect(self.sidecar)
 
     def freeze(self) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
+        """SIGSTOP, and SIGCONT later."""
         if self._start_at is not None:
             self._start()
         seconds = self._chance.choice((0.05, 0.3, 0.7, 1.5))
@@ -58,10 +58,10 @@ class Faults:
         self._counts.add("frozen")
 
     def kill_container(self) -> None:
-        """SIGKILL to all of it, and a start after a while."""
+        """SIGKILL to all processes, and a start later."""
         if self._start_at is not None:
             self._start()
-        self.look()
+        self.collect()
         seconds = self._chance.choice((0.0, 0.2, 1.0))
         self._note(f"the sidecar's container is killed and starts after {seconds} s")
         self.sidecar.kill_tree()
@@ -77,7 +77,7 @@ class Faults:
             self._thaw()
         if self._start_at is not None:
             self._start()
-        self.look()
+        self.collect()
         self._note("the sidecar's engine process is killed")
         self._set_boots(0)
         self.sidecar.kill_engine()
@@ -85,7 +85,7 @@ class Faults:
         self._counts.add("engines_killed")
 
     def restart_cold(self) -> None:
-        """A restart with new memory: nothing that vLLM was told of is there any more."""
+        """Restarts with new memory: all chunks are lost."""
         self.kill_container()
         self._note("it takes no memory back")
         self._set_boots(_BOOTS_DISTRUSTED)
@@ -93,7 +93,7 @@ class Faults:
         self._counts.add("restarted_cold")
 
     def _set_boots(self, number: int) -> None:
-        """What the next start knows of those before it: 0 as after a minute of health."""
+        """Sets the number of recent starts for the next one. 0 is like after a minute of health."""
         with self.sidecar.socket.with_name("sidecar.lock").open("r+b") as file:
             file.seek(_BOOTS_AT)
             file.write(number.to_bytes(4, "little"))

@@ -1,4 +1,4 @@
-"""What an engine without a connector says to the same requests."""
+"""The answers of an engine without a connector to the same requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARGIN = 1e-3
 
 
 class Question(NamedTuple):
-    """What decides a request's answer: weights by the name of the model, an adapter's content, the prompt."""
+    """The inputs of an answer: weights by the name of the model, an adapter's content, the prompt."""
 
     weights: str
     adapter: int | None
@@ -26,7 +26,7 @@ class Question(NamedTuple):
 
 
 class Oracle:
-    """One engine per checkpoint; each question is answered once."""
+    """One engine per checkpoint. Each question is answered once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class Oracle:
         engine = self._engine(config, weights)
         outputs: dict[str, Output] = {}
         margins: dict[str, list[float]] = {}
-        # Some backends disagree with themselves about several sequences in a step.
+        # Some backends give different results for several sequences in a step.
         for batch in [questions] if config.at_once > 1 else [[question] for question in questions]:
             for question in batch:
                 number = str(questions.index(question))
@@ -69,7 +69,7 @@ class Oracle:
         name = f"{config.oracle_name}-{weights}"
         if name not in self._engines:
             log = self._folder / f"oracle-{name}.log"
-            # The code that picks log probabilities would be compiled for half a minute.
+            # The code for log probabilities would be compiled for half a minute.
             self._engines[name] = Engine(
                 None,
                 model(weights),

@@ -1,4 +1,4 @@
-"""Requests drawn from a prefix tree, all from the seed."""
+"""Requests from a prefix tree, determined by the seed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from servers.models import VOCABULARY
 
-#: Longest answer; the oracle gives as many tokens.
+#: Longest answer. The oracle generates as many tokens.
 MAX_TOKENS = 10
 _LONGEST = 400
 _SALTS = ("red", "blue")
 _TAGS: tuple[Any, ...] = ("a", ["a", "b"], {"tenant": "a"}, {"tenant": "b"})
-#: Wishes that change what is stored or loaded, never an answer.
+#: Options that change what is stored or loaded, but never an answer.
 _WISHES: tuple[dict[str, Any], ...] = (
     {"kvcachepool.store": False},
     {"kvcachepool.skip_last_tokens": 50},
@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
 
 
 class PrefixTree:
-    """Prompts that share beginnings of any length: some end inside of a block, some inside of a chunk."""
+    """Prompts that share beginnings of any length. Some end inside of a block, some inside of a chunk."""
 
     def __init__(self, chance: random.Random, *, roots: int = 2, prompts: int = 10) -> None:
         self._chance = chance
@@ -53,14 +53,14 @@ class PrefixTree:
     def _path(self) -> tuple[int, ...]:
         chance = self._chance
         first, *rest = chance.choice(self._roots)
-        # Segments of the same root in any order: the same tokens behind other prefixes too.
+        # Segments of the same root in any order, so the same tokens also follow other prefixes.
         tokens = first + tuple(token for part in chance.sample(rest, chance.randint(1, 3)) for token in part)
         if chance.random() < 0.3:
             tokens = tokens[: chance.randint(20, len(tokens))]
         return tokens[:_LONGEST]
 
     def grow(self) -> None:
-        """A third of the prompts is replaced, and with them a root now and then."""
+        """Replaces a third of the prompts, and occasionally a root."""
         chance = self._chance
         if chance.random() < 0.5:
             self._roots[chance.randrange(len(self._roots))] = self._branch()
@@ -68,7 +68,7 @@ class PrefixTree:
             self.prompts[chance.randrange(self._count)] = self._path()
 
     def draw(self) -> Wanted:
-        """The next request; often one of the last ones again."""
+        """The next request, often a repetition of a recent one."""
         chance = self._chance
         max_tokens = chance.randint(1, MAX_TOKENS)
         abort_after = chance.randint(0, 8) if chance.random() < 0.12 else None

@@ -1,4 +1,4 @@
-"""One configuration under stress: traffic, faults and resets on a real engine, and what must hold all the time."""
+"""One configuration under stress: traffic, faults and resets on a real engine, and the invariants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stress.configs import BLOCK, CHUNK, SEQUENCES
 from stress.prompts import MAX_TOKENS, Wanted
 from stress.traffic import STATIC_ADAPTERS, StressFailed, Traffic
 
-#: With no request left, blocks are free again after so long: a store whose sidecar is frozen holds them for a second.
+#: Without requests, blocks are free again after this time: a store with a frozen sidecar holds them for a second.
 RESET_SECONDS = 20.0
 _REQUESTS_PER_EPOCH = 40
 #: A prompt may be stored too early for the disk, and a busy machine may not find in time what the disk has.
@@ -21,7 +21,7 @@ _DISK_TRIES = 4
 
 
 class Rig(Traffic):
-    """The engine under stress: what is done to it, in an order that comes from the seed."""
+    """The engine under stress, with a sequence of events from the seed."""
 
     def start(self) -> None:
         """The engine alone."""
@@ -31,7 +31,7 @@ class Rig(Traffic):
                 self._new_adapter(name)
 
     def control(self) -> None:
-        """Traffic while there is no sidecar, so no cache: with a difference here, the comparison proves nothing."""
+        """Traffic without a sidecar, so without a cache. A difference here would invalidate the comparison."""
         self._note("control without a cache")
         self._traffic(_REQUESTS_PER_EPOCH, [])
         try:
@@ -46,7 +46,7 @@ class Rig(Traffic):
         self._sources.clear()
 
     def attach(self) -> None:
-        """The sidecar comes, and the engine finds it; or the cache is off by its name."""
+        """Starts the sidecar and waits until the engine is attached, or the cache is off by name."""
         self.pod.sidecar.start(ready_seconds=60)
         if self.config.off:
             reasons = {session["off"] for session in self.pod.sidecar.status()["sessions"]}
@@ -57,7 +57,7 @@ class Rig(Traffic):
         self._served()
 
     def epoch(self) -> None:
-        """Traffic with every kind of fault in it, then a check of all answers and of what is left."""
+        """Traffic with every kind of fault, then a check of all answers and leftovers."""
         self._tree.grow()
         self._traffic(_REQUESTS_PER_EPOCH, self._deck())
         self._rest()
@@ -75,7 +75,7 @@ class Rig(Traffic):
         if self.counts.kinds["epochs"]:
             deck = [event for event in deck for _ in range(self._chance.choice((0, 1, 1, 2)))]
         self._chance.shuffle(deck)
-        # Before the first reset of the connector: what comes after it is not written to lower tiers.
+        # Before the first reset of the connector, because later chunks are not written to lower tiers.
         deck[:0] = ["load_from_disk"] if config.disk and not self._unshared else []
         self.counts.add("epochs")
         return deck
@@ -95,7 +95,7 @@ class Rig(Traffic):
         self._finish()
 
     def _rest(self) -> None:
-        """With no request left nothing is left behind, and what is named anew is found nowhere."""
+        """Without requests nothing is left behind, and new namespaces find nothing."""
         self.faults.end()
         if not self.pod.sidecar.running():
             raise self.failure("the sidecar is not running")
@@ -110,9 +110,9 @@ class Rig(Traffic):
                 self._reset_prefix_cache()
                 self._must_be_cold(self._ask(prompt, **fresh), f"a new {kind}")
             self._reset_prefix_cache()
-        self.faults.look()
-        self.counts.look_at(self.engine)
-        if "a bug in the KV cache connector" in self.engine.log_text():
+        self.faults.collect()
+        self.counts.collect_vllm(self.engine)
+        if "unexpected error in the KV cache connector" in self.engine.log_text():
             raise self.failure("the connector raised: see the log")
 
     # -- events that need the engine
@@ -162,7 +162,7 @@ class Rig(Traffic):
         self.counts.add("reloads")
 
     def _replace_adapter(self) -> None:
-        """Other weights under the same name, path and number."""
+        """Replaces the weights under the same name, path and number."""
         self._served()
         prompt = self._chance.choice(self._tree.prompts)
         last = [name for name in self._adapters if name.startswith("green")][-1]
@@ -176,15 +176,15 @@ class Rig(Traffic):
         self._adapters[last] = adapter, self._contents
         self._reset_prefix_cache()
         self._must_be_cold(self._ask(prompt, adapter=last), "other weights of the adapter were loaded")
-        # Its number is not cached from here on: requests go on with another one, and sometimes this one.
+        # Its number is not cached from now on. Requests continue with another one, and sometimes this one.
         self._new_adapter(f"green{adapter.number}")
         self.counts.add("adapters_replaced_in_place")
 
     def _kill_vllm(self) -> None:
-        """With all requests that run, and their loads and stores."""
+        """Kills vLLM with all running requests, loads and stores."""
         self._note(f"vLLM is killed with {len(self._running)} requests")
         self._take_sources()
-        self.counts.look_at(self.engine)
+        self.counts.collect_vllm(self.engine)
         self.counts.add("lost_with_vllm", len(self._running))
         self._running.clear()
         self.engine.kill()
@@ -199,7 +199,7 @@ class Rig(Traffic):
     def _served(self) -> None:
         self._finish()
         self.faults.end()
-        # At its first request the scheduler's side registers.
+        # The scheduler's side registers at its first request.
         self._ask(self._prompt(BLOCK * 2))
         wait_attached(self.pod.sidecar)
 
@@ -207,7 +207,7 @@ class Rig(Traffic):
         return tuple(token_ids(tokens, self._chance.randrange(1 << 30)))
 
     def _hit_partly_local(self) -> None:
-        """vLLM holds the beginning of a prompt, the cache more."""
+        """vLLM holds the beginning of a prompt, and the cache more."""
         self._served()
         prompt = self._prompt(300)
         self._ask(prompt)
@@ -217,7 +217,7 @@ class Rig(Traffic):
         self._ask(prompt)
 
     def _load_from_disk(self) -> None:
-        """Memory starts anew, the disk has what it held."""
+        """Memory is empty, and the disk keeps its content."""
         if not any(self._loads_from_disk() for _ in range(_DISK_TRIES)):
             raise self.failure("nothing is loaded from disk")
 
@@ -245,7 +245,7 @@ class Rig(Traffic):
         return self.pod.sidecar.metrics().total("kvcachepool_tier_write_chunks", tier="disk", result="stored")
 
     def _preempt(self) -> None:
-        """As many requests as run at once need one block more than there are, each in the middle of its answer."""
+        """As many requests as run at once need one block more than exist, each in the middle of its answer."""
         self._finish()
         self._note("requests that do not fit together")
         for _ in range(SEQUENCES):
@@ -264,7 +264,7 @@ class Rig(Traffic):
         self._note("two loads, of which the first takes two seconds")
         self.engine.delay_load(2.0)
         for prompt in prompts:
-            # One after the other: loads of one step are copied together.
+            # One after another, because loads of one step are copied together.
             loading = self._send(Wanted(prompt, 4, None, None, None), self._usual_adapter).name
             deadline = time.monotonic() + 1
             while loading in self._running and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""All configurations, one after the other."""
+"""Runs all configurations, one after another."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stress.oracle import Oracle
 from stress.rig import Rig
 from stress.traffic import StressFailed
 
-#: A slow machine may need more epochs than its time has to see every kind of event.
+#: A slow machine may need more epochs than fit its time to see every kind of event.
 _MORE_EPOCHS = 4
 _LOGS = ROOT / "target" / "stress"
-#: Most requests have to be decided to their last token.
+#: Most requests must be comparable to their last token.
 _UNDECIDED_SHARE = 0.2
 
 
 def stress(seconds: float, seed: int, only: str | None = None) -> Counter[str]:
-    """Runs for about so long and returns how often each kind of event occurred. Raises `StressFailed`."""
+    """Runs for about this long and returns the count of each kind of event. Raises `StressFailed`."""
     start = time.monotonic()
     configs = [config for config in CONFIGS if only in (None, config.name)]
     total: Counter[str] = Counter()
@@ -81,7 +81,7 @@ def _one(config: Config, seed: int, seconds: float, oracle: Oracle) -> Counter[s
 
 
 def _keep(rig: Rig) -> None:
-    """Logs outlive a failure."""
+    """Keeps the logs after a failure."""
     _LOGS.mkdir(parents=True, exist_ok=True)
     for log in rig.pod.folder.glob("*.log"):
         shutil.copy(log, _LOGS / f"{rig.config.name}-{log.name}")

@@ -1,4 +1,4 @@
-"""Requests to one engine with its sidecar, and what must hold of their answers."""
+"""Requests to one engine with its sidecar, and the invariants of their answers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from stress.prompts import PrefixTree, Wanted
 #: No request takes longer, whatever is done to the sidecar. Far more than a busy machine needs.
 REQUEST_SECONDS = 90.0
 _LAST_EVENTS = 40
-#: Adapters that stay what they are.
+#: Adapters that do not change.
 STATIC_ADAPTERS = ("red", "blue")
 
 
 class StressFailed(AssertionError):
-    """A wrong answer, a hang, or something left behind."""
+    """A wrong answer, a hang, or a leftover."""
 
 
 @dataclass
 class Asked:
-    """A request that was sent."""
+    """A sent request."""
 
     name: str
     wanted: Wanted
@@ -49,7 +49,7 @@ class Asked:
 
 
 class Traffic:
-    """The engine under stress, its sidecar, and the random choices, all of which come from the seed."""
+    """The engine under stress, its sidecar, and all random choices, which come from the seed."""
 
     def __init__(self, config: Config, seed: int, oracle: Oracle) -> None:
         self.config = config
@@ -76,7 +76,7 @@ class Traffic:
         self.faults = Faults(self.pod.sidecar, self._chance, self.counts, self._note)
 
     def _start_engine(self) -> None:
-        # Threads that wait for each other are slow where other processes take their cores.
+        # Threads that wait for each other are slow if other processes take their cores.
         env = {"PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
         if self.config.ranks > 1:
             env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
@@ -94,8 +94,7 @@ class Traffic:
         self._adapters[name] = adapter, self._contents
 
     def _choose_adapter(self) -> str:
-        # vLLM for CPUs gives requests without an adapter that of others in the same step: where there are any, all
-        # requests have one.
+        # vLLM for CPUs applies an adapter to all requests of a step, so either all requests have one or none.
         return self._chance.choice([*STATIC_ADAPTERS, *list(self._adapters)[-2:]]) if self._adapters else ""
 
     @property
@@ -133,7 +132,7 @@ class Traffic:
         return asked
 
     def _turn(self) -> None:
-        """One step of the engine, with the faults that end and the requests that are aborted before it."""
+        """One step of the engine. Ends expired faults and aborts requests before it."""
         self.faults.pass_time()
         for asked in [asked for asked in self._running.values() if asked.turns == asked.wanted.abort_after]:
             self._note(f"{asked.name} is aborted")
@@ -166,7 +165,7 @@ class Traffic:
         while self._running:
             self._turn()
 
-    # -- what must hold
+    # -- invariants
 
     def _check(self) -> None:
         """Compares all answers since the last check."""
@@ -216,7 +215,7 @@ class Traffic:
             return f"sidecar: {error}"
 
     def failure(self, what: str) -> StressFailed:
-        """With what happened last."""
+        """The error with the last events."""
         events = "\n".join(self._events)
         return StressFailed(f"{what}\n\nlast events of {self.config.name}:\n{events}\n\ncounts: {self.counts}")
 
@@ -224,5 +223,5 @@ class Traffic:
         self._events.append(f"{time.monotonic() - self._start:8.3f} s  {event}")
 
     def stop(self) -> None:
-        """Ends everything."""
+        """Stops everything."""
         self.pod.stop()

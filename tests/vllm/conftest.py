@@ -1,4 +1,4 @@
-"""Pods for the tests, and the truth that their answers are compared with."""
+"""Pods for the tests, and the reference answers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from servers.s3 import S3Server
 from servers.sidecar import export_connector
 from servers.versions import too_old
 
-# Those that run now: a failed test shows the end of their logs.
+# The current ones: a failed test shows the end of their logs.
 _pods: list[Pod] = []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With a vLLM that is too old only that it is left alone is tested, with any other one all the rest."""
+    """With a vLLM that is too old only the test for that runs, and with others all except it."""
     here = [item for item in items if item.path.parent == Path(__file__).parent]
     dropped = [item for item in here if (item.path.name == "test_too_old.py") != too_old()]
     if dropped:
@@ -43,7 +43,7 @@ def _end(pod: Pod) -> None:
 
 @pytest.fixture(scope="session")
 def truth() -> Iterator[Callable[..., list[int]]]:
-    """What the tiny model says without any cache of ours (off by KVCACHEPOOL_DISABLE, the plugin in place)."""
+    """The tiny model's answers without a cache (KVCACHEPOOL_DISABLE, with the plugin in place)."""
     folder = paths.short_folder()
     export_connector(folder)
     engine = Engine(
@@ -66,7 +66,7 @@ def truth() -> Iterator[Callable[..., list[int]]]:
 
 @pytest.fixture(scope="session")
 def shared_pod() -> Iterator[Pod]:
-    """One engine for all tests that leave it as it was."""
+    """One engine for all tests that do not change it."""
     pod = _new_pod()
     pod.sidecar.start()
     pod.start_engine()
@@ -77,7 +77,7 @@ def shared_pod() -> Iterator[Pod]:
 
 @pytest.fixture
 def pod(shared_pod: Pod) -> Pod:
-    """The shared pod with its sidecar up and everybody attached, and vLLM's own prefix cache empty."""
+    """The shared pod with its sidecar running and attached, and vLLM's own prefix cache empty."""
     if not shared_pod.sidecar.running():
         shared_pod.sidecar.start()
     shared_pod.sidecar.thaw()
@@ -101,19 +101,19 @@ def _pods_of_their_own() -> Iterator[Callable[..., Pod]]:
 
 @pytest.fixture
 def new_pod() -> Iterator[Callable[..., Pod]]:
-    """Makes pods that end with the test."""
+    """Creates pods that end with the test."""
     yield from _pods_of_their_own()
 
 
 @pytest.fixture(scope="module")
 def new_module_pod() -> Iterator[Callable[..., Pod]]:
-    """Makes pods that all tests of a file share."""
+    """Creates pods that all tests of a file share."""
     yield from _pods_of_their_own()
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
-    """Failed tests show the end of all logs of the pods that run."""
+    """Failed tests show the end of the logs of all running pods."""
     outcome = yield
     report = outcome.get_result()
     if report.failed:

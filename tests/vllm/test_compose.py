@@ -1,4 +1,4 @@
-"""Our connector beside a transport between prefill and decode in a real vLLM."""
+"""The connector beside a transport between prefill and decode in a real vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servers.pod import Pod
 Truth = Callable[..., list[int]]
 NewPod = Callable[..., Pod]
 
-#: As much of a transport as vLLM calls. It takes a layout for granted, hands nothing on, and says which hooks ran.
+#: A minimal transport: it requires a layout, transfers nothing, and records which hooks ran.
 _TRANSPORT = """
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1, KVConnectorMetadata, KVConnectorTransferResults, SupportsHMA
@@ -53,11 +53,11 @@ class NixlConnector(KVConnectorBase_V1, SupportsHMA):
 
 def test_a_transport_and_the_cache_work_in_one_engine(new_pod: NewPod, truth: Truth) -> None:
     pod = new_pod()
-    (pod.folder / "made_up_transport.py").write_text(_TRANSPORT)
+    (pod.folder / "fake_transport.py").write_text(_TRANSPORT)
     (pod.folder / "settings.json").write_text(json.dumps({"existingConnector": "Compose"}))
     transfer = {
         "kv_connector": "NixlConnector",
-        "kv_connector_module_path": "made_up_transport",
+        "kv_connector_module_path": "fake_transport",
         "kv_role": "kv_both",
     }
     pod.start(kv_transfer_config=transfer)

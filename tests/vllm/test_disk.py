@@ -1,4 +1,4 @@
-"""The disk tier under a real vLLM: warm after sidecar and vLLM were both replaced by fresh ones."""
+"""The disk tier with a real vLLM: warm after sidecar and vLLM were both replaced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Events:
         }
 
     def become(self, pod: Pod, prompt: list[int], blocks: int, *media: str) -> None:
-        """Until routers that begin with this vLLM's first event believe it to hold these blocks in each medium."""
+        """Waits until routers that started with this vLLM's first event assign these blocks to it in each medium."""
 
         def known() -> bool:
             pod.engine.step()
@@ -51,7 +51,7 @@ class Events:
         wait_for(known, 20, f"{blocks} blocks known in {media}")
 
 
-def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
+def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
     new_pod: Callable[..., Pod], truth: Truth, disk: Path
 ) -> None:
     config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
@@ -74,7 +74,7 @@ def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
     hits = second.sidecar.metrics
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 1920, 10, "the hit under its tier")
 
-    # A chunk whose bits have flipped in memory goes, and the next request has it from the disk again.
+    # A corrupt chunk in memory is dropped, and the next request loads it from the disk again.
     assert second.sidecar.flip_memory()
     flipped = second.ask_again(prompt, params={"kvcachepool.store": False})
     fetched = second.ask_again(prompt)
@@ -83,7 +83,7 @@ def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 3840, 10, "both hits of the disk")
 
 
-def test_wrong_bytes_are_caught_counted_and_computed_anew(
+def test_corrupt_bytes_are_detected_counted_and_recomputed(
     new_pod: Callable[..., Pod], truth: Truth, disk: Path
 ) -> None:
     config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
@@ -107,14 +107,14 @@ def test_wrong_bytes_are_caught_counted_and_computed_anew(
     assert answer.tokens == truth(prompt)
     metrics = second.sidecar.metrics
     assert metrics().total("kvcachepool_tier_corrupt_objects_total", tier="disk") > 0
-    # What was found out is written anew; what lies behind it was not read, and is found out when it is.
+    # Detected chunks are written again. Chunks behind them were not read, and are detected when they are.
     written = "kvcachepool_tier_write_chunks_total"
     wait_for(lambda: metrics().total(written, tier="disk", result="stored") > 0, 20, "chunks written anew")
     again = second.ask_again(prompt)
     assert (again.external, again.tokens) == (1920, truth(prompt))
 
 
-def test_what_takes_longer_to_load_than_to_compute_is_computed(
+def test_tokens_that_load_slower_than_they_compute_are_recomputed(
     new_pod: Callable[..., Pod], truth: Truth, disk: Path
 ) -> None:
     config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
@@ -127,7 +127,7 @@ def test_what_takes_longer_to_load_than_to_compute_is_computed(
     first.engine.stop()
     first.sidecar.kill_tree()
 
-    # A chunk takes half a second: nobody computes so slowly. That is known after three of them.
+    # A chunk takes half a second, slower than computing. That is known after three of them.
     second = new_pod(config=config | {"pacing": {"readBytesPerSecond": str(2 * chunk_bytes)}}).start()
     for seed in range(3):
         second.ask(token_ids(600, 1000 + seed))

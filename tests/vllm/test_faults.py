@@ -1,4 +1,4 @@
-"""The sidecar dies, stops, comes late or comes back: vLLM goes on, says the same tokens, and hits again afterwards."""
+"""The sidecar dies, stops, is late or returns: vLLM continues with the same tokens, and hits again afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_engine_killed_under_a_running_vllm(pod: Pod, truth: Truth) -> None:
     assert warm.tokens == truth(prompt)
 
 
-def test_container_killed_and_connectors_hand_the_memory_back(pod: Pod, truth: Truth) -> None:
+def test_connectors_return_the_memory_after_the_container_was_killed(pod: Pod, truth: Truth) -> None:
     prompt, meanwhile = token_ids(2000, 102), token_ids(1500, 103)
     pod.ask(prompt)
     pod.sidecar.kill_tree()
@@ -51,7 +51,7 @@ def test_three_deaths_in_a_row_start_cold_and_serve(pod: Pod, truth: Truth) -> N
     assert first.tokens == again.tokens == truth(prompt)
 
 
-def test_stopped_during_a_load(pod: Pod, truth: Truth) -> None:
+def test_the_sidecar_stops_during_a_load(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(4000, 105)
     pod.ask(prompt)
     pod.engine.reset()
@@ -83,7 +83,7 @@ def test_stopped_sidecar_costs_no_answer_and_little_time(pod: Pod, truth: Truth)
     assert pod.ask_again(prompts[0]).external == 1408
 
 
-def test_sidecar_absent_at_start_and_there_later(new_pod: NewPod, truth: Truth) -> None:
+def test_the_sidecar_starts_after_vllm(new_pod: NewPod, truth: Truth) -> None:
     pod = new_pod()
     pod.start_engine()
     prompt = token_ids(2000, 120)
@@ -97,7 +97,7 @@ def test_sidecar_absent_at_start_and_there_later(new_pod: NewPod, truth: Truth) 
     assert warm.tokens == truth(prompt)
 
 
-def test_vllm_killed_in_the_middle_of_a_store_and_started_anew(new_pod: NewPod, truth: Truth) -> None:
+def test_vllm_killed_during_a_store_and_restarted(new_pod: NewPod, truth: Truth) -> None:
     pod = new_pod().start()
     first = pod.engine
     stored, torn = token_ids(2000, 130), token_ids(7000, 131)
@@ -121,7 +121,7 @@ def test_vllm_killed_in_the_middle_of_a_store_and_started_anew(new_pod: NewPod, 
 
 
 def test_preemption_and_eviction_in_tiny_memories(new_pod: NewPod, truth: Truth) -> None:
-    # Room for 24 blocks in vLLM and for 64 MiB in the sidecar: both give way all the time.
+    # Space for 24 blocks in vLLM and for 64 MiB in the sidecar, so both evict continuously.
     pod = new_pod(memory="64Mi").start(num_gpu_blocks_override=24, max_num_batched_tokens=1024, max_model_len=2048)
     prompts = {f"p{n}": token_ids(1400, 140 + n) for n in range(14)}
     before = pod.engine.counters()

@@ -1,4 +1,4 @@
-"""A prompt seen before is loaded instead of computed, and says the same tokens."""
+"""A repeated prompt is loaded instead of computed, with the same tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_cold_local_and_warm_give_the_same_tokens(pod: Pod, truth: Truth) -> Non
     assert cold.tokens == local.tokens == warm.tokens == truth(prompt)
 
 
-def test_hit_counts_add_up_on_both_sides(pod: Pod) -> None:
+def test_hit_counts_match_on_both_sides(pod: Pod) -> None:
     prompt = token_ids(1500, 12)
     pod.ask(prompt)
     before = pod.sidecar.metrics()
@@ -57,11 +57,11 @@ def test_bits_that_flip_in_memory_are_never_served(pod: Pod, truth: Truth) -> No
         again = pod.ask_again(prompt)
         assert (again.external, again.tokens) == (1920, truth(prompt))
     finally:
-        # After a start every chunk is checked: other tests do not meet what has flipped here.
+        # After a start every chunk is verified, so other tests do not read the flipped bits.
         pod.sidecar.kill_engine()
 
 
-def test_prompt_of_whole_chunks_computes_one_block_at_most(pod: Pod, truth: Truth) -> None:
+def test_a_prompt_of_whole_chunks_computes_one_block_at_most(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(2048, 13)
     pod.ask(prompt)
     warm = pod.ask_again(prompt)
@@ -69,11 +69,11 @@ def test_prompt_of_whole_chunks_computes_one_block_at_most(pod: Pod, truth: Trut
     assert warm.tokens == truth(prompt)
 
 
-def test_what_vllm_holds_itself_is_not_loaded(pod: Pod, truth: Truth) -> None:
+def test_local_hits_are_not_loaded(pod: Pod, truth: Truth) -> None:
     prefix, rest = token_ids(1024, 14), token_ids(1976, 15)
     pod.ask(prefix + rest)
     pod.engine.reset()
-    # Shorter than minLoadTokens beyond the boundary: computed by vLLM and then local.
+    # Shorter than minLoadTokens beyond the boundary, so vLLM computes it, and then it is local.
     pod.ask(prefix + token_ids(64, 16))
     answer = pod.ask(prefix + rest)
     assert answer.local == 1024
@@ -81,7 +81,7 @@ def test_what_vllm_holds_itself_is_not_loaded(pod: Pod, truth: Truth) -> None:
     assert answer.tokens == truth(prefix + rest)
 
 
-def test_next_turn_of_a_conversation_hits_the_turn_before(pod: Pod, truth: Truth) -> None:
+def test_the_next_turn_of_a_conversation_hits_the_turn_before(pod: Pod, truth: Truth) -> None:
     turn = token_ids(1700, 17)
     first = pod.ask(turn, max_tokens=16)
     longer = turn + first.tokens + token_ids(300, 18)
@@ -168,7 +168,7 @@ def test_external_reset_forgets_without_a_sidecar_restart(pod: Pod, truth: Truth
     assert after.tokens == again.tokens == truth(prompt)
 
 
-def test_aborted_while_loading_then_asked_again(pod: Pod, truth: Truth) -> None:
+def test_aborted_while_loading_then_sent_again(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(3000, 35)
     pod.ask(prompt)
     pod.engine.reset()

@@ -1,4 +1,4 @@
-"""Models with other layouts of KV, other weights, and a model spread over two workers."""
+"""Models with other layouts of KV, other weights, and a model with two workers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Truth = Callable[..., list[int]]
 NewPod = Callable[..., Pod]
 
 
-# Without AMX no backend of vLLM for CPUs computes MLA behind a prefix.
+# Without AMX no backend of vLLM for CPUs supports prefixes with MLA.
 _MODELS = [pytest.param("window", {}, id="window")]
 if "amx_tile" in Path("/proc/cpuinfo").read_text():
     _MODELS.append(pytest.param("mla", {"dtype": "bfloat16"}, id="mla-amx"))
 
 
 @pytest.mark.parametrize(("name", "arguments"), _MODELS)
-def test_other_layouts_hit_and_say_the_same(new_pod: NewPod, name: str, arguments: dict[str, str]) -> None:
+def test_other_layouts_hit_with_the_same_answers(new_pod: NewPod, name: str, arguments: dict[str, str]) -> None:
     pod = new_pod().start(name, **arguments)
     prompt = token_ids(3000, 301)
     cold = pod.ask(prompt)
@@ -33,7 +33,7 @@ def test_other_layouts_hit_and_say_the_same(new_pod: NewPod, name: str, argument
     assert warm.tokens == cold.tokens
 
 
-def test_a_backend_that_cannot_compute_behind_a_prefix_answers_as_without_a_cache(new_pod: NewPod) -> None:
+def test_a_backend_without_prefix_support_answers_as_without_a_cache(new_pod: NewPod) -> None:
     trunk = token_ids(1200, 304)
     prompts = [trunk[:length] + token_ids(100, 310 + at) for at, length in enumerate((1200, 900, 700, 1100))]
     pod = new_pod()

@@ -1,4 +1,4 @@
-"""What turns the cache off turns it off by name, and vLLM serves as if it were not there."""
+"""Conditions that turn the cache off do so by name, and vLLM serves without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NewPod = Callable[..., Pod]
 
 
 def off_reasons(pod: Pod) -> list[str]:
-    """Reasons that processes have told the sidecar."""
+    """Reasons that processes have reported to the sidecar."""
     return [session["off"] for session in pod.sidecar.status()["sessions"] if session["off"]]
 
 
@@ -65,7 +65,7 @@ def test_configured_by_the_user(new_pod: NewPod, truth: Truth, transfer: dict[st
 
 
 class OtherVersion:
-    """A sidecar of another protocol version: it answers every frame with WrongVersion and closes."""
+    """A sidecar of another protocol version, which answers every frame with WrongVersion and closes."""
 
     def __init__(self, path: Path) -> None:
         self.frames = 0
@@ -80,7 +80,8 @@ class OtherVersion:
                 peer, _ = self._socket.accept()
             except OSError:
                 return
-            # The connector's connections greet one after the other, in any order: neither may wait for the other here.
+            # The connector's connections send HELLO one after another, in any order, so neither may wait for the other
+            # here.
             threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
 
     def _answer(self, peer: socket.socket) -> None:
@@ -94,7 +95,7 @@ class OtherVersion:
 
 
 def refusal(header: bytes) -> bytes:
-    """An error answer in the layout of the real sidecar, under the next version."""
+    """An error response in the layout of the real sidecar, with the next version."""
     import msgspec
 
     body = msgspec.msgpack.encode(

@@ -1,6 +1,6 @@
 """An exception in a hook costs a real vLLM no answer and no block, and the cache recovers.
 
-`tests/connector/test_safety.py` raises at every line that a hook runs, over vLLM's scheduler alone.
+`tests/connector/test_safety.py` raises at every line that a hook runs, with vLLM's scheduler alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_an_exception_in_a_hook_costs_no_answer_and_no_block(new_pod: Callable[.
         assert pod.ask_again(seen).external == 640, f"no hit after {where}"
 
 
-def test_what_raises_again_and_again_turns_the_cache_off_by_name(new_pod: Callable[..., Pod], truth: Truth) -> None:
+def test_repeated_exceptions_turn_the_cache_off_by_name(new_pod: Callable[..., Pod], truth: Truth) -> None:
     pod = new_pod().start()
     prompt = token_ids(700, 82)
     pod.ask(prompt)

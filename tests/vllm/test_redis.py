@@ -1,4 +1,6 @@
-"""The Redis tier under a real vLLM: warm after sidecar and vLLM were replaced, and right when servers die or lie."""
+"""The Redis tier with a real vLLM: warm after sidecar and vLLM were replaced, and correct if servers die or corrupt
+data.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,20 @@ from servers.waiting import wait_for
 Truth = Callable[..., list[int]]
 NewPod = Callable[..., Pod]
 
-#: Prompts that a pod stored which is gone. Each test asks for its own.
+#: Prompts that a deleted pod stored. Each test uses its own.
 _WARM, _SPOILED, _DURING, _BEFORE = (token_ids(2000, 91 + n) for n in range(4))
-#: One that nobody has stored when its test begins.
+#: A prompt that was not stored before the test.
 _LOSSY = token_ids(2000, 95)
 
 
 class Shared(NamedTuple):
-    """A server, what lies in it, and a fresh pod beside it whose memory never held any of that."""
+    """A server, its content, and a new pod whose memory never held any of it."""
 
     redis: RedisServer
     pod: Pod
-    #: What the pod that is gone answered to each prompt.
+    #: The deleted pod's answer to each prompt.
     answers: list[list[int]]
-    #: Keys in the server of each prompt.
+    #: Keys of each prompt in the server.
     keys: list[set[bytes]]
 
 
@@ -38,7 +40,7 @@ def _total(pod: Pod, name: str, **labels: str) -> float:
 
 @pytest.fixture(scope="module")
 def shared(new_module_pod: NewPod) -> Iterator[Shared]:
-    """Two vLLMs in all: one that packs what it stores, and goes, and one for every test here, which does not pack."""
+    """Two vLLMs in all: one with packed stores, which is deleted, and one without, for every test here."""
     redis = RedisServer()
     config: dict[str, Any] = {"redis": redis.config(), "cache": {"loadTimeout": "20s"}}
     first = new_module_pod(config=config | {"write": {"codec": "Lossless"}}).start()
@@ -56,7 +58,7 @@ def shared(new_module_pod: NewPod) -> Iterator[Shared]:
     redis.stop()
 
 
-def test_a_fresh_pod_is_warm_from_the_server_that_one_that_is_gone_wrote_to(shared: Shared, truth: Truth) -> None:
+def test_a_new_pod_is_warm_from_the_server_of_a_deleted_one(shared: Shared, truth: Truth) -> None:
     warm = shared.pod.ask(_WARM)
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
     assert warm.tokens == shared.answers[0] == truth(_WARM)
@@ -65,7 +67,7 @@ def test_a_fresh_pod_is_warm_from_the_server_that_one_that_is_gone_wrote_to(shar
     assert 0 < stored < 0.9 * raw, f"a KV cache packs: {stored} of {raw} bytes"
 
 
-def test_wrong_bytes_are_caught_counted_and_computed_anew(shared: Shared, truth: Truth) -> None:
+def test_corrupt_bytes_are_detected_counted_and_recomputed(shared: Shared, truth: Truth) -> None:
     heads = {key for key in shared.keys[1] if key.endswith(b".exact")}
     assert heads < shared.keys[1]
     for key in shared.keys[1] - heads:
@@ -75,15 +77,13 @@ def test_wrong_bytes_are_caught_counted_and_computed_anew(shared: Shared, truth:
     assert (answer.computed, answer.local, answer.external) == (2000, 0, 0)
     assert answer.tokens == shared.answers[1] == truth(_SPOILED)
     assert _total(shared.pod, "tier_corrupt_objects_total") > 0
-    # What was found out is written anew, for others.
+    # Detected chunks are written again, for others.
     wait_for(lambda: _total(shared.pod, "tier_write_chunks_total", result="stored") > before, 30, "chunks written anew")
     again = shared.pod.ask_again(_SPOILED)
     assert (again.external, again.tokens) == (1920, truth(_SPOILED))
 
 
-def test_what_may_have_lost_something_is_read_by_pods_that_take_it_and_by_no_other(
-    shared: Shared, new_pod: NewPod, truth: Truth
-) -> None:
+def test_lossy_objects_are_read_only_by_pods_that_accept_them(shared: Shared, new_pod: NewPod, truth: Truth) -> None:
     config = {"redis": shared.redis.config(), "cache": {"loadTimeout": "20s"}, "write": {"codec": "FP8"}}
     first = new_pod(config=config).start()
     assert first.ask(_LOSSY).tokens == truth(_LOSSY)
@@ -96,18 +96,18 @@ def test_what_may_have_lost_something_is_read_by_pods_that_take_it_and_by_no_oth
     exact = shared.pod.ask(_LOSSY)
     assert (exact.external, exact.tokens) == (0, truth(_LOSSY))
     warm = new_pod(config=config).start().ask(_LOSSY)
-    # What it answers may differ by what was lost.
+    # Its answer may differ by the losses.
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
 
 
-def test_cachegen_knows_layers_tokens_and_channels_of_what_it_packs(new_pod: NewPod) -> None:
+def test_cachegen_gets_layers_tokens_and_channels_of_its_blocks(new_pod: NewPod) -> None:
     redis, prompt = RedisServer(), token_ids(2000, 96)
     cache = {"loadTimeout": "20s", "loadOrRecompute": "AlwaysLoad"}
     config = {"redis": redis.config(), "cache": cache, "write": {"codec": "CacheGen"}}
 
     def ask() -> tuple[Pod, int]:
-        # The order of keys in vLLM's other caches on CPUs is the processor's own. This backend computes wrong tokens
-        # behind a prefix, and the connector is off in it unless it is told otherwise: only bytes are looked at here.
+        # The order of keys in vLLM's other caches on CPUs depends on the processor. This backend computes wrong tokens
+        # behind a prefix, and the connector is off in it by default, so only bytes are compared here.
         transfer = {
             "kv_connector": "KVCachePoolConnector",
             "kv_connector_module_path": "kvcachepool.connector",
@@ -134,7 +134,7 @@ def test_cachegen_knows_layers_tokens_and_channels_of_what_it_packs(new_pod: New
 
 def test_a_server_that_dies_during_loads_and_stores_costs_no_answer(shared: Shared, truth: Truth) -> None:
     redis, pod, new = shared.redis, shared.pod, token_ids(2000, 99)
-    # Two chunks a second, whatever computing would take.
+    # Two chunks per second, slower than computing.
     pacing = {"readBytesPerSecond": "2Mi", "writeBytesPerSecond": "2Mi"}
     pod.sidecar.change({"pacing": pacing, "cache": {"loadOrRecompute": "AlwaysLoad"}})
 

@@ -1,4 +1,4 @@
-"""The S3 tier under a real vLLM: warm after sidecar and vLLM were both replaced, and right when the server hangs."""
+"""The S3 tier with a real vLLM: warm after sidecar and vLLM were both replaced, and correct if the server hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _config(s3: S3Server, load_timeout: str) -> dict[str, Any]:
 
 
 def _stored(new_pod: NewPod, s3: S3Server, prompts: list[list[int]]) -> list[list[int]]:
-    """Computes prompts in a pod that is gone afterwards, and whose chunks lie in the bucket; what it answered."""
+    """Computes prompts in a pod that is deleted afterwards, and whose chunks are in the bucket. Returns the answers."""
     pod = new_pod(config=_config(s3, "20s")).start()
     answers = [pod.ask(prompt) for prompt in prompts]
     assert [(a.computed, a.external) for a in answers] == [(len(p), 0) for p in prompts]
@@ -29,9 +29,7 @@ def _stored(new_pod: NewPod, s3: S3Server, prompts: list[list[int]]) -> list[lis
     return [answer.tokens for answer in answers]
 
 
-def test_a_fresh_pod_is_warm_from_the_bucket_that_one_that_is_gone_wrote_to(
-    new_pod: NewPod, truth: Truth, s3: S3Server
-) -> None:
+def test_a_new_pod_is_warm_from_the_bucket_of_a_deleted_one(new_pod: NewPod, truth: Truth, s3: S3Server) -> None:
     prompt = token_ids(2000, 81)
     (cold,) = _stored(new_pod, s3, [prompt])
     assert s3.objects()
@@ -43,7 +41,7 @@ def test_a_fresh_pod_is_warm_from_the_bucket_that_one_that_is_gone_wrote_to(
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="s3") == 1920, 10, "the hit under its tier")
 
 
-def test_wrong_bytes_are_caught_counted_and_computed_anew(new_pod: NewPod, truth: Truth, s3: S3Server) -> None:
+def test_corrupt_bytes_are_detected_counted_and_recomputed(new_pod: NewPod, truth: Truth, s3: S3Server) -> None:
     prompt = token_ids(2000, 85)
     _stored(new_pod, s3, [prompt])
     for written in s3.objects():
@@ -65,7 +63,7 @@ def test_a_server_that_hangs_during_loads_and_stores_costs_no_answer(
 ) -> None:
     during, before, after, new = (token_ids(2000, seed) for seed in (82, 83, 86, 84))
     _stored(new_pod, s3, [during, before, after])
-    # Two chunks a second.
+    # Two chunks per second.
     pacing = {"readBytesPerSecond": "2Mi", "writeBytesPerSecond": "2Mi"}
     pod = new_pod(config=_config(s3, "2s") | {"pacing": pacing}).start()
 
@@ -86,7 +84,7 @@ def test_a_server_that_hangs_during_loads_and_stores_costs_no_answer(
     loading = pod.engine.run(60)["loading"]
     pod.engine.drain()
     assert (loading.reason, loading.tokens) == ("length", truth(during))
-    # Nobody waits for it any more.
+    # No request waits for it any more.
     wait_for(lambda: lost("fetch", "cancelled") > 0, 10, "what did not come by its reason")
     alone = pod.ask(before)
     assert (alone.external, alone.tokens) == (0, truth(before))

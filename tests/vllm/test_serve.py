@@ -1,4 +1,4 @@
-"""`vllm serve` without an argument of ours: killed, started anew, and the prompt is still there."""
+"""`vllm serve` without arguments for the connector: killed, restarted, and the prompt is still cached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NewPod = Callable[..., Pod]
 ARGUMENTS = ("--dtype", "float32", "--max-model-len", "8192")
 
 
-def test_serve_is_killed_and_hits_after_its_restart(new_pod: NewPod, truth: Callable[..., list[int]]) -> None:
+def test_vllm_serve_hits_after_a_kill_and_restart(new_pod: NewPod, truth: Callable[..., list[int]]) -> None:
     pod = new_pod()
     pod.sidecar.start()
     prompt = token_ids(4000, 401)
@@ -29,7 +29,7 @@ def test_serve_is_killed_and_hits_after_its_restart(new_pod: NewPod, truth: Call
     wait_for(lambda: not pod.attached(), 20, "the sidecar sees the death")
     second = VllmServer(pod.folder, model("tiny"), pod.folder / "serve-2.log", *ARGUMENTS).wait_ready()
     try:
-        # The scheduler side registers at its first request; before that a probe has no domain to look in.
+        # The scheduler side registers at its first request. Before that a probe has no domain.
         second.complete(token_ids(300, 402), 300, max_tokens=1)
         wait_for(pod.attached, 20, "all sessions of the second vLLM ready")
         again = second.complete(prompt, 4000)

@@ -1,4 +1,4 @@
-"""Pods that share one Redis and one bucket, under real vLLMs: what one stores the others hit, from either."""
+"""Pods that share one Redis and one bucket, with real vLLMs: each hits the other's chunks from both tiers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _chunks(pod: Pod) -> int:
 
 
 def _asked_and_written(pod: Pod, prompt: list[int]) -> list[int]:
-    """The answer to a prompt that nobody has, which this pod alone writes to both tiers."""
+    """The answer to a new prompt, which only this pod writes to both tiers."""
     before = _chunks(pod)
     cold = pod.ask(prompt)
     assert (cold.computed, cold.external) == (2000, 0)
@@ -41,14 +41,14 @@ def _asked_and_written(pod: Pod, prompt: list[int]) -> list[int]:
 
 
 def _unwritten(pod: Pod) -> float:
-    """Chunks that wait to be written to a tier, and bytes of those on their way there."""
+    """Chunks in a tier's write queue, and bytes being written to it."""
     metrics = pod.sidecar.metrics()
     names = ("waiting_chunks", "in_flight_bytes")
     return sum(metrics.total(f"kvcachepool_tier_{name}", direction="write") for name in names)
 
 
 def _store_and_load(pod: Pod, new: list[list[int]], known: list[list[int]]) -> tuple[list[list[int]], int]:
-    """Loads what is known while what is new is on its way to both tiers; all answers, and tokens that were loaded."""
+    """Loads known prompts while new ones are written to both tiers. Returns all answers, and the loaded tokens."""
     pod.sidecar.change({"pacing": {"writeBytesPerSecond": "2Mi"}})
     before = pod.engine.counters()
     answers: list[list[int]] = []
@@ -66,11 +66,11 @@ def _store_and_load(pod: Pod, new: list[list[int]], known: list[list[int]]) -> t
 
 
 def _both_store_and_load(pods: list[Pod], redis: RedisServer, truth: Truth) -> None:
-    """At once: each stores a prompt of its own and one that the other stores, too, and loads the other's of before."""
+    """Concurrently, each pod stores its own prompt and a common one, and loads an earlier one of the other."""
     known: list[list[list[int]]] = [[], []]
     for number in range(3):
         if number == 2:
-            # What Redis had is loaded from S3.
+            # Chunks that Redis lost are loaded from S3.
             assert redis.ask("FLUSHALL", "SYNC") == b"+OK"
         *own, same = (token_ids(2000, 130 + 3 * number + n) for n in range(3))
         with ThreadPoolExecutor() as threads:
@@ -84,7 +84,7 @@ def _both_store_and_load(pods: list[Pod], redis: RedisServer, truth: Truth) -> N
         assert set(written) <= {"stored", "already"}, written
 
 
-def test_two_pods_hit_what_the_other_stored_also_at_once_and_a_third_what_redis_lost(
+def test_pods_hit_each_others_chunks_and_chunks_that_redis_lost(
     new_pod: NewPod, truth: Truth, redis: RedisServer, s3: S3Server
 ) -> None:
     cache = {"loadTimeout": "20s", "loadOrRecompute": "AlwaysLoad"}

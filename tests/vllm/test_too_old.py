@@ -1,4 +1,4 @@
-"""A vLLM whose connector API is too old is left alone, by name."""
+"""The plugin does not change a vLLM whose connector API is too old, and reports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from servers.pod import Pod
 from servers.waiting import wait_for
 
 
-def test_too_old_a_vllm_serves_without_us(new_pod: Callable[..., Pod], truth: Callable[..., list[int]]) -> None:
+def test_a_too_old_vllm_serves_without_the_connector(
+    new_pod: Callable[..., Pod], truth: Callable[..., list[int]]
+) -> None:
     pod = new_pod()
     pod.sidecar.start()
     engine = pod.start_engine()

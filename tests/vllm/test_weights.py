@@ -1,4 +1,4 @@
-"""Weights that change in a real vLLM while it runs: the answers are those of an engine that began with the new ones."""
+"""Weights that change in a running vLLM: the answers are those of an engine that started with the new ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRST, _OTHER = "tiny", "tiny-other"
 
 @pytest.fixture(scope="module")
 def other_truth() -> Iterator[Truth]:
-    """What the other weights say without any cache of ours."""
+    """Answers with the other weights and without a cache."""
     folder = paths.short_folder()
     export_connector(folder)
     engine = Engine(folder, model(_OTHER), folder / "vllm.log", env={"KVCACHEPOOL_DISABLE": "1"})
@@ -47,7 +47,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def reloading(new_module_pod: NewPod, server: RedisServer) -> Pod:
-    """A pod whose engine begins each test with the first weights, and may end it with the others."""
+    """A pod whose engine starts each test with the first weights, and may end it with the others."""
     return new_module_pod(config={"redis": server.config()}).start(_FIRST, weights_from_files=True)
 
 
@@ -96,7 +96,7 @@ def test_nothing_of_the_old_weights_is_served_after_a_change(
     assert (warm.external, warm.tokens) == (1920, other_truth(prompt))
 
 
-def test_a_request_across_a_change_leaves_nothing_behind(reloading: Pod, other_truth: Truth) -> None:
+def test_a_request_across_a_change_of_weights_leaves_nothing(reloading: Pod, other_truth: Truth) -> None:
     engine = reloading.engine
     _reload(engine, _FIRST)
     engine.reset()
@@ -134,14 +134,14 @@ def test_another_process_with_the_old_weights_is_right_beside_it_and_through_a_s
     try:
         beside.generate(token_ids(300, 742), max_tokens=1)
         wait_attached(reloading.sidecar)
-        # What it finds was stored by engines with the old weights.
+        # It finds chunks of engines with the old weights.
         assert beside.generate(started_with) == truth(started_with)
         assert beside.generate(changed_to) == truth(changed_to)
     finally:
         beside.stop()
 
 
-def test_an_engine_in_processes_of_its_own_hears_of_its_weights(
+def test_an_engine_in_separate_processes_detects_changes_of_weights(
     new_pod: NewPod, truth: Truth, other_truth: Truth
 ) -> None:
     pod = new_pod().start(
@@ -153,7 +153,7 @@ def test_an_engine_in_processes_of_its_own_hears_of_its_weights(
     prompt = token_ids(2000, 750)
 
     def ask(truth: Truth) -> int:
-        """Asks and waits until the prompt's chunks are stored: this engine steps by itself."""
+        """Runs a request and waits until the prompt's chunks are stored: this engine steps by itself."""
         stored = pod.sidecar.status()["memory"]["chunks"]
         answer = pod.ask(prompt)
         assert answer.tokens == truth(prompt)

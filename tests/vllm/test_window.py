@@ -1,4 +1,4 @@
-"""Bytes go by a window of the sidecar, in host memory: the same tokens and hits, also when the sidecar dies."""
+"""Copies use a window of the sidecar in host memory: the same tokens and hits, even if the sidecar dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def has_window(pod: Pod) -> bool:
     return pod.sidecar.metrics().total("kvcachepool_worker_transfer", mode="cuda_window") == 1
 
 
-def test_a_prompt_seen_before_is_loaded_by_the_window_and_says_the_same(windowed: Pod, truth: Truth) -> None:
+def test_a_repeated_prompt_is_loaded_through_the_window_with_the_same_answer(windowed: Pod, truth: Truth) -> None:
     prompt = token_ids(2000, 301)
     cold = windowed.ask(prompt)
     stored = windowed.sidecar.metrics().total(MOVED, direction="store")
@@ -43,7 +43,7 @@ def test_a_prompt_seen_before_is_loaded_by_the_window_and_says_the_same(windowed
     )
 
 
-def test_after_the_sidecars_death_there_is_another_window(windowed: Pod, truth: Truth) -> None:
+def test_a_new_window_follows_the_death_of_the_sidecar(windowed: Pod, truth: Truth) -> None:
     prompt, later = token_ids(2000, 302), token_ids(1500, 303)
     windowed.ask(prompt)
     windowed.sidecar.kill_engine()

@@ -28,7 +28,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Secret with the webhook's certificate, where the operator does not make its own. */}}
+{{/* Secret with the webhook's certificate, if the operator does not create its own. */}}
 {{- define "kvcachepool.certificateSecret" -}}
 {{- if eq .Values.pki.mode "cert-manager" -}}
 kvcachepool-webhook-tls

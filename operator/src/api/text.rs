@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_a_number_or_a_text() {
+    fn a_size_can_be_a_number_or_a_string() {
         for (json, bytes) in [
             ("65536", 65_536),
             ("\"65536\"", 65_536),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_size_is_read_and_then_says_what_to_write() {
+    fn a_malformed_size_is_parsed_and_reports_the_expected_format() {
         for json in [
             "\"lots\"",
             "\"\"",
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_number_nor_text_is_no_size() {
+    fn a_size_must_be_a_number_or_a_string() {
         for json in ["true", "null", "[]", "{}"] {
             assert!(read(json).is_err(), "{json}");
         }

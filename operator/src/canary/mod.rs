@@ -4,4 +4,4 @@
 pub mod pod;
 pub mod run;
 
-pub use run::{Canary, Seen, run};
+pub use run::{Canary, CanaryResult, run};

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 /// The pod that is sent to the API server.
-pub fn sent(defaults: &Defaults) -> Value {
+pub fn canary_pod(defaults: &Defaults) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",

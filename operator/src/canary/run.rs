@@ -1,6 +1,6 @@
 //! The leader's loop: creates the pod by dry run, checks it, and publishes the result.
 
-use super::pod::{injected, sent};
+use super::pod::{canary_pod, injected};
 use crate::defaults::Defaults;
 use crate::metrics::Metrics;
 use k8s_openapi::api::core::v1::Pod;
@@ -12,19 +12,19 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 /// Interval between checks.
-pub const EVERY: Duration = Duration::from_secs(60);
+pub const INTERVAL: Duration = Duration::from_secs(60);
 /// Interval after a failed check, so that the status shows the end of an outage soon.
-const EVERY_FAILED: Duration = Duration::from_secs(15);
+const FAILED_INTERVAL: Duration = Duration::from_secs(15);
 /// Interval while a failure is not confirmed yet.
-const EVERY_DOUBTED: Duration = Duration::from_secs(2);
+const UNCONFIRMED_INTERVAL: Duration = Duration::from_secs(2);
 /// A failure is confirmed when it lasts this long. A replica that starts or stops is no outage, and would cost two status writes per pool.
-const BELIEVED: Duration = Duration::from_secs(10);
+const CONFIRM_AFTER: Duration = Duration::from_secs(10);
 /// Timeout of a check. A webhook that does not answer costs the API server 3 s.
-const TIME_MAX: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Result of the last check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Seen {
+pub enum CanaryResult {
     /// No check has ended yet.
     #[default]
     NotYet,
@@ -36,7 +36,7 @@ pub enum Seen {
     Unknown(String),
 }
 
-impl Seen {
+impl CanaryResult {
     /// Name in metrics.
     pub fn name(&self) -> &'static str {
         match self {
@@ -56,31 +56,35 @@ pub struct Canary {
     /// Defaults of the running operator.
     pub defaults: Arc<Defaults>,
     /// Receives the result.
-    pub seen: watch::Sender<Seen>,
+    pub result: watch::Sender<CanaryResult>,
     pub metrics: Arc<Metrics>,
 }
 
 /// Runs forever.
 pub async fn run(canary: Canary) {
-    let mut doubt = Doubt::default();
+    let mut confirmation = Confirmation::default();
     loop {
-        let seen = check(&canary).await;
-        canary.metrics.add("canary_checks_total", &[seen.name()], 1);
-        if !doubt.believes(&seen, Instant::now()) {
-            sleep(EVERY_DOUBTED).await;
+        let result = check(&canary).await;
+        canary
+            .metrics
+            .add("canary_checks_total", &[result.name()], 1);
+        if !confirmation.confirms(&result, Instant::now()) {
+            sleep(UNCONFIRMED_INTERVAL).await;
             continue;
         }
-        if canary.seen.send_replace(seen.clone()) != seen {
-            match &seen {
-                Seen::Injected => info!("canary injected"),
-                Seen::Unknown(why) => warn!(reason = why, "canary refused by the API server"),
+        if canary.result.send_replace(result.clone()) != result {
+            match &result {
+                CanaryResult::Injected => info!("canary injected"),
+                CanaryResult::Unknown(why) => {
+                    warn!(reason = why, "canary refused by the API server")
+                }
                 _ => warn!("canary not injected: the API server does not reach the webhook"),
             }
         }
-        let pause = if seen == Seen::Injected {
-            EVERY
+        let pause = if result == CanaryResult::Injected {
+            INTERVAL
         } else {
-            EVERY_FAILED
+            FAILED_INTERVAL
         };
         sleep(pause).await;
     }
@@ -88,32 +92,32 @@ pub async fn run(canary: Canary) {
 
 /// Start of a series of failed checks.
 #[derive(Debug, Default)]
-struct Doubt(Option<Instant>);
+struct Confirmation(Option<Instant>);
 
-impl Doubt {
-    fn believes(&mut self, seen: &Seen, now: Instant) -> bool {
-        if *seen != Seen::WebhookUnreachable {
+impl Confirmation {
+    fn confirms(&mut self, result: &CanaryResult, now: Instant) -> bool {
+        if *result != CanaryResult::WebhookUnreachable {
             self.0 = None;
             return true;
         }
-        now.duration_since(*self.0.get_or_insert(now)) >= BELIEVED
+        now.duration_since(*self.0.get_or_insert(now)) >= CONFIRM_AFTER
     }
 }
 
-async fn check(canary: &Canary) -> Seen {
+async fn check(canary: &Canary) -> CanaryResult {
     let params = PostParams {
         dry_run: true,
         field_manager: None,
     };
-    let pod: Pod = match serde_json::from_value(sent(&canary.defaults)) {
+    let pod: Pod = match serde_json::from_value(canary_pod(&canary.defaults)) {
         Ok(pod) => pod,
-        Err(e) => return Seen::Unknown(e.to_string()),
+        Err(e) => return CanaryResult::Unknown(e.to_string()),
     };
-    match timeout(TIME_MAX, canary.pods.create(&params, &pod)).await {
-        Ok(Ok(pod)) if injected(&pod) => Seen::Injected,
-        Ok(Ok(_)) => Seen::WebhookUnreachable,
-        Ok(Err(e)) => Seen::Unknown(e.to_string()),
-        Err(_) => Seen::Unknown(format!("no answer within {TIME_MAX:?}")),
+    match timeout(TIMEOUT, canary.pods.create(&params, &pod)).await {
+        Ok(Ok(pod)) if injected(&pod) => CanaryResult::Injected,
+        Ok(Ok(_)) => CanaryResult::WebhookUnreachable,
+        Ok(Err(e)) => CanaryResult::Unknown(e.to_string()),
+        Err(_) => CanaryResult::Unknown(format!("no answer within {TIMEOUT:?}")),
     }
 }
 
@@ -122,21 +126,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_miss_is_believed_when_it_lasts_and_everything_else_at_once() {
+    fn only_a_missed_injection_needs_confirmation() {
         let start = Instant::now();
-        let mut doubt = Doubt::default();
-        let mut believes = |seen: &Seen, seconds| {
+        let mut confirmation = Confirmation::default();
+        let mut confirms = |result: &CanaryResult, seconds| {
             let now = start + Duration::from_secs(seconds);
-            doubt.believes(seen, now)
+            confirmation.confirms(result, now)
         };
-        let missed = Seen::WebhookUnreachable;
-        assert!(!believes(&missed, 0));
-        assert!(!believes(&missed, 9));
-        assert!(believes(&Seen::Injected, 9));
-        assert!(!believes(&missed, 60), "counted from the start");
-        assert!(believes(&Seen::Unknown("quota".to_owned()), 62));
-        assert!(!believes(&missed, 70));
-        assert!(believes(&missed, 80));
-        assert!(believes(&missed, 95), "and stays believed");
+        let missed = CanaryResult::WebhookUnreachable;
+        assert!(!confirms(&missed, 0));
+        assert!(!confirms(&missed, 9));
+        assert!(confirms(&CanaryResult::Injected, 9));
+        assert!(!confirms(&missed, 60), "counted from the start");
+        assert!(confirms(&CanaryResult::Unknown("quota".to_owned()), 62));
+        assert!(!confirms(&missed, 70));
+        assert!(confirms(&missed, 80));
+        assert!(confirms(&missed, 95), "and stays believed");
     }
 }

@@ -236,7 +236,7 @@ impl Args {
         let random = fastrand::u64(..);
         Ok(Parts {
             // No other process has this name, including this pod before a restart.
-            me: format!("{}_{random:016x}", self.name),
+            identity: format!("{}_{random:016x}", self.name),
             defaults: Defaults {
                 image: self.image,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -264,9 +264,9 @@ impl Args {
             pki_interval: self.pki_interval,
             lease: self.lease,
             timing: Timing {
-                duration: self.lease_duration,
-                term: self.lease_duration * 2 / 3,
-                period: self.lease_duration / 6,
+                lease_duration: self.lease_duration,
+                renew_deadline: self.lease_duration * 2 / 3,
+                retry_period: self.lease_duration / 6,
             },
             drain: self.drain,
         })
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_can_come_from_the_environment_and_says_what_it_is() {
+    fn every_flag_has_a_help_text_and_an_environment_variable() {
         Args::command().debug_assert();
         for arg in Args::command().get_arguments() {
             assert!(arg.get_env().is_some(), "{}", arg.get_id());
@@ -294,11 +294,13 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_go_together_and_a_killed_leader_is_followed_within_20_s() {
+    fn the_defaults_are_consistent_and_replace_a_killed_leader_within_20_s() {
         let parts = check(&[]).unwrap();
         assert_eq!(parts.timing, Timing::default());
         assert_eq!(parts.lifetimes, Lifetimes::default());
-        assert!(parts.timing.duration + 2 * parts.timing.period < Duration::from_secs(20));
+        assert!(
+            parts.timing.lease_duration + 2 * parts.timing.retry_period < Duration::from_secs(20)
+        );
         assert_eq!(
             parts.webhook_names[0],
             "kvcachepool-webhook.kvcachepool-system.svc"
@@ -307,11 +309,11 @@ mod tests {
 
     #[test]
     fn names_differ_between_two_starts_of_one_pod() {
-        assert_ne!(check(&[]).unwrap().me, check(&[]).unwrap().me);
+        assert_ne!(check(&[]).unwrap().identity, check(&[]).unwrap().identity);
     }
 
     #[test]
-    fn times_that_do_not_go_together_are_refused_with_what_to_change() {
+    fn inconsistent_times_are_refused_with_the_flag_to_change() {
         for (flags, said) in [
             (["--lease-duration", "5s"], "must be from 6s to 60s"),
             (["--status-interval", "2m"], "at most 60s"),

@@ -1,6 +1,6 @@
 //! Assembles the parts of the operator: starts them, connects them, and stops them in order.
 
-use crate::canary::{self, Canary, Seen};
+use crate::canary::{self, Canary, CanaryResult};
 use crate::defaults::Defaults;
 use crate::health::{self, Readiness, SERVING};
 use crate::http::{Bounds, Port, bind, serve};
@@ -34,7 +34,7 @@ const END_TIME_MAX: Duration = Duration::from_secs(8);
 #[derive(Debug, Clone)]
 pub struct Parts {
     /// Name of this process in the Lease.
-    pub me: String,
+    pub identity: String,
     /// Name of this replica, for events.
     pub name: String,
     /// Whether the operator may patch pods, so that sidecars can be updated in place.
@@ -108,7 +108,7 @@ pub async fn run(parts: Parts) -> Result<(), StartError> {
     readiness.set(SERVING, Ok(()));
     info!(
         version = parts.defaults.version,
-        me = parts.me,
+        identity = parts.identity,
         image = parts.defaults.image,
         "running"
     );
@@ -216,7 +216,7 @@ async fn start(
     let election = Election {
         lease: Api::namespaced(client.clone(), namespace),
         name: parts.lease.clone(),
-        me: parts.me.clone(),
+        identity: parts.identity.clone(),
         timing: parts.timing,
         metrics: metrics.clone(),
     };
@@ -236,12 +236,12 @@ async fn start(
     };
     tasks.spawn(named("pki", pki::run(upkeep, shutdown.clone())));
 
-    let (seen, canary_seen) = watch::channel(Seen::default());
+    let (canary_tx, canary_rx) = watch::channel(CanaryResult::default());
     let context = reconcile::Context {
         client: client.clone(),
         defaults: defaults.clone(),
         metrics: metrics.clone(),
-        canary: canary_seen,
+        canary: canary_rx,
         name: parts.name.clone(),
         allow_pod_patch: parts.allow_pod_patch,
         status_interval: SignedDuration::try_from(parts.status_interval)
@@ -255,7 +255,7 @@ async fn start(
     let canary = Canary {
         pods: Api::namespaced(client, namespace),
         defaults: defaults.clone(),
-        seen,
+        result: canary_tx,
         metrics: metrics.clone(),
     };
     tasks.spawn(named(
@@ -275,7 +275,7 @@ async fn start(
     Ok(())
 }
 
-/// Work of the leader only. It starts anew in each leader session.
+/// Work of the leader only. It starts again in each leader session.
 async fn lead<F: Future<Output = ()>>(
     leadership: Leadership,
     mut shutdown: Shutdown,

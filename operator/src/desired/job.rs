@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_that_another_pool_has_too_is_left_alone() {
+    fn a_tier_that_another_pool_uses_too_is_not_purged() {
         let ours =
             of(json!({"shared": {"s3": s3("prod"), "redis": redis("rediss://Cache.example/1")}}));
         let with = |shared: Value| purged(&ours, &another(json!({"shared": shared})));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_of_a_pool_are_none_of_its_objects() {
+    fn a_pool_with_only_managed_servers_needs_no_purge() {
         let managed = json!({"managed": {"memoryPerShard": "1Gi"}});
         let pool = of(json!({"deletionPolicy": "Delete", "shared": {"redis": managed}}));
         assert!(!purges(&pool));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_a_url_does_not_say_are_known() {
+    fn default_ports_of_urls_are_known() {
         let of = |url: &str| -> Vec<String> {
             let pool = pool(json!({"shared": {"redis": redis(url)}}));
             servers(&pool).into_iter().collect()
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_purge_runs_as_the_account_that_the_pool_names() {
+    fn a_purge_uses_the_pools_service_account() {
         let mut pool = of(json!({"deletionPolicy": "Delete", "shared": {"s3": s3("")}}));
         let account = |pool: &KVCachePool| {
             let job = purge(pool, &[], &defaults()).unwrap().job.unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_as_long_as_those_of_jobs_may_be() {
+    fn names_fit_the_limit_of_jobs() {
         let mut pool = of(json!({}));
         pool.metadata.name = Some("x".repeat(40));
         assert!(purge_name(&pool).len() <= 63);

@@ -99,7 +99,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_object_is_labelled_and_goes_with_its_pool() {
+    fn every_object_is_labelled_and_owned_by_its_pool() {
         let pool = pool(json!({"monitoring": {"podMonitor": {}}}));
         let objects = desired(&pool, &defaults()).unwrap();
         assert_eq!(objects.len(), 2);
@@ -120,7 +120,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_pool_that_is_not_accepted_wants_nothing() {
+    fn a_pool_that_is_not_accepted_has_no_objects() {
         let pool = pool(json!({"cache": {"chunkTokens": 0}}));
         assert_eq!(desired(&pool, &defaults()).unwrap_err().len(), 1);
     }

@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_asks_for_none_has_none() {
+    fn a_pool_without_monitoring_has_no_pod_monitor() {
         let objects = desired(&pool(json!({})), &defaults()).unwrap();
         assert_eq!(objects.len(), 1);
     }

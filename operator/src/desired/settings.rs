@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_pool_takes_everything_else_from_the_defaults() {
+    fn the_smallest_pool_uses_the_defaults() {
         let mut expected = Settings::new("llama", "serving", &defaults().image, 64 << 30);
         expected.generation = 7;
         expected.image_pull_policy = Some("IfNotPresent".to_string());
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_a_pool_reaches_its_place() {
+    fn every_field_of_a_pool_is_applied() {
         let got = of(json!({
             "cache": {"chunkTokens": 128, "save": "PromptAndDecode", "minLoadTokens": 0, "loadTimeout": "1m30s"},
             "local": {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_of_managed_servers_know_their_names_and_where_the_password_is() {
+    fn sidecars_get_the_names_and_password_file_of_managed_servers() {
         let managed = json!({"managed": {"shards": 2, "memoryPerShard": "1Gi"}});
         let got = of(json!({"shared": {"redis": managed}}));
         let urls = ["0", "1"].map(|shard| {
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_cannot_be_used_are_refused_by_name() {
+    fn unusable_settings_are_refused_by_name() {
         let cases = [
             (
                 json!({"memory": {"verifyAeg": "1m"}}),
@@ -454,13 +454,13 @@ mod tests {
     }
 
     #[test]
-    fn empty_sections_of_settings_say_nothing() {
+    fn empty_sections_of_settings_have_no_effect() {
         let got = of(json!({"sidecar": {"settings": {"limits": {}}}}));
         assert_eq!(got.config, of(json!({})).config);
     }
 
     #[test]
-    fn every_key_of_the_sidecar_has_one_place() {
+    fn every_key_of_the_sidecar_is_set_in_one_way() {
         let placed = placed(&pool(json!({})));
         for (key, value) in Config::default().entries() {
             let settings = leaves(&Map::from_iter([(key.to_string(), json!(value))]));

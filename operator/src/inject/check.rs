@@ -1,8 +1,8 @@
 //! Whether the API server would accept the pod, as far as injection can break it. A patch that makes a pod invalid is worse than none: the
 //! API server would reject the user's pod.
 
+use super::additions;
 use super::json;
-use super::ours;
 use super::qos::{self, Qos};
 use super::quantity::Quantity;
 use crate::forms;
@@ -21,8 +21,8 @@ pub(super) fn check(pod: &Value) -> Result<(), String> {
     for container in json::all_containers(spec) {
         check_container(container, &volumes)
             .map_err(|problem| format!("container {}: {problem}", json::name(container)))?;
-        if ours::is_ours(container) {
-            check_ours(container)
+        if additions::is_added(container) {
+            check_added(container)
                 .and_then(|()| check_claims(container, spec))
                 .map_err(|problem| format!("container {}: {problem}", json::name(container)))?;
         }
@@ -73,7 +73,7 @@ fn check_container(container: &Value, volumes: &HashSet<&str>) -> Result<(), Str
 
 /// Checks what a pool adds to the operator's containers. The rules of pools refuse invalid values earlier; a value that passes them costs
 /// the pod only its cache.
-pub(super) fn check_ours(container: &Value) -> Result<(), String> {
+pub(super) fn check_added(container: &Value) -> Result<(), String> {
     let image = json::text(container, "image").unwrap_or_default();
     if image.is_empty() || image.trim() != image {
         return Err(format!("{image:?} is not an image name"));

@@ -13,7 +13,7 @@ pub(super) const TRANSPORTS: [&str; 5] = [
     "MooncakeConnector",
     "MoRIIOConnector",
 ];
-const OURS: &str = "KVCachePoolConnector";
+const CONNECTOR: &str = "KVCachePoolConnector";
 
 /// Refuses a vLLM whose connector cannot be combined with kvcachepool.
 pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Result<(), Refusal> {
@@ -34,7 +34,7 @@ pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Res
     }
     let configured = launch.connectors();
     let mut names = configured.clone().unwrap_or_default();
-    if names.remove(OURS) {
+    if names.remove(CONNECTOR) {
         return Ok(());
     }
     if let Some(cache) = names
@@ -147,7 +147,7 @@ pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
         ));
     }
     let taken = json::all_containers(spec)
-        .filter(|container| !super::ours::is_ours(container))
+        .filter(|container| !super::additions::is_added(container))
         .find(|container| {
             json::list(container, "ports").iter().any(|one| {
                 one.get("containerPort").and_then(Value::as_u64) == Some(u64::from(port))

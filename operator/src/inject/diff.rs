@@ -137,13 +137,13 @@ mod tests {
     }
 
     #[test]
-    fn a_named_element_that_moves_is_one_remove_and_one_add() {
+    fn a_moved_named_element_is_one_remove_and_one_add() {
         let one = |name: &str| json!({"name": name, "image": "i"});
-        let before = json!([one("ours"), one("a"), one("b/~")]);
-        let after = json!([one("a"), one("b/~"), one("ours")]);
+        let before = json!([one("sidecar"), one("a"), one("b/~")]);
+        let after = json!([one("a"), one("b/~"), one("sidecar")]);
         assert_eq!(
             json!(patched(&before, &after)),
-            json!([{"op": "remove", "path": "/0"}, {"op": "add", "path": "/2", "value": one("ours")}])
+            json!([{"op": "remove", "path": "/0"}, {"op": "add", "path": "/2", "value": one("sidecar")}])
         );
     }
 
@@ -179,7 +179,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_patch_makes_the_one_out_of_the_other(before in values(), after in values()) {
+        fn applying_the_patch_gives_the_second_value(before in values(), after in values()) {
             patched(&before, &after);
         }
     }

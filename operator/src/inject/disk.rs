@@ -44,7 +44,7 @@ impl Disk {
 
     /// Without this annotation the cluster autoscaler would never remove a node with such a pod, because it treats every local volume as
     /// data to keep.
-    pub(super) fn let_node_go(&self, pod: &mut Value) {
+    pub(super) fn allow_scale_down(&self, pod: &mut Value) {
         if *self != Self::NodeDirectory {
             return;
         }

@@ -69,13 +69,13 @@ fn of_image(image: &str) -> Option<&'static str> {
         .map(|(_, path)| *path)
 }
 
-/// Appends `ours` to a variable that is a list. A variable with a source keeps it under another name, which is expanded. Returns false if
+/// Appends `addition` to a variable that is a list. A variable with a source keeps it under another name, which is expanded. Returns false if
 /// the variable does not exist.
-fn extend(variables: &mut Vec<Value>, name: &str, separator: &str, ours: &str) -> bool {
+fn extend(variables: &mut Vec<Value>, name: &str, separator: &str, addition: &str) -> bool {
     let base = format!("KVCACHEPOOL_BASE_{name}");
     // If a name occurs several times, the last one counts.
     let last = |list: &[Value], name: &str| list.iter().rposition(|one| json::name(one) == name);
-    let expanded = || json!({"name": name, "value": format!("$({base}){separator}{ours}")});
+    let expanded = || json!({"name": name, "value": format!("$({base}){separator}{addition}")});
     let Some(place) = last(variables, name) else {
         let Some(renamed) = last(variables, &base) else {
             return false;
@@ -95,11 +95,11 @@ fn extend(variables: &mut Vec<Value>, name: &str, separator: &str, ours: &str) -
     let value = json::text(variable, "value").unwrap_or_default();
     if !value
         .split(separator)
-        .any(|part| part.trim_end_matches('/') == ours)
+        .any(|part| part.trim_end_matches('/') == addition)
     {
         let value = match value {
-            "" => ours.to_string(),
-            _ => format!("{value}{separator}{ours}"),
+            "" => addition.to_string(),
+            _ => format!("{value}{separator}{addition}"),
         };
         json::set_text(variable, "value", &value);
     }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_from_elsewhere_keeps_its_source_and_its_place() {
+    fn a_path_with_a_source_keeps_its_source_and_position() {
         let source = json!({"configMapKeyRef": {"name": "c", "key": "k"}});
         let container = json!({"env": [
             {"name": "PYTHONPATH", "valueFrom": source},
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_plugins_gets_ours_and_none_is_made() {
+    fn a_list_of_plugins_is_extended_but_not_created() {
         let env = completed(
             json!({"env": [{"name": "VLLM_PLUGINS", "value": "lora"}]}),
             None,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_plugins_that_may_be_absent_is_left_alone() {
+    fn a_list_of_plugins_that_may_be_absent_is_not_changed() {
         for kind in ["configMapKeyRef", "secretKeyRef"] {
             let list = |optional: bool| json!({"name": "VLLM_PLUGINS", "valueFrom": {kind: {"name": "c", "key": "k", "optional": optional}}});
             let env = completed(json!({"env": [list(true)]}), None);

@@ -2,7 +2,7 @@
 //! The sidecar never requests a device: it would get another one than vLLM, and block it for others.
 
 use super::quantity::Quantity;
-use super::{Lack, Settings, Shortfall, json};
+use super::{Settings, Shortfall, ShortfallDetail, json};
 use k8s_openapi::api::core::v1::EnvVar;
 use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config, TransferMode};
 use serde_json::{Value, json};
@@ -34,9 +34,9 @@ impl GpuAccess {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Gpu {
     /// Not requested, and not needed.
-    Unwanted,
+    NotRequested,
     /// Requested or needed, but the pod has no GPU to share.
-    Lacking(Lack),
+    Unavailable(ShortfallDetail),
     /// By these environment variables.
     Variables([(&'static str, String); 2]),
     /// By these claims of vLLM's container.
@@ -59,20 +59,20 @@ impl Gpu {
             .unwrap_or(&Value::Null);
         match settings.gpu_access {
             GpuAccess::None if wants_window(settings) => Self::without_access(spec, vllm),
-            GpuAccess::None => Self::Unwanted,
+            GpuAccess::None => Self::NotRequested,
             GpuAccess::VisibleDevices => {
                 let own = own_devices(vllm);
                 // Devices named for the sidecar by the user imply that there are some.
                 if own.is_none() && !requests_gpu(vllm) && !names(&settings.env, DEVICES) {
                     let asks = "requests no NVIDIA GPU";
-                    return Self::lacking(Shortfall::GpuNotRequested, vllm, asks);
+                    return Self::unavailable(Shortfall::GpuNotRequested, vllm, asks);
                 }
                 let devices = own.unwrap_or(ALL).to_string();
                 Self::Variables([(DEVICES, devices), (CAPABILITIES, COMPUTE.to_string())])
             }
             GpuAccess::ResourceClaim => match claims(spec, vllm) {
                 none if none.is_empty() => {
-                    Self::lacking(Shortfall::NoResourceClaim, vllm, "uses no resource claim")
+                    Self::unavailable(Shortfall::NoResourceClaim, vllm, "uses no resource claim")
                 }
                 claims => Self::Claims(claims),
             },
@@ -86,29 +86,29 @@ impl Gpu {
         } else if !claims(spec, vllm).is_empty() {
             "uses resource claims, which the pool does not let the sidecar use"
         } else {
-            return Self::Unwanted;
+            return Self::NotRequested;
         };
-        Self::lacking(Shortfall::NoGpuAccess, vllm, why)
+        Self::unavailable(Shortfall::NoGpuAccess, vllm, why)
     }
 
-    fn lacking(reason: Shortfall, vllm: &Value, why: &str) -> Self {
+    fn unavailable(reason: Shortfall, vllm: &Value, why: &str) -> Self {
         let message = format!(
             "container {} {why}, so the sidecar has no GPU",
             json::name(vllm)
         );
-        Self::Lacking(Lack { reason, message })
+        Self::Unavailable(ShortfallDetail { reason, message })
     }
 
     /// The shortfall for the pod's annotation.
-    pub(super) fn lack(&self) -> Option<&Lack> {
+    pub(super) fn shortfall(&self) -> Option<&ShortfallDetail> {
         match self {
-            Self::Lacking(lack) => Some(lack),
-            Self::Unwanted | Self::Variables(_) | Self::Claims(_) => None,
+            Self::Unavailable(shortfall) => Some(shortfall),
+            Self::NotRequested | Self::Variables(_) | Self::Claims(_) => None,
         }
     }
 
     /// Reserves container memory for CUDA contexts if there is a GPU: the pool's amount, or the default.
-    pub(super) fn reckon(&self, config: &mut Config) {
+    pub(super) fn reserve_memory(&self, config: &mut Config) {
         let given = matches!(self, Self::Variables(_) | Self::Claims(_));
         let chosen = config.gpu.context_memory;
         config.gpu.context_memory = match given {
@@ -137,12 +137,12 @@ impl Gpu {
     /// Existing variables are kept: the pool or a policy of the cluster, such as one that hides devices, may have set them.
     fn put_variables(&self, sidecar: &mut Value, of_pool: &[EnvVar]) {
         let Self::Variables(wanted) = self else {
-            let ours = [(DEVICES, ALL), (CAPABILITIES, COMPUTE)];
+            let own = [(DEVICES, ALL), (CAPABILITIES, COMPUTE)];
             if sidecar.get("env").is_some() {
                 json::list_mut(sidecar, "env").retain(|one| {
                     let present = (json::name(one), json::text(one, "value"));
-                    let is_ours = |(name, value)| present == (name, Some(value));
-                    names(of_pool, present.0) || !ours.into_iter().any(is_ours)
+                    let is_added = |(name, value)| present == (name, Some(value));
+                    names(of_pool, present.0) || !own.into_iter().any(is_added)
                 });
             }
             return;

@@ -24,11 +24,11 @@ pub(super) fn by_args(pod: &Value) -> Result<bool, Refusal> {
 /// Adds the argument to vLLM's plain args.
 pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
     let args = json::list(container, "args");
-    let ours = |one: &Value| {
+    let is_hook = |one: &Value| {
         one.as_str()
             .is_some_and(|arg| arg.contains("KVCachePoolConnector"))
     };
-    if args.iter().any(ours) {
+    if args.iter().any(is_hook) {
         return Ok(());
     }
     let refuse = |why: &str| {

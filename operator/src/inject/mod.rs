@@ -2,6 +2,7 @@
 //! clock, no files. Fields that it does not change are never parsed into types. It converges: called again on its own result, whatever
 //! other webhooks changed in between, it repairs the pod or does nothing.
 
+mod additions;
 mod check;
 mod conflicts;
 mod diff;
@@ -12,7 +13,6 @@ mod gpu;
 mod hook;
 mod json;
 mod launch;
-mod ours;
 mod outcome;
 mod overlay;
 mod pod;
@@ -57,7 +57,7 @@ impl Refusal {
 
 /// A shortfall of an injected pod, with a message for this pod.
 #[derive(Debug, Clone, PartialEq)]
-struct Lack {
+struct ShortfallDetail {
     reason: Shortfall,
     message: String,
 }
@@ -72,7 +72,7 @@ pub fn requested_pool(pod: &Value) -> Option<&str> {
 /// Whether an earlier call injected the pod. Then neither the breaker nor the pool's mode applies: changes by others must be repaired, or
 /// the API server rejects the pod or it never starts.
 pub fn is_injected(pod: &Value) -> bool {
-    ours::are_present(pod)
+    additions::are_present(pod)
 }
 
 /// Decides about `pod` for the pool of `settings`. The caller has found the pool by [`requested_pool`].
@@ -80,16 +80,16 @@ pub fn inject(pod: &Value, settings: &Settings) -> Outcome {
     if is_mirror(pod) {
         return Outcome::Unchanged;
     }
-    let planned = plan(pod, settings).and_then(|(after, lack)| {
+    let planned = plan(pod, settings).and_then(|(after, shortfall)| {
         let patch = sound_patch(pod, &after)?;
-        Ok((patch, lack))
+        Ok((patch, shortfall))
     });
     match planned {
         Ok((patch, _)) if patch.is_empty() => Outcome::Unchanged,
-        Ok((patch, lack)) => Outcome::Inject {
+        Ok((patch, shortfall)) => Outcome::Inject {
             patch,
-            report: Report::injected(settings.hash(), lack.as_ref()),
-            shortfall: lack.map(|lack| lack.reason),
+            report: Report::injected(settings.hash(), shortfall.as_ref()),
+            shortfall: shortfall.map(|shortfall| shortfall.reason),
         },
         Err(Refusal { reason, message }) => refuse(pod, reason, &message),
     }
@@ -98,7 +98,7 @@ pub fn inject(pod: &Value, settings: &Settings) -> Outcome {
 /// Stamps the pod with a refusal. Also used for refusals that only the caller knows, such as a missing pool. A pod that was injected by an
 /// earlier call keeps its sidecar and its stamp.
 pub fn refuse(pod: &Value, reason: Reason, message: &str) -> Outcome {
-    if is_mirror(pod) || ours::are_present(pod) {
+    if is_mirror(pod) || additions::are_present(pod) {
         return Outcome::Unchanged;
     }
     Outcome::Refuse {
@@ -114,8 +114,8 @@ fn is_mirror(pod: &Value) -> bool {
 }
 
 /// The injected pod and its shortfall.
-fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<Lack>), Refusal> {
-    if settings.mode == Mode::Disabled && !ours::are_present(pod) {
+fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<ShortfallDetail>), Refusal> {
+    if settings.mode == Mode::Disabled && !additions::are_present(pod) {
         return Err(Refusal::new(
             Reason::PoolDisabled,
             format!(
@@ -138,12 +138,12 @@ fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<Lack>), Refus
     let spec = &pod["spec"];
     conflicts::place(spec, settings.config.admin.listen.port())?;
     let target = target::target(pod, spec, settings)?;
-    ours::names_are_free(spec, target)?;
+    additions::names_are_free(spec, target)?;
     let launch = launch::Launch::of(&spec["containers"][target]);
     conflicts::multi_node(pod, &launch)?;
     conflicts::connector(&launch, settings.existing_connector)?;
-    let wishes = pod::Wishes::of(pod, settings)?;
-    pod::injected(pod, settings, target, &wishes)
+    let overrides = pod::Overrides::of(pod, settings)?;
+    pod::injected(pod, settings, target, &overrides)
 }
 
 /// Maximum bytes of a pod as JSON: etcd's default limit. The API server's encoding is smaller.

@@ -1,6 +1,6 @@
 //! The result of injection, and the annotation that records it.
 
-use super::{Lack, Reason, Shortfall};
+use super::{Reason, Shortfall, ShortfallDetail};
 use crate::names;
 use json_patch::Patch;
 use serde::{Deserialize, Serialize};
@@ -61,8 +61,10 @@ const MESSAGE_BYTES: usize = 1000;
 
 impl Report {
     /// The pod has the sidecar with settings of this hash, and this shortfall.
-    pub(super) fn injected(hash: String, lack: Option<&Lack>) -> Self {
-        let [reason, message] = lack.map_or(["", ""], |lack| [lack.reason.name(), &lack.message]);
+    pub(super) fn injected(hash: String, shortfall: Option<&ShortfallDetail>) -> Self {
+        let [reason, message] = shortfall.map_or(["", ""], |shortfall| {
+            [shortfall.reason.name(), &shortfall.message]
+        });
         Self {
             result: Verdict::Injected,
             reason: reason.to_string(),

@@ -80,7 +80,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn defaults_and_additions_of_others_stay_and_ours_come_back() {
+    fn defaults_and_foreign_additions_are_kept_and_own_fields_restored() {
         let wanted = json!({
             "name": "k", "restartPolicy": "Always", "command": ["a", "b"],
             "env": [{"name": "X", "value": "1"}],

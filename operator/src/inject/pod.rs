@@ -3,13 +3,15 @@
 use super::gpu::Gpu;
 use super::overlay::{overlay, overlay_named};
 use super::quantity::Quantity;
-use super::{Lack, Reason, Refusal, Report, Settings, env, hook, json, ours, resources};
+use super::{
+    Reason, Refusal, Report, Settings, ShortfallDetail, additions, env, hook, json, resources,
+};
 use crate::names;
 use kvcachepool_protocol::config::{ByteSize, Config};
 use serde_json::{Value, json};
 
 /// Overrides in a pod's annotations.
-pub(super) struct Wishes {
+pub(super) struct Overrides {
     memory_bytes: u64,
     python_path: Option<String>,
     by_args: bool,
@@ -20,7 +22,7 @@ const MEMORY_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=16 << 40;
 /// Longest text of a path list.
 const PYTHON_PATH_BYTES: usize = 4096;
 
-impl Wishes {
+impl Overrides {
     pub(super) fn of(pod: &Value, settings: &Settings) -> Result<Self, Refusal> {
         let python_path = json::annotation(pod, names::PYTHON_PATH);
         if let Some(path) = python_path
@@ -79,15 +81,15 @@ pub(super) fn injected(
     pod: &Value,
     settings: &Settings,
     target: usize,
-    wishes: &Wishes,
-) -> Result<(Value, Option<Lack>), Refusal> {
+    overrides: &Overrides,
+) -> Result<(Value, Option<ShortfallDetail>), Refusal> {
     let mut after = pod.clone();
     let spec = json::entry(&mut after, "spec");
     let gpu = Gpu::of(spec, target, settings);
-    let mut config = config(settings, wishes);
-    gpu.reckon(&mut config);
+    let mut config = config(settings, overrides);
+    gpu.reserve_memory(&mut config);
     containers(spec, settings, &config, &gpu);
-    for volume in ours::volumes(settings, &config) {
+    for volume in additions::volumes(settings, &config) {
         overlay_named(json::list_mut(spec, "volumes"), volume);
     }
     for secret in &settings.image_pull_secrets {
@@ -98,14 +100,14 @@ pub(super) fn injected(
     }
     if let Some(vllm) = json::list_mut(spec, "containers").get_mut(target) {
         mount(vllm);
-        env::complete(vllm, wishes.python_path.as_deref());
-        if wishes.by_args {
+        env::complete(vllm, overrides.python_path.as_deref());
+        if overrides.by_args {
             hook::add(vllm)?;
         }
     }
     exclude_from_mesh(&mut after, config.admin.listen.port());
     if let Some(disk) = &settings.disk {
-        disk.let_node_go(&mut after);
+        disk.allow_scale_down(&mut after);
     }
     let metadata = json::entry(&mut after, "metadata");
     let annotations = json::entry(metadata, "annotations");
@@ -113,18 +115,18 @@ pub(super) fn injected(
     json::set_text(
         annotations,
         names::INJECTION,
-        &Report::injected(settings.hash(), gpu.lack()).text(),
+        &Report::injected(settings.hash(), gpu.shortfall()).text(),
     );
     json::set_text(json::entry(metadata, "labels"), names::POOL, &settings.pool);
-    Ok((after, gpu.lack().cloned()))
+    Ok((after, gpu.shortfall().cloned()))
 }
 
 /// The sidecar's config in this pod. A pool cannot set values that must match vLLM's container.
-fn config(settings: &Settings, wishes: &Wishes) -> Config {
+fn config(settings: &Settings, overrides: &Overrides) -> Config {
     let mut config = settings.config.clone();
     config.managed = true;
     config.socket = std::path::Path::new(names::SHARED_PATH).join("sidecar.sock");
-    config.memory.size = ByteSize(wishes.memory_bytes);
+    config.memory.size = ByteSize(overrides.memory_bytes);
     config.pool.generation = u64::try_from(settings.generation).unwrap_or(0);
     config
 }
@@ -132,8 +134,8 @@ fn config(settings: &Settings, wishes: &Wishes) -> Config {
 /// Appends the two containers.
 fn containers(spec: &mut Value, settings: &Settings, config: &Config, gpu: &Gpu) {
     let wanted = [
-        ours::sidecar(spec, settings, config),
-        ours::init(spec, settings),
+        additions::sidecar(spec, settings, config),
+        additions::init(spec, settings),
     ];
     let found = resources::found_sidecar(spec).cloned();
     resources::raise_pod(spec, found.as_ref(), &wanted[0]["resources"]);
@@ -156,7 +158,7 @@ fn containers(spec: &mut Value, settings: &Settings, config: &Config, gpu: &Gpu)
 }
 
 fn mount(vllm: &mut Value) {
-    let wanted = ours::target_mount();
+    let wanted = additions::target_mount();
     let mounts = json::list_mut(vllm, "volumeMounts");
     match mounts
         .iter_mut()

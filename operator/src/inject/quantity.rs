@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_read_as_kubernetes_reads_them() {
+    fn texts_are_parsed_like_kubernetes_does() {
         for (a, b) in [
             ("1Gi", "1024Mi"),
             ("0.5", "500m"),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_written_as_the_api_server_writes_it() {
+    fn a_quantity_is_formatted_like_the_api_server_does() {
         for (text, written) in [
             ("1024Mi", "1Gi"),
             ("0.5", "500m"),
@@ -256,13 +256,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(units in 0u64..1 << 60, binary: bool) {
+        fn a_formatted_quantity_parses_back(units in 0u64..1 << 60, binary: bool) {
             let text = if binary { Quantity::bytes(units) } else { q(&units.to_string()) }.to_string();
             prop_assert_eq!(q(&text), q(&units.to_string()));
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in ".{0,40}") {
+        fn any_text_is_parsed_or_rejected(text in ".{0,40}") {
             if let Some(read) = Quantity::parse(&text) {
                 prop_assert_eq!(Quantity::parse(&read.to_string()), Some(read));
             }

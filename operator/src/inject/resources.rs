@@ -85,7 +85,7 @@ pub(super) fn init(spec: &Value) -> Value {
 /// sidecar alone would apply to what vLLM writes.
 fn users_limit_storage(spec: &Value) -> bool {
     json::all_containers(spec)
-        .filter(|container| !super::ours::is_ours(container))
+        .filter(|container| !super::additions::is_added(container))
         .any(|container| qos::amounts(container, "limits").contains_key(STORAGE))
 }
 
@@ -93,13 +93,13 @@ fn users_limit_storage(spec: &Value) -> bool {
 /// without a limit. This includes every Guaranteed pod.
 fn users_limit_cpu(spec: &Value) -> bool {
     json::all_containers(spec)
-        .filter(|container| !super::ours::is_ours(container))
+        .filter(|container| !super::additions::is_added(container))
         .all(|container| qos::amounts(container, "limits").contains_key("cpu"))
 }
 
 /// The QoS class from the user's own containers, independent of the added ones.
 fn users_class(spec: &Value) -> Qos {
-    qos::class(spec, |container| !super::ours::is_ours(container))
+    qos::class(spec, |container| !super::additions::is_added(container))
 }
 
 fn huge_pages(config: &Config) -> Option<(String, Quantity)> {

@@ -1,4 +1,4 @@
-//! The table of shortfalls: what an injected pod can lack of the pool's wishes. Its sidecar and its cache work.
+//! The table of shortfalls: settings of the pool that an injected pod does not have. Its sidecar and its cache work.
 
 crate::reasons::reasons! {
     "What an injected pod lacks. The name is used in the annotation, events, metrics and docs."

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_goes_from_what_is_said_to_what_is_plain() {
+    fn the_container_with_an_accelerator_is_chosen() {
         let settings = Settings::new("p", "n", "i", 1 << 30);
         let with = |resources: Value| json!({"name": "b", "resources": resources});
         let pod = |b: Value| json!({"metadata": {}, "spec": {"containers": [{"name": "a"}, b, {"name": "c"}]}});

@@ -1,7 +1,7 @@
 //! A pod that runs the sidecar's program for one command. It reads the same config, credentials and certificates as the pool's sidecars,
 //! through the same mounts. It has no memory tier, no disk tier and no vLLM.
 
-use super::{Files, Settings, json, ours};
+use super::{Files, Settings, additions, json};
 use crate::names;
 use kvcachepool_protocol::config::FILE_NAME;
 use serde_json::{Value, json};
@@ -16,11 +16,11 @@ pub fn tool(settings: &Settings, command: &[&str], service_account: &str) -> Val
     let mut config = settings.config.clone();
     config.disk.path = None;
     let file = format!("{}/pod/{FILE_NAME}", names::CONFIG_PATH);
-    let command = [&[ours::PROGRAM], command, &["--config", &file]].concat();
-    let mut container = ours::base(&Value::Null, settings, names::TOOL_CONTAINER);
+    let command = [&[additions::PROGRAM], command, &["--config", &file]].concat();
+    let mut container = additions::base(&Value::Null, settings, names::TOOL_CONTAINER);
     json::list_mut(&mut container, "volumeMounts")
         .retain(|mount| json::name(mount) != names::SHARED_VOLUME);
-    json::list_mut(&mut container, "volumeMounts").push(ours::config_mount());
+    json::list_mut(&mut container, "volumeMounts").push(additions::config_mount());
     let own = json!({
         "command": command,
         "env": settings.env,
@@ -30,7 +30,7 @@ pub fn tool(settings: &Settings, command: &[&str], service_account: &str) -> Val
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
     });
-    ours::merge(&mut container, own);
+    additions::merge(&mut container, own);
     let secrets = settings.image_pull_secrets.iter();
     let secrets: Vec<Value> = secrets.map(|name| json!({"name": name})).collect();
     json!({
@@ -41,12 +41,12 @@ pub fn tool(settings: &Settings, command: &[&str], service_account: &str) -> Val
         "spec": {
             "restartPolicy": "Never",
             "serviceAccountName": service_account,
-            "automountServiceAccountToken": ours::reads_token(settings),
+            "automountServiceAccountToken": additions::reads_token(settings),
             "enableServiceLinks": false,
             "imagePullSecrets": secrets,
             "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
-            "volumes": [ours::config_volume(settings.files.iter().map(Files::source)), ours::no_token_volume()],
+            "volumes": [additions::config_volume(settings.files.iter().map(Files::source)), additions::no_token_volume()],
         },
     })
 }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_pod_reads_what_a_sidecar_reads_and_has_nothing_else_of_it() {
+    fn a_tool_pod_mounts_only_what_a_sidecar_reads() {
         let mut pod = tool(&settings(), &["check"], "default");
         let config = pod["metadata"]["annotations"][names::CONFIG].take();
         insta::assert_yaml_snapshot!(pod);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_pod_has_no_unknown_field_and_the_webhook_leaves_it_alone() {
+    fn a_tool_pod_has_known_fields_and_is_not_injected() {
         let pod = tool(&settings(), &["check"], "default");
         let typed: PodTemplateSpec = serde_json::from_value(pod.clone()).unwrap();
         let spec = serde_json::to_value(typed).unwrap()["spec"].take();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_mounted_only_where_it_is_the_identity() {
+    fn the_token_is_mounted_only_if_it_is_the_identity() {
         let mounts = |settings: &Settings| {
             let pod = tool(settings, &["check"], "vllm");
             let container = &pod["spec"]["containers"][0];

@@ -1,100 +1,102 @@
-//! The decision: what to do with the Lease, given what was read and the local clock. No time of another machine is believed: a holder
-//! is gone when its record has not changed for the lease's duration on the local clock, and a holder ends its own term earlier than that
-//! on its own. Two clocks may run at rates that differ by less than the root of duration / term, and still no two lead at once.
-//! A lease that somebody deletes has still been seen: its holder is given the same time. Only a candidate that never saw one makes it at once.
+//! Decides what to do with the Lease, from the Lease that was read and from the local clock. Times of other machines are not used. A
+//! candidate takes a Lease that has not changed for `lease_duration` on its own clock, and a holder stops leading after `renew_deadline`,
+//! which is shorter. No two candidates lead at once as long as the rates of their clocks differ by less than the square root of
+//! `lease_duration / renew_deadline`. If a Lease is deleted, candidates that have seen its holder wait for the same time; others create
+//! it at once.
 
 use std::time::Duration;
 
-/// How long things last.
+/// Times of the election, named as in Kubernetes' own leader election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// A record that did not change for so long has lost its holder.
-    pub duration: Duration,
-    /// A holder that could not renew for so long stops to lead.
-    pub term: Duration,
-    /// Time between two checks of the lease.
-    pub period: Duration,
+    /// A Lease that has not changed for this long may be taken.
+    pub lease_duration: Duration,
+    /// A holder that could not renew its Lease for this long stops leading.
+    pub renew_deadline: Duration,
+    /// Interval between checks of the Lease.
+    pub retry_period: Duration,
 }
 
 impl Default for Timing {
-    /// A killed leader is followed within duration + 2 periods = 16 s.
+    /// A killed leader is replaced within `lease_duration + 2 * retry_period` = 16 s.
     fn default() -> Self {
         Self {
-            duration: Duration::from_secs(12),
-            term: Duration::from_secs(8),
-            period: Duration::from_secs(2),
+            lease_duration: Duration::from_secs(12),
+            renew_deadline: Duration::from_secs(8),
+            retry_period: Duration::from_secs(2),
         }
     }
 }
 
-/// Longest duration of another's record that is respected: a record edited by hand must not keep everyone from leading for ever.
-const DURATION_MAX: Duration = Duration::from_secs(60);
+/// Maximum `lease_duration` of another holder that is respected. A Lease edited by hand must not block the election forever.
+const LEASE_DURATION_MAX: Duration = Duration::from_secs(60);
 
-/// The holder in the lease, and the version of the lease.
+/// Holder and version of a Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Empty: given back.
+    /// Identity of the holder. Empty if the Lease was released.
     pub holder: String,
-    /// Duration that its holder promised.
-    pub duration: Option<Duration>,
-    /// Changes with every write.
+    /// Lease duration that the holder wrote.
+    pub lease_duration: Option<Duration>,
+    /// Resource version, which changes with every write.
     pub version: String,
 }
 
-/// What to do now.
+/// The next write of the Lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// There is no lease: make it, held by me.
+    /// There is no Lease. Create it with this candidate as the holder.
     Create,
-    /// Write me into the version that was read; `taken` when somebody else held it.
+    /// Replace the version that was read, with this candidate as the holder.
     Hold {
-        /// The holder changes.
+        /// Another candidate held it before.
         taken: bool,
     },
-    /// Somebody else holds it.
+    /// Another candidate holds it.
     Wait,
 }
 
-/// One candidate. Times are of the local monotonic clock, since any fixed moment.
+/// One candidate. Times are those of the local monotonic clock, since any fixed moment.
 #[derive(Debug)]
 pub struct Candidate {
-    me: String,
+    identity: String,
     timing: Timing,
+    /// The Lease that was last read, and since when it is unchanged.
     seen: Option<(Record, Duration)>,
-    /// Since when there is no lease.
-    gone: Option<Duration>,
+    /// Since when there is no Lease.
+    missing_since: Option<Duration>,
     leads_until: Option<Duration>,
 }
 
 impl Candidate {
-    /// `me` is the name of this process and of no other, also not of an earlier one.
-    pub fn new(me: String, timing: Timing) -> Self {
+    /// `identity` names this process. No other process may have the same name, including earlier ones.
+    pub fn new(identity: String, timing: Timing) -> Self {
         Self {
-            me,
+            identity,
             timing,
             seen: None,
-            gone: None,
+            missing_since: None,
             leads_until: None,
         }
     }
 
-    /// Its name in the lease.
-    pub fn name(&self) -> &str {
-        &self.me
+    pub fn identity(&self) -> &str {
+        &self.identity
     }
 
-    /// What to do, given the lease as it was just read (`None`: there is none).
+    /// Decides after a read of the Lease. `None` if there is none.
     pub fn step(&mut self, read: Option<Record>, now: Duration) -> Action {
         let Some(record) = read else {
-            return self.without(now);
+            return self.step_without_lease(now);
         };
-        self.gone = None;
+        self.missing_since = None;
         let since = match &self.seen {
             Some((seen, since)) if *seen == record => *since,
             _ => now,
         };
-        let mine = record.holder == self.me;
-        let free = record.holder.is_empty() || now.saturating_sub(since) >= self.patience(&record);
+        let mine = record.holder == self.identity;
+        let free = record.holder.is_empty()
+            || now.saturating_sub(since) >= self.lease_duration_of(&record);
         self.seen = Some((record, since));
         match (mine, free) {
             (true, _) => Action::Hold { taken: false },
@@ -106,13 +108,13 @@ impl Candidate {
         }
     }
 
-    fn without(&mut self, now: Duration) -> Action {
-        let since = *self.gone.get_or_insert(now);
+    fn step_without_lease(&mut self, now: Duration) -> Action {
+        let since = *self.missing_since.get_or_insert(now);
         match &self.seen {
             Some((seen, _))
                 if !seen.holder.is_empty()
-                    && seen.holder != self.me
-                    && now.saturating_sub(since) < self.patience(seen) =>
+                    && seen.holder != self.identity
+                    && now.saturating_sub(since) < self.lease_duration_of(seen) =>
             {
                 Action::Wait
             }
@@ -120,20 +122,21 @@ impl Candidate {
         }
     }
 
-    fn patience(&self, record: &Record) -> Duration {
+    fn lease_duration_of(&self, record: &Record) -> Duration {
         record
-            .duration
-            .unwrap_or(self.timing.duration)
-            .min(DURATION_MAX)
-            .max(self.timing.duration)
+            .lease_duration
+            .unwrap_or(self.timing.lease_duration)
+            .min(LEASE_DURATION_MAX)
+            .max(self.timing.lease_duration)
     }
 
-    /// A write succeeded that was begun at `began`. The term counts from then: others may have seen the write at any moment since.
-    pub fn held(&mut self, began: Duration) {
-        self.leads_until = Some(began + self.timing.term);
+    /// Records a successful write that started at `started`. The deadline counts from then, because other candidates may have seen the
+    /// write at any time since.
+    pub fn record_renewal(&mut self, started: Duration) {
+        self.leads_until = Some(started + self.timing.renew_deadline);
     }
 
-    /// Until when this candidate leads, unless a write prolongs it.
+    /// Time until which this candidate leads unless it renews the Lease. `None` if it does not lead.
     pub fn leads_until(&self, now: Duration) -> Option<Duration> {
         self.leads_until.filter(|until| now < *until)
     }

@@ -1,4 +1,5 @@
-//! The Lease object: read, create, replace. Every write names the version that it replaces, so that of two writers one loses.
+//! Reads, creates and replaces the Lease. Every write names the version that it replaces, so only one of two concurrent writers
+//! succeeds.
 
 use super::elect::{Record, Timing};
 use jiff::Timestamp;
@@ -7,34 +8,31 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
 use std::time::Duration;
 
-/// A lease by its name.
-pub struct Object {
+/// The Lease with a given name.
+pub struct LeaseClient {
     api: Api<Lease>,
     name: String,
 }
 
-/// A holder to write.
+/// The holder that a write sets.
 pub struct Holder<'a> {
-    /// Empty: the lease is given back.
+    /// Empty to release the Lease.
     pub name: &'a str,
-    /// Lease duration for others.
     pub timing: Timing,
-    /// The holder is another one than before.
+    /// Another candidate held the Lease before.
     pub taken: bool,
 }
 
-impl Object {
-    /// The lease `name` in the namespace of `api`.
+impl LeaseClient {
     pub fn new(api: Api<Lease>, name: String) -> Self {
         Self { api, name }
     }
 
-    /// Now; `None` when there is none.
     pub async fn read(&self) -> Result<Option<Lease>, kube::Error> {
         self.api.get_opt(&self.name).await
     }
 
-    /// A first one. Fails when somebody else was quicker.
+    /// Fails with 409 if another candidate created it first.
     pub async fn create(&self, holder: Holder<'_>) -> Result<Lease, kube::Error> {
         let lease = Lease {
             metadata: ObjectMeta {
@@ -47,7 +45,7 @@ impl Object {
         self.api.create(&PostParams::default(), &lease).await
     }
 
-    /// Instead of the one that was read. Fails when that one is not the newest.
+    /// Replaces the Lease that was read. Fails with 409 if that version is outdated.
     pub async fn replace(&self, read: Lease, holder: Holder<'_>) -> Result<Lease, kube::Error> {
         let lease = with(read, holder);
         self.api
@@ -64,17 +62,16 @@ fn with(mut lease: Lease, holder: Holder<'_>) -> Lease {
         spec.lease_transitions = Some(spec.lease_transitions.unwrap_or(0).saturating_add(1));
     }
     spec.holder_identity = Some(holder.name.to_owned());
-    spec.lease_duration_seconds = i32::try_from(holder.timing.duration.as_secs().max(1)).ok();
+    spec.lease_duration_seconds = i32::try_from(holder.timing.lease_duration.as_secs().max(1)).ok();
     spec.renew_time = Some(now);
     lease
 }
 
-/// What the election needs of it.
 pub fn record(lease: &Lease) -> Record {
     let spec = lease.spec.clone().unwrap_or_default();
     Record {
         holder: spec.holder_identity.unwrap_or_default(),
-        duration: spec
+        lease_duration: spec
             .lease_duration_seconds
             .and_then(|seconds| u64::try_from(seconds).ok())
             .map(Duration::from_secs),

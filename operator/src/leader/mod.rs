@@ -1,6 +1,6 @@
-//! Which replica reconciles: one Lease, taken and renewed. `elect` decides and is pure; `lease` is the object; `run` is the thin shell.
-//! Webhook, health and metrics do not wait for this; only work that writes for the whole cluster does.
-//! Nothing here knows what a leader does.
+//! Leader election with a Lease. `elect` is the pure decision, `lease` reads and writes the object, and `run` connects the two.
+//! Only work that writes for the whole cluster waits for the election; webhook, health and metrics do not.
+//! This module does not depend on the work of a leader.
 
 pub mod elect;
 mod lease;

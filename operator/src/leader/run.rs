@@ -1,7 +1,7 @@
-//! The shell around the decision: reads and writes the lease, reports the leadership, gives the lease back at the end.
+//! Runs the election: reads and writes the Lease, publishes whether this replica leads, and releases the Lease at shutdown.
 
 use super::elect::{Action, Candidate, Timing};
-use super::lease::{Holder, Object, record};
+use super::lease::{Holder, LeaseClient, record};
 use crate::metrics::Metrics;
 use crate::shutdown::{Phase, Shutdown};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -17,18 +17,17 @@ use tracing::{info, warn};
 pub struct Leadership(watch::Receiver<bool>);
 
 impl Leadership {
-    /// A value to set, and what follows it. Nobody leads at first.
+    /// A sender and its receiver. At first this replica does not lead.
     pub fn new() -> (watch::Sender<bool>, Self) {
-        let (set, seen) = watch::channel(false);
-        (set, Self(seen))
+        let (tx, rx) = watch::channel(false);
+        (tx, Self(rx))
     }
 
-    /// Now.
     pub fn leads(&self) -> bool {
         *self.0.borrow()
     }
 
-    /// Ends when a leader session begins or ends; never when the election itself has ended.
+    /// Waits until a leader session starts or ends. Waits forever if the election has ended.
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -39,14 +38,14 @@ impl Leadership {
         self.0.wait_for(|now| *now == leads).await.is_ok()
     }
 
-    /// Runs `work` anew in every leader session, and drops it where it stands when the session ends. Ends with the election.
+    /// Starts `work` in every leader session and drops it when the session ends. Returns when the election ends.
     pub async fn during<F: Future<Output = ()>>(mut self, mut work: impl FnMut() -> F) {
         while self.until(true).await {
             let mut lost = self.clone();
             tokio::select! {
-                known = lost.until(false) => if !known { return },
+                running = lost.until(false) => if !running { return },
                 () = work() => {
-                    // Work without end that ended: not again before the next session.
+                    // Work that returned early is not started again before the next session.
                     let _lost = self.until(false).await;
                 }
             }
@@ -54,25 +53,22 @@ impl Leadership {
     }
 }
 
-/// What an election needs.
+/// Dependencies of an election.
 pub struct Election {
-    /// The lease.
     pub lease: kube::Api<Lease>,
-    /// Its name.
+    /// Name of the Lease.
     pub name: String,
-    /// Name of this process.
-    pub me: String,
-    /// Times.
+    /// Identity of this process. No other process may have the same name.
+    pub identity: String,
     pub timing: Timing,
-    /// Where leader sessions are counted.
     pub metrics: Arc<Metrics>,
 }
 
-/// Takes part until `Phase::Leaving`, then gives the lease back.
+/// Takes part in the election until `Phase::Leaving`, then releases the Lease.
 pub async fn run(election: Election, leads: watch::Sender<bool>, mut shutdown: Shutdown) {
-    let mut shell = Shell {
-        lease: Object::new(election.lease, election.name),
-        candidate: Candidate::new(election.me, election.timing),
+    let mut elector = Elector {
+        lease: LeaseClient::new(election.lease, election.name),
+        candidate: Candidate::new(election.identity, election.timing),
         timing: election.timing,
         start: Instant::now(),
         last: None,
@@ -80,56 +76,58 @@ pub async fn run(election: Election, leads: watch::Sender<bool>, mut shutdown: S
         leads,
     };
     while shutdown.phase() < Phase::Leaving {
-        // The next check shows the result of a write that was begun and not answered; it did not extend the session.
+        // A write without a response does not extend the session. The next check reads its result.
         let mut leaving = shutdown.clone();
         tokio::select! {
             () = leaving.reached(Phase::Leaving) => break,
-            () = shell.check_in_time() => {}
+            () = elector.check_with_timeout() => {}
         }
-        shell.report();
-        let pause = shell.pause();
+        elector.publish();
+        let pause = elector.pause();
         shutdown.unless(Phase::Leaving, sleep(pause)).await;
-        shell.report();
+        elector.publish();
     }
-    shell.give_back().await;
+    elector.release().await;
 }
 
-struct Shell {
-    lease: Object,
+struct Elector {
+    lease: LeaseClient,
     candidate: Candidate,
     timing: Timing,
     start: Instant,
-    /// The lease as it was last read or written.
+    /// The Lease that was last read or written.
     last: Option<Lease>,
     metrics: Arc<Metrics>,
     leads: watch::Sender<bool>,
 }
 
-impl Shell {
+impl Elector {
     fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// One check of the lease and what follows from it, for no longer than the session lasts.
-    async fn check_in_time(&mut self) {
+    /// Checks the Lease, with a timeout at the end of the session.
+    async fn check_with_timeout(&mut self) {
         let left = match self.candidate.leads_until(self.now()) {
-            Some(until) => until.saturating_sub(self.now()).min(self.timing.term / 2),
-            None => self.timing.term / 2,
+            Some(until) => until
+                .saturating_sub(self.now())
+                .min(self.timing.renew_deadline / 2),
+            None => self.timing.renew_deadline / 2,
         };
         match timeout(left, self.check()).await {
             Ok(Ok(())) => {}
-            Ok(Err(e)) => warn!(error = %e, "the lease could not be read or written; trying again"),
-            Err(_) => warn!("the API server did not answer about the lease; trying again"),
+            Ok(Err(e)) => warn!(error = %e, "the Lease could not be read or written; retrying"),
+            Err(_) => warn!("timeout reading or writing the Lease; retrying"),
         }
     }
 
     async fn check(&mut self) -> Result<(), kube::Error> {
         let read = self.lease.read().await?;
         let action = self.candidate.step(read.as_ref().map(record), self.now());
-        let began = self.now();
-        let me = self.candidate.name().to_owned();
+        let started = self.now();
+        let identity = self.candidate.identity().to_owned();
         let holder = |taken| Holder {
-            name: &me,
+            name: &identity,
             timing: self.timing,
             taken,
         };
@@ -142,56 +140,61 @@ impl Shell {
         match written {
             Ok(lease) => {
                 self.last = Some(lease);
-                self.candidate.held(began);
+                self.candidate.record_renewal(started);
                 Ok(())
             }
-            // Somebody else was quicker.
+            // Another candidate wrote it first.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
             Err(e) => Err(e),
         }
     }
 
-    /// Time to the next check, or to the end of the session if that is sooner.
+    /// Wait until the next check, or until the end of the session if that is sooner.
     fn pause(&self) -> Duration {
         let now = self.now();
         match self.candidate.leads_until(now) {
-            Some(until) => until.saturating_sub(now).min(self.timing.period),
-            None => self.timing.period,
+            Some(until) => until.saturating_sub(now).min(self.timing.retry_period),
+            None => self.timing.retry_period,
         }
     }
 
-    fn report(&self) {
+    fn publish(&self) {
         let leads = self.candidate.leads_until(self.now()).is_some();
         self.set(leads);
     }
 
     fn set(&self, leads: bool) {
-        // Receivers wake only when it changes.
+        // Wake receivers only if the value changes.
         let changed = |now: &mut bool| std::mem::replace(now, leads) != leads;
         if self.leads.send_if_modified(changed) {
             let to = if leads { "leading" } else { "following" };
-            info!(state = to, name = self.candidate.name(), "leadership");
+            info!(
+                state = to,
+                identity = self.candidate.identity(),
+                "leadership changed"
+            );
             self.metrics.add("leader_transitions_total", &[to], 1);
         }
         self.metrics
             .set("leader", &[], if leads { 1.0 } else { 0.0 });
     }
 
-    /// Lets the next one lead at once instead of after the lease's duration.
-    async fn give_back(mut self) {
+    /// Lets another candidate lead immediately instead of after the lease duration.
+    async fn release(mut self) {
         let led = self.candidate.leads_until(self.now()).is_some();
         self.set(false);
         let Some(last) = self.last.take().filter(|_| led) else {
             return;
         };
-        let nobody = Holder {
+        let released = Holder {
             name: "",
             timing: self.timing,
             taken: false,
         };
-        match timeout(self.timing.period, self.lease.replace(last, nobody)).await {
-            Ok(Ok(_)) => info!("lease given back"),
-            _ => warn!("the lease could not be given back; it ends by itself"),
+        match timeout(self.timing.retry_period, self.lease.replace(last, released)).await {
+            Ok(Ok(_)) => info!("Lease released"),
+            Ok(Err(e)) => warn!(error = %e, "the Lease could not be released; it expires"),
+            Err(_) => warn!("timeout releasing the Lease; it expires"),
         }
     }
 }

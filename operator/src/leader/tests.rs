@@ -1,19 +1,19 @@
-//! Two candidates, a lease between them, clocks that run at different rates, and messages that are late or lost.
+//! Unit tests, and a model of two candidates whose clocks run at different rates and whose messages are delayed or lost.
 
 use super::elect::{Action, Candidate, Record, Timing};
 use proptest::prelude::*;
 use std::time::Duration;
 
 const TIMING: Timing = Timing {
-    duration: Duration::from_secs(12),
-    term: Duration::from_secs(8),
-    period: Duration::from_secs(2),
+    lease_duration: Duration::from_secs(12),
+    renew_deadline: Duration::from_secs(8),
+    retry_period: Duration::from_secs(2),
 };
 
 fn record(holder: &str, version: u64) -> Record {
     Record {
         holder: holder.to_owned(),
-        duration: Some(TIMING.duration),
+        lease_duration: Some(TIMING.lease_duration),
         version: version.to_string(),
     }
 }
@@ -23,7 +23,7 @@ fn at(second: u64) -> Duration {
 }
 
 #[test]
-fn no_lease_is_made_and_one_that_was_given_back_is_taken_at_once() {
+fn a_missing_lease_is_created_and_a_released_one_is_taken_at_once() {
     let mut me = Candidate::new("me".into(), TIMING);
     assert_eq!(me.step(None, at(0)), Action::Create);
     assert_eq!(
@@ -33,7 +33,7 @@ fn no_lease_is_made_and_one_that_was_given_back_is_taken_at_once() {
 }
 
 #[test]
-fn a_lease_that_changes_is_left_alone_and_one_that_stands_still_is_taken() {
+fn a_lease_is_taken_only_if_it_stops_changing() {
     let mut me = Candidate::new("me".into(), TIMING);
     for second in 0..60 {
         assert_eq!(
@@ -49,7 +49,7 @@ fn a_lease_that_changes_is_left_alone_and_one_that_stands_still_is_taken() {
 }
 
 #[test]
-fn a_deleted_lease_is_made_anew_by_its_holder_at_once_and_by_others_when_its_term_is_over() {
+fn a_deleted_lease_is_recreated_by_its_holder_at_once_and_by_others_after_the_lease_duration() {
     let (mut holder, mut other) = (
         Candidate::new("holder".into(), TIMING),
         Candidate::new("other".into(), TIMING),
@@ -67,7 +67,7 @@ fn a_deleted_lease_is_made_anew_by_its_holder_at_once_and_by_others_when_its_ter
 }
 
 #[test]
-fn a_lease_that_comes_and_goes_counts_from_when_it_went_last() {
+fn a_recreated_lease_restarts_the_wait() {
     let mut other = Candidate::new("other".into(), TIMING);
     assert_eq!(other.step(Some(record("holder", 1)), at(0)), Action::Wait);
     assert_eq!(other.step(None, at(10)), Action::Wait);
@@ -77,7 +77,7 @@ fn a_lease_that_comes_and_goes_counts_from_when_it_went_last() {
 }
 
 #[test]
-fn the_first_look_never_takes_a_lease_that_somebody_holds() {
+fn the_first_check_never_takes_a_held_lease() {
     let mut me = Candidate::new("me".into(), TIMING);
     assert_eq!(
         me.step(Some(record("other", 1)), at(1_000_000)),
@@ -86,10 +86,10 @@ fn the_first_look_never_takes_a_lease_that_somebody_holds() {
 }
 
 #[test]
-fn a_longer_duration_of_the_holder_is_respected_but_not_one_without_end() {
-    for (promised, waits) in [(30, 30), (1_000_000, 60), (1, 12)] {
+fn a_longer_lease_duration_of_the_holder_is_respected_up_to_a_maximum() {
+    for (written, waits) in [(30, 30), (1_000_000, 60), (1, 12)] {
         let lease = Record {
-            duration: Some(at(promised)),
+            lease_duration: Some(at(written)),
             ..record("other", 1)
         };
         let mut me = Candidate::new("me".into(), TIMING);
@@ -103,10 +103,10 @@ fn a_longer_duration_of_the_holder_is_respected_but_not_one_without_end() {
 }
 
 #[test]
-fn a_term_counts_from_before_the_write_and_ends_by_itself() {
+fn a_leader_session_counts_from_before_the_write_and_expires() {
     let mut me = Candidate::new("me".into(), TIMING);
     assert_eq!(me.leads_until(at(0)), None);
-    me.held(at(5));
+    me.record_renewal(at(5));
     assert_eq!(me.leads_until(at(12)), Some(at(13)));
     assert_eq!(me.leads_until(at(13)), None);
 }
@@ -114,21 +114,21 @@ fn a_term_counts_from_before_the_write_and_ends_by_itself() {
 #[test]
 fn a_leader_that_reads_another_holder_stops_at_once() {
     let mut me = Candidate::new("me".into(), TIMING);
-    me.held(at(0));
+    me.record_renewal(at(0));
     assert_eq!(me.step(Some(record("other", 9)), at(1)), Action::Wait);
     assert_eq!(me.leads_until(at(1)), None);
 }
 
-/// A candidate looks; its write arrives after `write_ms` and the answer `answer_ms` later, unless it is lost.
+/// A candidate checks the Lease. Its write arrives after `write_ms`, and the response `answer_ms` later unless it is lost.
 #[derive(Debug, Clone)]
-struct Look {
-    who: usize,
+struct Check {
+    candidate: usize,
     wait_ms: u64,
     write_ms: u64,
     answer_ms: Option<u64>,
 }
 
-fn look() -> impl Strategy<Value = Look> {
+fn check() -> impl Strategy<Value = Check> {
     let delay = prop_oneof![4 => 0..50u64, 1 => 0..20_000u64];
     let lost = proptest::option::weighted(0.8, delay.clone());
     (
@@ -137,8 +137,8 @@ fn look() -> impl Strategy<Value = Look> {
         delay,
         lost,
     )
-        .prop_map(|(who, wait_ms, write_ms, answer_ms)| Look {
-            who,
+        .prop_map(|(candidate, wait_ms, write_ms, answer_ms)| Check {
+            candidate,
             wait_ms,
             write_ms,
             answer_ms,
@@ -147,15 +147,15 @@ fn look() -> impl Strategy<Value = Look> {
 
 enum Event {
     Write {
-        who: usize,
+        candidate: usize,
         action: Action,
         version: Option<u64>,
-        began: Duration,
+        started: Duration,
         answer_ms: Option<u64>,
     },
     Answer {
-        who: usize,
-        began: Duration,
+        candidate: usize,
+        started: Duration,
     },
 }
 
@@ -163,23 +163,23 @@ struct World {
     lease: Option<(usize, u64)>,
     versions: u64,
     candidates: [Candidate; 2],
-    /// Ticks of each clock per thousand true milliseconds.
+    /// Ticks of each clock per 1000 ms of real time.
     rates: [u64; 2],
     pending: Vec<(u64, Event)>,
 }
 
 impl World {
-    fn clock(&self, who: usize, true_ms: u64) -> Duration {
-        Duration::from_micros(true_ms * self.rates[who])
+    fn clock(&self, candidate: usize, real_ms: u64) -> Duration {
+        Duration::from_micros(real_ms * self.rates[candidate])
     }
 
-    fn nobody_shares(&self, true_ms: u64) {
-        let leads = |who: usize| {
-            self.candidates[who]
-                .leads_until(self.clock(who, true_ms))
+    fn assert_one_leader(&self, real_ms: u64) {
+        let leads = |candidate: usize| {
+            self.candidates[candidate]
+                .leads_until(self.clock(candidate, real_ms))
                 .is_some()
         };
-        assert!(!(leads(0) && leads(1)), "two leaders at {true_ms} ms");
+        assert!(!(leads(0) && leads(1)), "two leaders at {real_ms} ms");
     }
 
     fn run_until(&mut self, end_ms: u64) {
@@ -190,10 +190,10 @@ impl World {
             let (now, event) = self.pending.swap_remove(next);
             match event {
                 Event::Write {
-                    who,
+                    candidate,
                     action,
                     version,
-                    began,
+                    started,
                     answer_ms,
                 } => {
                     let fits = match action {
@@ -203,39 +203,39 @@ impl World {
                     };
                     if fits {
                         self.versions += 1;
-                        self.lease = Some((who, self.versions));
+                        self.lease = Some((candidate, self.versions));
                         if let Some(delay) = answer_ms {
                             self.pending
-                                .push((now + delay, Event::Answer { who, began }));
+                                .push((now + delay, Event::Answer { candidate, started }));
                         }
                     }
                 }
-                Event::Answer { who, began } => {
-                    self.candidates[who].held(began);
-                    // Terms only begin here, and end by themselves: no other moment has to be looked at.
-                    self.nobody_shares(now);
+                Event::Answer { candidate, started } => {
+                    self.candidates[candidate].record_renewal(started);
+                    // Sessions only start here and expire by themselves, so no other time has to be checked.
+                    self.assert_one_leader(now);
                 }
             }
         }
     }
 
-    fn look(&mut self, look: &Look, now: u64) {
-        let who = look.who;
+    fn check(&mut self, check: &Check, now: u64) {
+        let candidate = check.candidate;
         let read = self
             .lease
             .map(|(holder, version)| record(["a", "b"][holder], version));
-        let began = self.clock(who, now);
-        let action = self.candidates[who].step(read, began);
-        self.nobody_shares(now);
+        let started = self.clock(candidate, now);
+        let action = self.candidates[candidate].step(read, started);
+        self.assert_one_leader(now);
         let version = self.lease.map(|l| l.1);
         let write = Event::Write {
-            who,
+            candidate,
             action,
             version,
-            began,
-            answer_ms: look.answer_ms,
+            started,
+            answer_ms: check.answer_ms,
         };
-        self.pending.push((now + look.write_ms, write));
+        self.pending.push((now + check.write_ms, write));
     }
 }
 
@@ -244,25 +244,25 @@ proptest! {
 
     #[test]
     fn two_candidates_never_lead_at_once(
-        looks in proptest::collection::vec(look(), 1..150),
+        checks in proptest::collection::vec(check(), 1..150),
         rates in [850..1150u64, 850..1150u64],
     ) {
         let candidates = ["a", "b"].map(|name| Candidate::new(name.into(), TIMING));
         let mut world = World { lease: None, versions: 0, candidates, rates, pending: Vec::new() };
         let mut now = 0;
-        for look in &looks {
-            now += look.wait_ms;
+        for check in &checks {
+            now += check.wait_ms;
             world.run_until(now);
-            world.look(look, now);
+            world.check(check, now);
         }
         world.run_until(now + 60_000);
     }
 
-    /// Whoever dies whenever: the other one leads within the bar of 20 s.
+    /// After a kill at any time, the other candidate leads within 20 s.
     #[test]
-    fn a_killed_leader_is_followed_within_20_s(phase_ms in 0..2000u64, killed_ms in 0..2000u64) {
+    fn a_killed_leader_is_replaced_within_20_s(phase_ms in 0..2000u64, killed_ms in 0..2000u64) {
         let mut b = Candidate::new("b".into(), TIMING);
-        // The leader renews every 2 s until it is killed; the follower looks every 2 s, at another phase.
+        // The leader renews every 2 s until it is killed. The follower checks every 2 s, at another phase.
         let killed = 30_000 + killed_ms;
         let mut now = phase_ms;
         loop {

@@ -68,7 +68,7 @@ pub enum Step {
     /// Record that the authority with this certificate is not trusted: it was removed from the caBundle, or an old store was restored.
     Doubt(String),
     /// Nothing to do before the next check.
-    Rest,
+    Wait,
 }
 
 /// The next step of the leader. `authorities` are ordered oldest first; `bundle` has the certificates of the caBundle.
@@ -102,7 +102,7 @@ pub fn next(authorities: &[Authority], bundle: &[String], now: u64, lifetimes: L
     }
     match authorities.iter().find(|a| a.trusted_since.is_none()) {
         Some(a) => Step::Note(a.certificate.clone()),
-        None => Step::Rest,
+        None => Step::Wait,
     }
 }
 

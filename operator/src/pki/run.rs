@@ -105,7 +105,7 @@ pub async fn run(upkeep: Upkeep, mut shutdown: Shutdown) {
         let mut stopping = shutdown.clone();
         let ready = tokio::select! {
             () = stopping.reached(Phase::Stopping) => return,
-            ready = keeper.turn() => ready,
+            ready = keeper.round() => ready,
         };
         let pause = pause(keeper.upkeep.interval, ready);
         tokio::select! {
@@ -132,7 +132,7 @@ fn now() -> u64 {
 
 impl Keeper {
     /// Runs one round. Returns whether the certificate is ready.
-    async fn turn(&mut self) -> bool {
+    async fn round(&mut self) -> bool {
         let renewed = match &mut self.source {
             Source::Own(_) => self.own().await,
             Source::Files(files) => match files.changed().await {
@@ -287,13 +287,13 @@ async fn lead(
         let authorities = stored.authorities.clone();
         let now = now();
         let step = match plan::next(&authorities, &bundle, now, upkeep.lifetimes) {
-            Step::Rest | Step::Note(_) if !equal => {
+            Step::Wait | Step::Note(_) if !equal => {
                 Step::Trust(plan::wanted(&authorities, &bundle, now, upkeep.lifetimes))
             }
             step => step,
         };
         match step {
-            Step::Rest => return Ok(()),
+            Step::Wait => return Ok(()),
             Step::Make => {
                 let made = authority::make(now, upkeep.lifetimes)?;
                 let authorities = authorities.into_iter().chain([made]).collect();
@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_ready_is_looked_at_again_within_a_second_however_long_the_interval() {
+    fn a_certificate_that_is_not_ready_is_checked_again_within_a_second() {
         let (short, long) = (Duration::from_millis(100), Duration::from_secs(600));
         assert_eq!(pause(long, false), UNREADY);
         assert_eq!(pause(short, false), short);

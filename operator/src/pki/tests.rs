@@ -34,7 +34,7 @@ fn names(all: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn from_nothing_an_authority_is_made_then_trusted_then_noted() {
+fn a_first_authority_is_created_then_trusted_then_recorded() {
     assert_eq!(next(&[], &[], 0, LIFETIMES), Step::Make);
     let fresh = [authority("a", 300, None)];
     assert_eq!(next(&fresh, &[], 0, LIFETIMES), Step::Trust(names(&["a"])));
@@ -43,11 +43,11 @@ fn from_nothing_an_authority_is_made_then_trusted_then_noted() {
         Step::Note("a".into())
     );
     let noted = [authority("a", 300, Some(0))];
-    assert_eq!(next(&noted, &names(&["a"]), 0, LIFETIMES), Step::Rest);
+    assert_eq!(next(&noted, &names(&["a"]), 0, LIFETIMES), Step::Wait);
 }
 
 #[test]
-fn a_new_authority_is_trusted_beside_the_old_one_until_the_old_leaves_have_ended() {
+fn a_new_authority_is_trusted_beside_the_old_one_until_the_old_leaves_expire() {
     let bundle = names(&["a", "b"]);
     let new = [authority("a", 300, Some(0)), authority("b", 500, None)];
     assert_eq!(
@@ -57,7 +57,7 @@ fn a_new_authority_is_trusted_beside_the_old_one_until_the_old_leaves_have_ended
     let both = [authority("a", 300, Some(0)), authority("b", 500, Some(200))];
     assert_eq!(
         next(&both, &bundle, 200 + 2 * 12 + 60 - 1, LIFETIMES),
-        Step::Rest
+        Step::Wait
     );
     let gone = next(&both, &bundle, 200 + 2 * 12 + 60, LIFETIMES);
     assert_eq!(gone, Step::Forget(names(&["a"])));
@@ -68,7 +68,7 @@ fn a_new_authority_is_trusted_beside_the_old_one_until_the_old_leaves_have_ended
 }
 
 #[test]
-fn nobody_signs_with_an_authority_before_its_trust_has_settled() {
+fn no_authority_signs_before_its_trust_has_settled() {
     let both = [authority("a", 300, Some(0)), authority("b", 500, Some(200))];
     let leaf = Leaf {
         signer: "a".into(),
@@ -79,7 +79,7 @@ fn nobody_signs_with_an_authority_before_its_trust_has_settled() {
 }
 
 #[test]
-fn after_the_store_was_lost_what_was_trusted_stays_trusted_until_its_leaves_have_ended() {
+fn a_lost_store_keeps_trusted_authorities_until_their_leaves_expire() {
     let new = [authority("b", 300, None)];
     let kept = names(&["a", "b"]);
     assert_eq!(
@@ -88,7 +88,7 @@ fn after_the_store_was_lost_what_was_trusted_stays_trusted_until_its_leaves_have
     );
     let noted = [authority("b", 300, Some(0))];
     // Replicas may serve leaves from before the loss for the lifetime of a leaf.
-    assert_eq!(next(&noted, &kept, 2 * 12 + 59, LIFETIMES), Step::Rest);
+    assert_eq!(next(&noted, &kept, 2 * 12 + 59, LIFETIMES), Step::Wait);
     assert_eq!(
         next(&noted, &kept, 2 * 12 + 60, LIFETIMES),
         Step::Trust(names(&["b"]))
@@ -102,7 +102,7 @@ fn after_the_store_was_lost_what_was_trusted_stays_trusted_until_its_leaves_have
 }
 
 #[test]
-fn an_old_store_that_was_brought_back_is_not_believed_before_its_trust_has_settled_again() {
+fn a_restored_old_store_does_not_sign_before_its_trust_has_settled() {
     let old = [authority("a", 300, Some(0))];
     let trusted = names(&["b"]);
     assert_eq!(
@@ -120,7 +120,7 @@ fn an_old_store_that_was_brought_back_is_not_believed_before_its_trust_has_settl
         Step::Note("a".into())
     );
     let again = noted(doubted, "a", Some(100));
-    assert_eq!(next(&again, &both, 100 + 12, LIFETIMES), Step::Rest);
+    assert_eq!(next(&again, &both, 100 + 12, LIFETIMES), Step::Wait);
     let leaf = Leaf {
         signer: "b".into(),
         ends: 150,
@@ -130,7 +130,7 @@ fn an_old_store_that_was_brought_back_is_not_believed_before_its_trust_has_settl
 }
 
 #[test]
-fn an_authority_that_cannot_sign_is_found_out() {
+fn an_authority_that_cannot_sign_is_rejected() {
     let (one, other) = (
         authority::make(unix(), LIFETIMES).unwrap(),
         authority::make(unix(), LIFETIMES).unwrap(),
@@ -153,7 +153,7 @@ fn an_authority_that_cannot_sign_is_found_out() {
 }
 
 #[test]
-fn no_leaf_outlives_its_authority_and_a_last_one_is_not_signed_again_and_again() {
+fn no_leaf_outlives_its_authority_or_is_renewed_in_a_loop() {
     let old = authority("a", 300, Some(0));
     assert_eq!(ends(&old, 290, LIFETIMES), 300);
     let leaf = Leaf {
@@ -181,7 +181,7 @@ impl World {
     fn lead(&mut self, now: u64, steps: usize) {
         for _ in 0..steps {
             match next(&self.store, &self.bundle(), now, LIFETIMES) {
-                Step::Rest => return,
+                Step::Wait => return,
                 Step::Make => {
                     self.made += 1;
                     let name = format!("ca-{}", self.made);
@@ -224,7 +224,7 @@ proptest! {
     /// For delays of leader and replicas of up to 8 s, and a leader that may stop between any two steps, no API server ever sees a
     /// certificate that it does not trust, after the first trusted one.
     #[test]
-    fn every_leaf_is_believed_through_all_rotations(
+    fn every_leaf_is_trusted_through_all_rotations(
         turns in proptest::collection::vec((1..8u64, 0..8u64, 1..6usize, any::<bool>(), any::<bool>()), 100..400),
     ) {
         let mut world = World::default();
@@ -284,7 +284,7 @@ async fn server(served: Arc<Served>) -> (std::net::SocketAddr, tokio::sync::watc
 }
 
 #[tokio::test]
-async fn a_call_with_the_bundle_passes_and_one_with_another_bundle_or_name_does_not() {
+async fn a_call_fails_with_another_bundle_or_name() {
     let ours = authority::make(unix(), Lifetimes::default()).unwrap();
     let others = authority::make(unix(), Lifetimes::default()).unwrap();
     let served = Arc::new(Served::default());
@@ -321,7 +321,7 @@ async fn an_expired_certificate_does_not_pass() {
 }
 
 #[test]
-fn certificates_begin_in_the_past_and_end_when_they_are_said_to() {
+fn certificates_are_backdated_and_end_at_their_stated_time() {
     let now = unix();
     let ours = authority::make(now, LIFETIMES).unwrap();
     let leaf = authority::leaf(&ours, &localhost(), now, LIFETIMES).unwrap();
@@ -330,7 +330,7 @@ fn certificates_begin_in_the_past_and_end_when_they_are_said_to() {
 }
 
 #[test]
-fn a_bundle_is_read_whatever_stands_around_its_certificates() {
+fn a_bundle_is_parsed_with_text_around_its_certificates() {
     let a = authority::make(unix(), LIFETIMES).unwrap().certificate;
     let b = authority::make(unix(), LIFETIMES).unwrap().certificate;
     let text = format!("# ours\r\n{}\n\n{b}trailing", a.replace('\n', "\r\n"));
@@ -341,7 +341,7 @@ fn a_bundle_is_read_whatever_stands_around_its_certificates() {
 }
 
 #[tokio::test]
-async fn files_are_read_again_when_they_change_and_half_a_change_is_an_error_until_it_is_whole() {
+async fn changed_files_are_reloaded_and_a_partial_change_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let mut files = Files::new(folder.path().to_owned());

@@ -113,7 +113,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_flags_go_together() {
+    fn the_flags_are_consistent() {
         Args::command().debug_assert();
         let parsed = |args: &[&str]| Args::try_parse_from([&["x"], args].concat());
         assert!(parsed(&["explain", "pod/a", "-n", "b", "-o", "json"]).is_ok());

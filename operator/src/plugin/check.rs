@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_cannot_start_is_named_and_one_that_may_is_waited_for() {
+    fn only_a_permanent_start_failure_ends_the_check() {
         assert_eq!(progress(None, "i"), Ok(Progress::NoPod));
         let waits = |text: &str| Ok(Progress::Waits(text.to_owned()));
         assert_eq!(
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_ended_is_read_however_it_ended() {
+    fn the_result_of_an_ended_pod_is_read_in_every_form() {
         let ended = |why: &str| Ok(Progress::Ended("p".to_owned(), why.to_owned()));
         let state = container(json!({"terminated": {"exitCode": 1}}));
         assert_eq!(seen(state), ended("exit code 1"));

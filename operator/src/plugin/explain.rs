@@ -90,10 +90,12 @@ pub fn explain(evidence: &Evidence) -> Explained {
         found.unwrap_or_default().to_owned()
     };
     let mut steps = Vec::new();
-    for look in [
+    for check in [
         label, pool, accepted, webhook, injection, container, answer, attached,
     ] {
-        let Some(step) = look(evidence) else { continue };
+        let Some(step) = check(evidence) else {
+            continue;
+        };
         let ends = step.found == Found::No;
         steps.push(step);
         if ends {

@@ -84,7 +84,7 @@ fn an_attached_pod_is_followed_to_its_vllm() {
 }
 
 #[test]
-fn the_way_ends_where_it_breaks() {
+fn the_explanation_ends_at_the_failing_step() {
     let refused = json!({"result": "Refused", "reason": "ContainerAmbiguous", "message": "name one of a, b", "version": "0.1.0"});
     ends(
         &evidence(pod(Some(refused), None), ready_pool(), None),
@@ -152,7 +152,7 @@ fn the_way_ends_where_it_breaks() {
 }
 
 #[test]
-fn a_pod_that_has_ended_and_one_that_asks_by_annotation_get_an_explanation() {
+fn ended_pods_and_pods_with_only_an_annotation_get_an_explanation() {
     let ended = json!({"terminated": {"reason": "Error"}});
     let mut ended = evidence(pod(None, Some(ended)), ready_pool(), None);
     ended.pod["status"]["phase"] = "Succeeded".into();
@@ -173,7 +173,7 @@ fn a_pod_older_than_its_pool_gets_an_explanation() {
 }
 
 #[test]
-fn an_injected_pod_does_not_need_its_pool_any_more() {
+fn an_injected_pod_no_longer_needs_its_pool() {
     let explained = explain(&evidence(
         pod(None, runs()),
         PoolFound::No,
@@ -184,7 +184,7 @@ fn an_injected_pod_does_not_need_its_pool_any_more() {
 }
 
 #[test]
-fn what_an_injected_pod_lacks_is_said_on_the_way() {
+fn a_shortfall_is_explained() {
     let report = json!({"result": "Injected", "reason": "GpuNotRequested", "message": "container vllm asks for none", "version": "1"});
     let pod = pod(Some(report), runs());
     let explained = explain(&evidence(pod, ready_pool(), Some(Err("forbidden"))));

@@ -16,9 +16,9 @@ use std::process::ExitCode;
 /// Runs the plugin with this process's arguments.
 pub fn main() -> ExitCode {
     match run(&Args::parse()) {
-        Ok(said) => {
-            println!("{}", said.text.trim_end());
-            said.code
+        Ok(printed) => {
+            println!("{}", printed.text.trim_end());
+            printed.code
         }
         Err(e) => {
             eprintln!("error: {e}");
@@ -28,19 +28,19 @@ pub fn main() -> ExitCode {
 }
 
 /// The output, and the exit code.
-struct Said {
+struct Printed {
     text: String,
     code: ExitCode,
 }
 
-impl From<String> for Said {
+impl From<String> for Printed {
     fn from(text: String) -> Self {
         let code = ExitCode::SUCCESS;
         Self { text, code }
     }
 }
 
-fn run(args: &Args) -> Result<Said, Box<dyn std::error::Error>> {
+fn run(args: &Args) -> Result<Printed, Box<dyn std::error::Error>> {
     // With two providers linked, the first TLS connection could not choose one. A provider that is already installed is fine.
     let _set = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -80,7 +80,7 @@ fn run(args: &Args) -> Result<Said, Box<dyn std::error::Error>> {
                     true => ExitCode::SUCCESS,
                     false => ExitCode::FAILURE,
                 };
-                Ok(Said { text, code })
+                Ok(Printed { text, code })
             }
             Command::Completions { shell } => {
                 let mut script = Vec::new();

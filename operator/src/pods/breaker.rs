@@ -4,8 +4,8 @@
 //! refusals and time in; pauses and pods to replace out. Webhooks of all replicas read the pauses from the pool's status.
 
 use super::evidence::{Cause, Kind, Verdict, compare, evidence};
-use super::hold::Hold;
 use super::pod::{Owner, Pod, Sidecar, SidecarState};
+use super::pod_backoff::PodBackoff;
 use super::refused::Refused;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -24,23 +24,23 @@ const CLEARED: SignedDuration = SignedDuration::from_mins(5);
 /// Longest time of that.
 const CLEARED_MAX: SignedDuration = SignedDuration::from_hours(1);
 /// Webhooks have seen a pause after this time.
-const LEARNED: SignedDuration = SignedDuration::from_secs(2);
+const PAUSE_SEEN: SignedDuration = SignedDuration::from_secs(2);
 /// A refusal this long after the start of a pause was of a pod without a sidecar. Event times have whole seconds.
 const REFUSED_AFTER: SignedDuration = SignedDuration::from_secs(5);
 /// How long a refusal counts.
-const REFUSAL: SignedDuration = SignedDuration::from_mins(2);
+const REFUSAL_VALID: SignedDuration = SignedDuration::from_mins(2);
 /// Pauses of owners without pods are dropped after this time.
-const FORGOTTEN: SignedDuration = SignedDuration::from_mins(10);
+const DROP_AFTER: SignedDuration = SignedDuration::from_mins(10);
 /// How long to wait until the replacement of a pod starts.
 const REPLACEMENT_MAX: SignedDuration = SignedDuration::from_secs(60);
 /// Its containers have started or failed by then.
 const REPLACEMENT: SignedDuration = SignedDuration::from_secs(5);
 /// Interval between checks while a change is in progress.
-const LOOK: SignedDuration = SignedDuration::from_secs(5);
+const CHECK_INTERVAL: SignedDuration = SignedDuration::from_secs(5);
 /// How long a change counts as in progress.
-const UNDER_WAY: SignedDuration = SignedDuration::from_mins(3);
+const IN_PROGRESS: SignedDuration = SignedDuration::from_mins(3);
 /// With this many owners that have the same fault of the sidecar's containers, the whole pool is paused.
-const OWNERS: usize = 2;
+const OWNERS_TO_PAUSE_POOL: usize = 2;
 /// Maximum pods replaced per check, each of a different owner.
 const REPLACED_MAX: usize = 4;
 /// Maximum owners in a status. With more, the whole pool is paused.
@@ -79,7 +79,7 @@ pub struct Pause {
 
 /// A change of the breaker, for events and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Turn {
+pub enum BreakerChange {
     Paused(Option<Owner>, Cause),
     /// A pod with a sidecar works, and injection continues.
     Resumed(Option<Owner>),
@@ -89,7 +89,7 @@ pub enum Turn {
 
 /// Input of one check.
 #[derive(Clone, Copy)]
-pub struct Look<'a> {
+pub struct BreakerInput<'a> {
     /// Pods of the pool.
     pub pods: &'a [Arc<Pod>],
     /// Owners whose pods the API server refused recently.
@@ -97,7 +97,7 @@ pub struct Look<'a> {
     /// Hash of the settings of new pods.
     pub hash: &'a str,
     /// Whether a pod's sidecar is being updated. It may be down then.
-    pub exchanged: &'a (dyn Fn(&Pod) -> bool + Sync),
+    pub updating: &'a (dyn Fn(&Pod) -> bool + Sync),
     pub now: Timestamp,
 }
 
@@ -110,17 +110,17 @@ pub struct Breaker {
     /// By uid of the owner; empty for pods without one.
     pauses: BTreeMap<Box<str>, Pause>,
     /// Pause of every pod of the pool.
-    whole: Option<Pause>,
+    pool_pause: Option<Pause>,
     /// By uid of a pod: what it shows, and since when.
     hung: HashMap<Box<str>, (Kind, Timestamp)>,
-    /// Pods that hung when injection was resumed. They were compared already, and do not pause it again.
-    judged: HashSet<Box<str>>,
+    /// Pods that hung when injection was resumed. They were compared already, and do not pause injection again.
+    compared: HashSet<Box<str>>,
     /// Owners with a vLLM that started with these settings. A failure of theirs does not count.
     up: HashSet<Box<str>>,
     /// By uid of the owner: the pod that is being replaced.
     replacing: HashMap<Box<str>, Replacing>,
-    hold: Hold,
-    turns: Vec<Turn>,
+    backoff: PodBackoff,
+    changes: Vec<BreakerChange>,
 }
 
 #[derive(Debug)]
@@ -131,7 +131,7 @@ struct Replacing {
 
 /// The part of a pause that a pool's status keeps for the next leader.
 #[derive(Debug)]
-pub struct Kept {
+pub struct StoredPause {
     /// The owner. `None` for pods without one.
     pub owner: Option<Owner>,
     /// Name of the cause.
@@ -146,31 +146,31 @@ pub struct Kept {
 }
 
 impl Pause {
-    fn restored(kept: Kept) -> Self {
-        let kind = match &*kept.reason {
+    fn restored(stored: StoredPause) -> Self {
+        let kind = match &*stored.reason {
             "PythonPathUnknown" | "EngineFails" => Kind::Engine,
             "NoNodeWithRoom" => Kind::Node,
             "DiskNotMounted" => Kind::Volumes,
             "PodsRefused" => Kind::Refusal,
             _ => Kind::Sidecar,
         };
-        let position = match kept.probing {
+        let position = match stored.probing {
             true => Position::Probing,
             false => Position::Paused { proven: true },
         };
         Self {
-            owner: kept.owner,
+            owner: stored.owner,
             cause: Cause {
                 kind,
-                reason: kept.reason,
-                message: kept.message,
+                reason: stored.reason,
+                message: stored.message,
                 example: "".into(),
                 failed: None,
             },
             position,
-            since: kept.since,
-            failures: kept.failures,
-            seen: kept.since,
+            since: stored.since,
+            failures: stored.failures,
+            seen: stored.since,
         }
     }
 
@@ -198,12 +198,12 @@ impl Pause {
     }
 
     /// Pods created after this time were let through.
-    fn began(&self) -> Timestamp {
+    fn start(&self) -> Timestamp {
         whole_seconds(self.since)
     }
 
-    /// How long the state lasts if nothing happens.
-    fn lasts(&self) -> Option<SignedDuration> {
+    /// Length of the state if nothing happens.
+    fn duration(&self) -> Option<SignedDuration> {
         let doubled = |first: SignedDuration, most: SignedDuration, times: u32| {
             (first * (1 << times.min(8))).min(most)
         };
@@ -226,13 +226,13 @@ impl Breaker {
     #[must_use]
     pub fn restored(
         hash: &str,
-        whole: Option<Kept>,
-        owners: impl IntoIterator<Item = Kept>,
+        pool_pause: Option<StoredPause>,
+        owners: impl IntoIterator<Item = StoredPause>,
     ) -> Self {
         let uid = |pause: &Pause| pause.owner.as_ref().map(|o| o.uid.clone());
         Self {
             hash: hash.into(),
-            whole: whole.map(Pause::restored),
+            pool_pause: pool_pause.map(Pause::restored),
             pauses: owners
                 .into_iter()
                 .map(Pause::restored)
@@ -244,8 +244,8 @@ impl Breaker {
 
     /// The pause of the whole pool.
     #[must_use]
-    pub fn whole(&self) -> Option<&Pause> {
-        self.whole.as_ref()
+    pub fn pool_pause(&self) -> Option<&Pause> {
+        self.pool_pause.as_ref()
     }
 
     /// Pauses of owners, the oldest first.
@@ -265,29 +265,29 @@ impl Breaker {
     /// Whether every new pod is injected.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.whole.is_none() && !self.pauses.values().any(Pause::holds)
+        self.pool_pause.is_none() && !self.pauses.values().any(Pause::holds)
     }
 
     /// Changes since the last call.
-    pub fn turns(&mut self) -> Vec<Turn> {
-        std::mem::take(&mut self.turns)
+    pub fn take_changes(&mut self) -> Vec<BreakerChange> {
+        std::mem::take(&mut self.changes)
     }
 
     /// Checks the pool's pods. Returns the wait until the next check if nothing changes before.
-    pub fn step(&mut self, look: &Look<'_>) -> Option<SignedDuration> {
-        if *self.hash != *look.hash {
+    pub fn step(&mut self, input: &BreakerInput<'_>) -> Option<SignedDuration> {
+        if *self.hash != *input.hash {
             *self = Self {
-                hash: look.hash.into(),
-                hash_since: look.now,
+                hash: input.hash.into(),
+                hash_since: input.now,
                 replacing: std::mem::take(&mut self.replacing),
-                hold: std::mem::take(&mut self.hold),
+                backoff: std::mem::take(&mut self.backoff),
                 ..Self::default()
             };
         }
-        self.mark(look);
-        let groups = by_owner(look.pods);
-        self.learn(&groups, look.now);
-        let refused: HashMap<&str, &Refused> = look
+        self.record_hung(input);
+        let groups = by_owner(input.pods);
+        self.record_started(&groups, input.now);
+        let refused: HashMap<&str, &Refused> = input
             .refused
             .iter()
             .filter(|r| r.at >= self.hash_since)
@@ -301,43 +301,43 @@ impl Breaker {
         for uid in known.chain(seen).collect::<BTreeSet<String>>() {
             let pods = groups.get(&*uid).map_or(&[][..], |pods| &**pods);
             let before = self.pauses.remove(&*uid);
-            let next = self.turn(before, pods, refused.get(&*uid).copied(), look.now);
+            let next = self.next_pause(before, pods, refused.get(&*uid).copied(), input.now);
             if let Some(pause) = next {
                 self.pauses.insert(uid.into(), pause);
             }
         }
-        self.widen(look);
-        self.look_again(look)
+        self.pause_pool_if_shared(input);
+        self.next_check(input)
     }
 
     /// Records hanging pods, with any settings, and since when they hang.
-    fn mark(&mut self, look: &Look<'_>) {
-        let newest = newest(look.pods);
+    fn record_hung(&mut self, input: &BreakerInput<'_>) {
+        let newest = newest(input.pods);
         let mut hung = HashMap::new();
-        for pod in look
+        for pod in input
             .pods
             .iter()
-            .filter(|p| !p.deleting && !(look.exchanged)(p))
+            .filter(|p| !p.deleting && !(input.updating)(p))
         {
             let of_interest = pod.is_active() || newest.contains(&pod.uid);
             let before = self.hung.get(&pod.uid).copied();
             let found = match evidence(pod).filter(|_| of_interest) {
                 Some(cause) => match before {
                     Some((kind, since)) if kind == cause.kind => Some((kind, since)),
-                    _ => Some((cause.kind, look.now)),
+                    _ => Some((cause.kind, input.now)),
                 },
-                None => before.filter(|_| may_fall_back(pod, look.now)),
+                None => before.filter(|_| may_fall_back(pod, input.now)),
             };
             if let Some(found) = found {
                 hung.insert(pod.uid.clone(), found);
             }
         }
-        self.judged.retain(|uid| hung.contains_key(uid));
-        self.hold.retain(|uid| hung.contains_key(uid));
+        self.compared.retain(|uid| hung.contains_key(uid));
+        self.backoff.retain(|uid| hung.contains_key(uid));
         self.hung = hung;
     }
 
-    fn learn(&mut self, groups: &BTreeMap<&str, Vec<&Arc<Pod>>>, now: Timestamp) {
+    fn record_started(&mut self, groups: &BTreeMap<&str, Vec<&Arc<Pod>>>, now: Timestamp) {
         self.up.retain(|uid| groups.contains_key(&**uid));
         for (uid, pods) in groups {
             if pods.iter().any(|p| self.is_current(p) && is_up(p, now)) {
@@ -354,7 +354,7 @@ impl Breaker {
     }
 
     /// The next state of an owner's pause.
-    fn turn(
+    fn next_pause(
         &mut self,
         before: Option<Pause>,
         pods: &[&Arc<Pod>],
@@ -366,7 +366,7 @@ impl Breaker {
         };
         if refused.is_some() || pods.iter().any(|p| p.is_active()) {
             pause.seen = now;
-        } else if now.duration_since(pause.seen) > FORGOTTEN {
+        } else if now.duration_since(pause.seen) > DROP_AFTER {
             return None;
         }
         if pause.holds() && pods.iter().any(|p| self.works(p, &pause, now)) {
@@ -374,7 +374,7 @@ impl Breaker {
             return None;
         }
         let over = pause
-            .lasts()
+            .duration()
             .is_some_and(|d| now.duration_since(pause.since) >= d);
         match &pause.position {
             Position::Paused { proven: false } => match self.verdict(&pause, pods, refused, now) {
@@ -385,7 +385,7 @@ impl Breaker {
                 Some(Verdict::Fails) => {
                     pause.failures = pause.failures.saturating_add(1);
                     let (owner, cause) = (pause.owner.clone(), pause.cause.clone());
-                    self.turns.push(Turn::Cleared(owner, cause));
+                    self.changes.push(BreakerChange::Cleared(owner, cause));
                     Some(pause.at(Position::Cleared, now))
                 }
                 None if over => Some(pause.at(Position::Probing, now)),
@@ -397,10 +397,10 @@ impl Breaker {
                 if let Some(refused) = refused.filter(|r| r.at > pause.since) {
                     return Some(pause.failed(refusal(refused), now));
                 }
-                let began = pause.began();
+                let start = pause.start();
                 let probe = pods
                     .iter()
-                    .find(|p| self.is_current(p) && p.created >= began);
+                    .find(|p| self.is_current(p) && p.created >= start);
                 match probe {
                     Some(probe) => Some(pause.at(Position::Watching(probe.uid.clone()), now)),
                     None => Some(pause),
@@ -430,7 +430,7 @@ impl Breaker {
         let hanging = |pod: &&Arc<Pod>| {
             let cause = self.hangs(pod, now)?;
             let fails_alone = cause.kind == Kind::Engine && self.up.contains(owner_uid(pod));
-            let new = !self.judged.contains(&pod.uid) && self.is_current(pod) && !fails_alone;
+            let new = !self.compared.contains(&pod.uid) && self.is_current(pod) && !fails_alone;
             new.then(|| (pod.owner.clone(), cause))
         };
         let shown = pods
@@ -439,11 +439,13 @@ impl Breaker {
             .min_by_key(|(_, cause)| cause.kind);
         let made = |r: &Refused| pods.iter().any(|p| p.created > r.at);
         let refusal = || {
-            let fresh = refused.filter(|r| now.duration_since(r.at) <= REFUSAL && !made(r))?;
+            let fresh =
+                refused.filter(|r| now.duration_since(r.at) <= REFUSAL_VALID && !made(r))?;
             Some((Some(fresh.owner.clone()), refusal(fresh)))
         };
         let (owner, cause) = shown.or_else(refusal)?;
-        self.turns.push(Turn::Paused(owner.clone(), cause.clone()));
+        self.changes
+            .push(BreakerChange::Paused(owner.clone(), cause.clone()));
         Some(Pause {
             owner,
             cause,
@@ -457,8 +459,8 @@ impl Breaker {
     /// What a pod shows, if it has shown it long enough.
     fn hangs(&self, pod: &Pod, now: Timestamp) -> Option<Cause> {
         let (kind, since) = self.hung.get(&pod.uid)?;
-        let ripe = now.duration_since(*since) >= kind.patience();
-        evidence(pod).filter(|cause| ripe && cause.kind == *kind)
+        let confirmed = now.duration_since(*since) >= kind.grace_period();
+        evidence(pod).filter(|cause| confirmed && cause.kind == *kind)
     }
 
     /// The result of the comparison with pods that were let through.
@@ -486,26 +488,27 @@ impl Breaker {
         let watched = matches!(&pause.position, Position::Watching(uid) if *uid == pod.uid);
         let started = running_since(pod)
             .is_some_and(|at| (watched || at > pause.since) && now.duration_since(at) >= STEADY);
-        let late = pause.cause.kind != Kind::Refusal || pod.created >= pause.began();
+        let late = pause.cause.kind != Kind::Refusal || pod.created >= pause.start();
         let up = pause.cause.kind != Kind::Engine || is_up(pod, now);
         late && up && self.is_current(pod) && pod.is_active() && started
     }
 
     fn resumed(&mut self, pause: &Pause, pods: &[&Arc<Pod>]) {
         let hung = pods.iter().filter(|p| self.hung.contains_key(&p.uid));
-        self.judged.extend(hung.map(|p| p.uid.clone()));
-        self.turns.push(Turn::Resumed(pause.owner.clone()));
+        self.compared.extend(hung.map(|p| p.uid.clone()));
+        self.changes
+            .push(BreakerChange::Resumed(pause.owner.clone()));
     }
 
     /// Pauses the whole pool if several owners have the same fault of the sidecar's containers, or if too many owners are paused.
-    fn widen(&mut self, look: &Look<'_>) {
-        let pods: Vec<&Arc<Pod>> = look.pods.iter().collect();
-        if let Some(whole) = self.whole.take() {
-            let next = self.turn(Some(whole), &pods, None, look.now);
+    fn pause_pool_if_shared(&mut self, input: &BreakerInput<'_>) {
+        let pods: Vec<&Arc<Pod>> = input.pods.iter().collect();
+        if let Some(pause) = self.pool_pause.take() {
+            let next = self.next_pause(Some(pause), &pods, None, input.now);
             if next.is_none() {
                 self.pauses.retain(|_, p| p.cause.kind != Kind::Sidecar);
             }
-            self.whole = next;
+            self.pool_pause = next;
             return;
         }
         let held = || self.pauses.values().filter(|p| p.holds());
@@ -516,34 +519,39 @@ impl Breaker {
         for pause in held().filter(proven) {
             *reasons.entry(&pause.cause.reason).or_default() += 1;
         }
-        let shared = |p: &&Pause| reasons.get(&*p.cause.reason).is_some_and(|n| *n >= OWNERS);
+        let shared = |p: &&Pause| {
+            reasons
+                .get(&*p.cause.reason)
+                .is_some_and(|n| *n >= OWNERS_TO_PAUSE_POOL)
+        };
         let several = held().filter(proven).find(shared);
         let many = (held().count() > OWNERS_MAX)
             .then(|| held().next())
             .flatten();
-        self.whole = several.or(many).map(|pause| Pause {
+        self.pool_pause = several.or(many).map(|pause| Pause {
             owner: None,
             cause: pause.cause.clone(),
             position: Position::Paused { proven: true },
-            since: look.now,
+            since: input.now,
             failures: 0,
-            seen: look.now,
+            seen: input.now,
         });
     }
 
     /// Hung pods to replace now, so that their owners create new ones: one at a time per owner, and only one in all until a pod without a
     /// sidecar has proven the cause. Pods whose vLLM runs, and pods that no controller would create again, are left alone.
     #[must_use]
-    pub fn replaceable(&self, look: &Look<'_>) -> Vec<Arc<Pod>> {
+    pub fn replaceable(&self, input: &BreakerInput<'_>) -> Vec<Arc<Pod>> {
         let mut found = Vec::new();
-        for (uid, pods) in by_owner(look.pods)
+        for (uid, pods) in by_owner(input.pods)
             .iter()
             .filter(|(uid, _)| !uid.is_empty())
         {
             if found.len() == REPLACED_MAX {
                 break;
             }
-            if self.is_being_replaced(uid, pods, look.now) || !self.may_replace(uid, pods, look.now)
+            if self.is_being_replaced(uid, pods, input.now)
+                || !self.may_replace(uid, pods, input.now)
             {
                 continue;
             }
@@ -553,13 +561,14 @@ impl Breaker {
                 let kind = self.hung.get(&p.uid).map(|(kind, _)| *kind);
                 !self.is_current(p) && kind != Some(Kind::Engine)
             };
-            let paused = self.pauses.get(*uid).is_some_and(Pause::holds) || self.whole.is_some();
+            let paused =
+                self.pauses.get(*uid).is_some_and(Pause::holds) || self.pool_pause.is_some();
             let hung = pods.iter().find(|p| {
                 p.is_active()
                     && (paused || stale(p))
                     && !p.engine_runs()
-                    && self.hold.lets(&p.uid, look.now)
-                    && self.hangs(p, look.now).is_some()
+                    && self.backoff.allows(&p.uid, input.now)
+                    && self.hangs(p, input.now).is_some()
             });
             found.extend(hung.map(|p| Arc::clone(p)));
         }
@@ -571,10 +580,12 @@ impl Breaker {
         let Some(pause) = self.pauses.get(uid) else {
             return true;
         };
-        let learned = now.duration_since(pause.since) >= LEARNED;
+        let pause_seen = now.duration_since(pause.since) >= PAUSE_SEEN;
         match pause.position {
-            Position::Paused { proven: true } => learned,
-            Position::Paused { proven: false } => learned && controls(pause, pods).next().is_none(),
+            Position::Paused { proven: true } => pause_seen,
+            Position::Paused { proven: false } => {
+                pause_seen && controls(pause, pods).next().is_none()
+            }
             Position::Probing | Position::Watching(_) | Position::Cleared => false,
         }
     }
@@ -583,49 +594,50 @@ impl Breaker {
         let Some(replacing) = self.replacing.get(uid) else {
             return false;
         };
-        let began = whole_seconds(replacing.at);
+        let start = whole_seconds(replacing.at);
         let there = pods.iter().any(|p| p.uid == replacing.pod);
         let started = pods.iter().any(|p| {
             let old = now.duration_since(p.created) >= REPLACEMENT;
-            p.created >= began && p.uid != replacing.pod && (p.has_started() || old)
+            p.created >= start && p.uid != replacing.pod && (p.has_started() || old)
         });
         (there || !started) && now.duration_since(replacing.at) < REPLACEMENT_MAX
     }
 
     /// Records that a pod is about to be replaced. Called before the API request, because its response may be lost.
-    pub fn replacing(&mut self, pod: &Pod, now: Timestamp) {
+    pub fn record_replacing(&mut self, pod: &Pod, now: Timestamp) {
         let (uid, pod) = (owner_uid(pod).into(), pod.uid.clone());
         self.replacing.insert(uid, Replacing { pod, at: now });
     }
 
     /// Records that the pod was not replaced. Retries come at growing intervals.
-    pub fn not_replaced(&mut self, pod: &Pod, now: Timestamp) {
+    pub fn record_not_replaced(&mut self, pod: &Pod, now: Timestamp) {
         self.replacing.remove(owner_uid(pod));
-        self.hold.refused(&pod.uid, now);
+        self.backoff.record_refusal(&pod.uid, now);
     }
 
-    fn look_again(&self, look: &Look<'_>) -> Option<SignedDuration> {
-        let now = look.now;
-        let ripe = self
+    fn next_check(&self, input: &BreakerInput<'_>) -> Option<SignedDuration> {
+        let now = input.now;
+        let confirmed = self
             .hung
             .values()
-            .map(|(kind, since)| *since + kind.patience());
-        let pauses = || self.pauses.values().chain(&self.whole);
-        let over = pauses().filter_map(|p| Some(p.since + p.lasts()?));
-        let learned = pauses().map(|p| p.since + LEARNED);
-        let young = |at: Timestamp| now.duration_since(at) < UNDER_WAY;
-        let under_way = pauses().any(|p| p.holds() && young(p.since))
+            .map(|(kind, since)| *since + kind.grace_period());
+        let pauses = || self.pauses.values().chain(&self.pool_pause);
+        let over = pauses().filter_map(|p| Some(p.since + p.duration()?));
+        let pause_seen = pauses().map(|p| p.since + PAUSE_SEEN);
+        let young = |at: Timestamp| now.duration_since(at) < IN_PROGRESS;
+        let in_progress = pauses().any(|p| p.holds() && young(p.since))
             || self.replacing.values().any(|r| young(r.at));
-        let under_way = under_way.then(|| now + LOOK);
-        let held = self.hold.next_at();
-        let steady = look
+        let in_progress = in_progress.then(|| now + CHECK_INTERVAL);
+        let held = self.backoff.next_at();
+        let steady = input
             .pods
             .iter()
             .filter(|_| !self.is_closed())
             .filter_map(|p| Some(running_since(p)? + STEADY));
-        ripe.chain(over)
-            .chain(learned)
-            .chain(under_way)
+        confirmed
+            .chain(over)
+            .chain(pause_seen)
+            .chain(in_progress)
             .chain(held)
             .chain(steady)
             .filter(|at| *at > now)
@@ -638,7 +650,7 @@ impl Breaker {
 fn controls<'p>(pause: &'p Pause, pods: &'p [&Arc<Pod>]) -> impl Iterator<Item = &'p Arc<Pod>> {
     pods.iter()
         .copied()
-        .filter(|p| p.is_let_through() && !p.deleting && !p.disrupted && p.created >= pause.began())
+        .filter(|p| p.is_let_through() && !p.deleting && !p.disrupted && p.created >= pause.start())
 }
 
 fn by_owner(pods: &[Arc<Pod>]) -> BTreeMap<&str, Vec<&Arc<Pod>>> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Longest wait for the replacement of an evicted pod.
 const REPLACEMENT_MAX: SignedDuration = SignedDuration::from_mins(10);
 /// How long a workload is left alone.
-const LEFT: SignedDuration = SignedDuration::from_hours(6);
+const SKIP_TIME: SignedDuration = SignedDuration::from_hours(6);
 /// A pod that became not ready longer ago than this has other reasons than an eviction. vLLM loads its model in less time.
 const YOUNG: SignedDuration = SignedDuration::from_hours(1);
 
@@ -22,7 +22,7 @@ pub fn missed(pods: &[Arc<Pod>], pool_created: Timestamp) -> impl Iterator<Item 
 
 /// The next step for missed pods.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Missed {
+pub enum EvictionStep {
     /// Nothing to do now.
     Wait,
     Evict(Arc<Pod>),
@@ -30,7 +30,7 @@ pub enum Missed {
 
 /// Why the missed pods of a workload are left alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Alone {
+pub enum SkipReason {
     /// The replacement of an evicted pod was missed too.
     Futile,
     /// An evicted pod was not replaced.
@@ -48,7 +48,7 @@ pub struct Evictions {
     /// By uid of an owner with an evicted pod: uids of its pods before the eviction. This does not depend on clocks.
     evicted: HashMap<Box<str>, HashSet<Box<str>>>,
     /// Owners that are left alone, until when and why.
-    left: HashMap<Box<str>, (Timestamp, Alone)>,
+    skipped: HashMap<Box<str>, (Timestamp, SkipReason)>,
 }
 
 #[derive(Debug)]
@@ -62,45 +62,55 @@ struct Eviction {
 
 impl Evictions {
     /// The next step. Only pods with a controller are evicted, because others would not be created again.
-    pub fn next(&mut self, pods: &[Arc<Pod>], pool_created: Timestamp, now: Timestamp) -> Missed {
+    pub fn next(
+        &mut self,
+        pods: &[Arc<Pod>],
+        pool_created: Timestamp,
+        now: Timestamp,
+    ) -> EvictionStep {
         let missed: Vec<&Arc<Pod>> = missed(pods, pool_created).collect();
-        self.learn(pods, &missed, now);
+        self.update_skipped(pods, &missed, now);
         if let Some(eviction) = &self.current {
-            if eviction.goes_on(pods) && (now.duration_since(eviction.at) < REPLACEMENT_MAX) {
-                return Missed::Wait;
+            if eviction.is_pending(pods) && (now.duration_since(eviction.at) < REPLACEMENT_MAX) {
+                return EvictionStep::Wait;
             }
             if !eviction.replaced(pods) {
                 let owner = eviction.owner.uid.clone();
-                self.left.insert(owner, (now + LEFT, Alone::NotReplaced));
+                self.skipped
+                    .insert(owner, (now + SKIP_TIME, SkipReason::NotReplaced));
             }
             self.current = None;
         }
         let candidates: Vec<&Arc<Pod>> = missed
             .into_iter()
-            .filter(|p| matches!(&p.owner, Some(o) if self.alone_of(o).is_none()))
+            .filter(|p| matches!(&p.owner, Some(o) if self.skip_reason(o).is_none()))
             .collect();
         let owners: HashSet<&str> = candidates.iter().filter_map(|p| owner(p)).collect();
         let disturbed = pods.iter().any(|p| self.is_disturbed(p, &owners, now));
         match candidates.first() {
-            Some(pod) if !disturbed => Missed::Evict(Arc::clone(pod)),
-            _ => Missed::Wait,
+            Some(pod) if !disturbed => EvictionStep::Evict(Arc::clone(pod)),
+            _ => EvictionStep::Wait,
         }
     }
 
     /// Missed pods that are left alone, one per workload, with the reason.
     #[must_use]
-    pub fn alone(&self, pods: &[Arc<Pod>], pool_created: Timestamp) -> Vec<(Arc<Pod>, Alone)> {
+    pub fn skipped(
+        &self,
+        pods: &[Arc<Pod>],
+        pool_created: Timestamp,
+    ) -> Vec<(Arc<Pod>, SkipReason)> {
         let mut seen = HashSet::new();
         missed(pods, pool_created)
             .filter_map(|pod| Some((pod, pod.owner.as_ref()?)))
-            .filter_map(|(pod, owner)| Some((pod, owner, self.alone_of(owner)?)))
+            .filter_map(|(pod, owner)| Some((pod, owner, self.skip_reason(owner)?)))
             .filter(|(_, owner, _)| seen.insert(&owner.uid))
             .map(|(pod, _, why)| (pod.clone(), why))
             .collect()
     }
 
     /// Records that a pod is about to be evicted. Called before the API request, because its response may be lost.
-    pub fn begin(&mut self, pod: &Pod, pods: &[Arc<Pod>], now: Timestamp) {
+    pub fn record_eviction(&mut self, pod: &Pod, pods: &[Arc<Pod>], now: Timestamp) {
         let Some(owner) = &pod.owner else { return };
         let known: HashSet<Box<str>> = of(pods, owner).map(|p| p.uid.clone()).collect();
         let before = self.evicted.entry(owner.uid.clone());
@@ -114,48 +124,50 @@ impl Evictions {
     }
 
     /// Records that the API server refused the eviction.
-    pub fn refused(&mut self) {
+    pub fn record_refused(&mut self) {
         self.current = None;
     }
 
     /// Leaves this pod's workload alone.
-    pub fn leave(&mut self, pod: &Pod, why: Alone, now: Timestamp) {
+    pub fn skip(&mut self, pod: &Pod, why: SkipReason, now: Timestamp) {
         if let Some(owner) = &pod.owner {
-            self.left.insert(owner.uid.clone(), (now + LEFT, why));
+            self.skipped
+                .insert(owner.uid.clone(), (now + SKIP_TIME, why));
         }
     }
 
     /// Finds workloads whose new pods are missed too, and drops workloads that are gone or whose time is over.
-    fn learn(&mut self, pods: &[Arc<Pod>], missed: &[&Arc<Pod>], now: Timestamp) {
-        let there: HashSet<&str> = pods.iter().filter_map(owner).collect();
+    fn update_skipped(&mut self, pods: &[Arc<Pod>], missed: &[&Arc<Pod>], now: Timestamp) {
+        let existing: HashSet<&str> = pods.iter().filter_map(owner).collect();
         let current = self.current.as_ref().map(|e| e.owner.uid.clone());
         self.evicted
-            .retain(|uid, _| there.contains(&**uid) || current.as_ref() == Some(uid));
+            .retain(|uid, _| existing.contains(&**uid) || current.as_ref() == Some(uid));
         let over: Vec<Box<str>> = self
-            .left
+            .skipped
             .iter()
-            .filter(|(uid, (until, _))| *until <= now || !there.contains(&***uid))
+            .filter(|(uid, (until, _))| *until <= now || !existing.contains(&***uid))
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in over {
-            self.left.remove(&uid);
+            self.skipped.remove(&uid);
             // The comparison restarts from the current pods.
             self.evicted.remove(&uid);
         }
         for pod in missed {
             let Some(uid) = owner(pod) else { continue };
             let younger = |known: &HashSet<Box<str>>| !known.contains(&pod.uid);
-            if self.evicted.get(uid).is_some_and(younger) && !self.left.contains_key(uid) {
-                self.left.insert(uid.into(), (now + LEFT, Alone::Futile));
+            if self.evicted.get(uid).is_some_and(younger) && !self.skipped.contains_key(uid) {
+                self.skipped
+                    .insert(uid.into(), (now + SKIP_TIME, SkipReason::Futile));
             }
         }
     }
 
-    fn alone_of(&self, owner: &Owner) -> Option<Alone> {
-        if !makes_another(owner) {
-            return Some(Alone::Kind);
+    fn skip_reason(&self, owner: &Owner) -> Option<SkipReason> {
+        if !recreates_pods(owner) {
+            return Some(SkipReason::Kind);
         }
-        self.left.get(&owner.uid).map(|(_, why)| why.clone())
+        self.skipped.get(&owner.uid).map(|(_, why)| why.clone())
     }
 
     /// Whether a replacement is pending, after an eviction by this leader or the previous one. No other pod is evicted meanwhile.
@@ -177,9 +189,9 @@ impl Evictions {
 
 impl Eviction {
     /// Whether the evicted pod still exists, or no younger pod of its owner is ready.
-    fn goes_on(&self, pods: &[Arc<Pod>]) -> bool {
-        let there = pods.iter().any(|p| p.uid == self.pod);
-        there || !self.younger(pods).any(|p| p.ready)
+    fn is_pending(&self, pods: &[Arc<Pod>]) -> bool {
+        let exists = pods.iter().any(|p| p.uid == self.pod);
+        exists || !self.younger(pods).any(|p| p.ready)
     }
 
     /// Whether the evicted pod has a replacement, ready or not.
@@ -202,7 +214,7 @@ fn of<'p>(pods: &'p [Arc<Pod>], owner: &'p Owner) -> impl Iterator<Item = &'p Ar
 }
 
 /// Controllers that simply create a pod again. A Job counts the eviction as a failure; other kinds are unknown.
-fn makes_another(owner: &Owner) -> bool {
+fn recreates_pods(owner: &Owner) -> bool {
     matches!(
         (&*owner.api_version, &*owner.kind),
         ("apps/v1", "ReplicaSet" | "StatefulSet" | "DaemonSet")

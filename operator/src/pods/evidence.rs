@@ -34,7 +34,7 @@ pub struct Cause {
 
 impl Kind {
     /// How long a pod must show the cause before it counts. The target is that vLLM runs at most 90 s after the first failure.
-    pub fn patience(self) -> SignedDuration {
+    pub fn grace_period(self) -> SignedDuration {
         match self {
             Self::Sidecar | Self::Node => SignedDuration::from_secs(30),
             // Cloud disks take some time.
@@ -85,7 +85,7 @@ pub fn evidence(pod: &Pod) -> Option<Cause> {
             ..cause(Kind::Engine, reason, message)
         });
     }
-    let waits = pod.waits.as_ref().filter(|w| w.maybe_ours)?;
+    let waits = pod.waits.as_ref().filter(|w| w.maybe_injection)?;
     if !pod.is_active() || pod.has_started() {
         return None;
     }
@@ -117,7 +117,7 @@ const RUNS: SignedDuration = SignedDuration::from_secs(30);
 pub fn compare(control: &Pod, cause: &Cause, now: Timestamp) -> Option<Verdict> {
     let age = now.duration_since(control.created);
     let waits = control.waits.as_ref().map(|w| w.what);
-    let late = age >= cause.kind.patience();
+    let late = age >= cause.kind.grace_period();
     match cause.kind {
         Kind::Refusal => Some(Verdict::Runs),
         Kind::Node if waits == Some(WaitsFor::Node) => late.then_some(Verdict::Fails),

@@ -9,39 +9,39 @@ use std::sync::Arc;
 
 /// Faults by uid of the pod, each kept until its sidecar has run for a while.
 #[derive(Debug, Default)]
-pub struct Faults(HashMap<Box<str>, Held>);
+pub struct Faults(HashMap<Box<str>, StoredFault>);
 
 #[derive(Debug)]
-struct Held {
+struct StoredFault {
     reason: Box<str>,
     message: Box<str>,
 }
 
 impl Faults {
     /// Checks the pool's pods, except those that are being updated. Returns the wait until the next check if nothing changes before.
-    pub fn look(
+    pub fn update(
         &mut self,
         pods: &[Arc<Pod>],
-        exchanged: impl Fn(&Pod) -> bool,
+        updating: impl Fn(&Pod) -> bool,
         now: Timestamp,
     ) -> Option<SignedDuration> {
         let mut before = std::mem::take(&mut self.0);
         let mut again: Option<SignedDuration> = None;
-        for pod in pods.iter().filter(|p| p.is_active() && !exchanged(p)) {
-            let held = before.remove(&pod.uid);
-            let held = match pod.fault() {
-                Some(Fault { reason, message }) => Some(Held {
+        for pod in pods.iter().filter(|p| p.is_active() && !updating(p)) {
+            let stored = before.remove(&pod.uid);
+            let stored = match pod.fault() {
+                Some(Fault { reason, message }) => Some(StoredFault {
                     reason: reason.into(),
                     message: message.into(),
                 }),
-                None => held.filter(|_| may_fall_back(pod, now)),
+                None => stored.filter(|_| may_fall_back(pod, now)),
             };
-            let Some(held) = held else { continue };
+            let Some(stored) = stored else { continue };
             if let Some(SidecarState::Running { since }) = pod.sidecar.as_ref().map(|s| &s.state) {
                 let wait = STEADY - now.duration_since(*since);
                 again = again.into_iter().chain([wait]).min();
             }
-            self.0.insert(pod.uid.clone(), held);
+            self.0.insert(pod.uid.clone(), stored);
         }
         again.filter(|wait| wait.is_positive())
     }
@@ -49,9 +49,9 @@ impl Faults {
     /// Why this pod's sidecar fails, if it does.
     #[must_use]
     pub fn of(&self, pod: &Pod) -> Option<Fault<'_>> {
-        self.0.get(&pod.uid).map(|held| Fault {
-            reason: &held.reason,
-            message: &held.message,
+        self.0.get(&pod.uid).map(|stored| Fault {
+            reason: &stored.reason,
+            message: &stored.message,
         })
     }
 }
@@ -76,25 +76,25 @@ mod tests {
     fn a_crash_loop_is_one_fault_until_the_sidecar_has_run_for_half_a_minute() {
         let mut faults = Faults::default();
         let none = |_: &Pod| false;
-        faults.look(&running(0), none, at(1));
+        faults.update(&running(0), none, at(1));
         assert_eq!(faults.of(&running(0)[0]), None);
-        faults.look(&crashed(), none, at(5));
-        let wait = faults.look(&running(20), none, at(22));
+        faults.update(&crashed(), none, at(5));
+        let wait = faults.update(&running(20), none, at(22));
         assert_eq!(
             faults.of(&running(0)[0]).unwrap().reason,
             "CrashLoopBackOff"
         );
         assert_eq!(wait, Some(SignedDuration::from_secs(28)));
-        faults.look(&running(20), none, at(50));
+        faults.update(&running(20), none, at(50));
         assert_eq!(faults.of(&running(0)[0]), None);
     }
 
     #[test]
-    fn a_sidecar_that_is_being_exchanged_does_not_fail() {
+    fn a_sidecar_that_is_being_updated_has_no_fault() {
         let mut faults = Faults::default();
-        faults.look(&crashed(), |_| true, at(5));
+        faults.update(&crashed(), |_| true, at(5));
         assert_eq!(faults.of(&crashed()[0]), None);
-        faults.look(&crashed(), |_| false, at(65));
+        faults.update(&crashed(), |_| false, at(65));
         assert!(faults.of(&crashed()[0]).is_some());
     }
 }

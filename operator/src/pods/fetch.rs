@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_sidecar_is_said() {
+    async fn a_server_that_is_no_sidecar_is_reported() {
         let teapot = b"HTTP/1.1 418 no\r\ncontent-length: 0\r\n\r\n".to_vec();
         let huge = ok(&"x".repeat(BODY_BYTES_MAX + 1));
         for reply in [ok("[1]"), ok("<html>"), teapot, huge] {

@@ -46,7 +46,7 @@ pub struct Index {
 struct Inner {
     pools: HashMap<PoolRef, BTreeMap<Box<str>, Arc<Pod>>>,
     /// The pool of each pod. If a pod's label changes, the pod is removed from its old pool.
-    homes: HashMap<PodRef, PoolRef>,
+    pool_of: HashMap<PodRef, PoolRef>,
     /// Pods seen since a list started. At its end, all others are removed.
     listed: Option<HashSet<PodRef>>,
 }
@@ -122,40 +122,40 @@ impl Index {
 impl Inner {
     fn put(&mut self, pod: Pod) -> Vec<PoolRef> {
         let key: PodRef = (pod.namespace.clone(), pod.name.clone());
-        let home = PoolRef::new(&pod.namespace, &pod.pool);
+        let pool = PoolRef::new(&pod.namespace, &pod.pool);
         if let Some(listed) = &mut self.listed {
             listed.insert(key.clone());
         }
-        let mut touched = Vec::new();
-        if self.homes.get(&key).is_some_and(|old| *old != home) {
-            touched.extend(self.remove(&key));
+        let mut changed = Vec::new();
+        if self.pool_of.get(&key).is_some_and(|old| *old != pool) {
+            changed.extend(self.remove(&key));
         }
-        let pods = self.pools.entry(home.clone()).or_default();
+        let pods = self.pools.entry(pool.clone()).or_default();
         if pods.get(&pod.name).is_none_or(|known| **known != pod) {
             pods.insert(pod.name.clone(), Arc::new(pod));
-            self.homes.insert(key, home.clone());
-            touched.push(home);
+            self.pool_of.insert(key, pool.clone());
+            changed.push(pool);
         }
-        touched
+        changed
     }
 
     fn remove(&mut self, key: &PodRef) -> Vec<PoolRef> {
-        let Some(home) = self.homes.remove(key) else {
+        let Some(pool) = self.pool_of.remove(key) else {
             return Vec::new();
         };
-        if let Some(pods) = self.pools.get_mut(&home) {
+        if let Some(pods) = self.pools.get_mut(&pool) {
             pods.remove(&key.1);
             if pods.is_empty() {
-                self.pools.remove(&home);
+                self.pools.remove(&pool);
             }
         }
-        vec![home]
+        vec![pool]
     }
 
     fn end_list(&mut self) -> Vec<PoolRef> {
         let listed = self.listed.take().unwrap_or_default();
         let gone: Vec<PodRef> = self
-            .homes
+            .pool_of
             .keys()
             .filter(|key| !listed.contains(*key))
             .cloned()
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_found_by_pool_and_an_equal_pod_touches_nothing() {
+    fn pods_are_found_by_pool_and_an_equal_pod_changes_nothing() {
         let index = Index::default();
         assert_eq!(
             index.apply(Event::Apply(wire("b", "x"))),
@@ -199,15 +199,15 @@ mod tests {
     fn a_pod_whose_label_changes_leaves_its_old_pool() {
         let index = Index::default();
         index.apply(Event::Apply(wire("a", "x")));
-        let touched = index.apply(Event::Apply(wire("a", "y")));
-        assert_eq!(touched, [PoolRef::new("n", "x"), PoolRef::new("n", "y")]);
+        let changed = index.apply(Event::Apply(wire("a", "y")));
+        assert_eq!(changed, [PoolRef::new("n", "x"), PoolRef::new("n", "y")]);
         assert_eq!(names_of(&index, "x"), [""; 0]);
         index.apply(Event::Delete(wire("a", "y")));
         assert!(index.pools().is_empty());
     }
 
     #[test]
-    fn what_a_new_list_lacks_is_gone() {
+    fn pods_missing_from_a_new_list_are_removed() {
         let index = Index::default();
         for event in [
             Event::Init,

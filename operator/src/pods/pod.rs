@@ -32,7 +32,7 @@ pub struct Pod {
     /// The sidecar. `None` if the pod was not injected.
     pub sidecar: Option<Sidecar>,
     /// The record of the last change of its image in place. `None` if there was none.
-    pub exchange: Option<Box<Exchange>>,
+    pub image_change: Option<Box<ImageChange>>,
     /// What the pod waits for before any container can start. `None` if nothing is known.
     pub waits: Option<Box<Waits>>,
     /// The pod's own containers that are tracked: vLLM's container of an injected pod, all containers of a pod that the breaker let
@@ -47,7 +47,7 @@ pub struct Pod {
 pub struct Waits {
     pub what: WaitsFor,
     /// Injection can be the cause.
-    pub maybe_ours: bool,
+    pub maybe_injection: bool,
     /// The scheduler's message, truncated; empty for volumes.
     pub message: Box<str>,
 }
@@ -92,7 +92,7 @@ const STARTED: SignedDuration = SignedDuration::from_mins(10);
 
 /// Stamped into a pod when the image of a working sidecar is changed in place, so that the next leader can restore it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exchange {
+pub struct ImageChange {
     /// Previous image.
     pub image: Box<str>,
     /// Hash of the previous settings.
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn pull_config_and_crash_reasons_are_faults_and_waiting_for_its_turn_is_not() {
+    fn pull_config_and_crash_reasons_are_faults_and_initializing_is_not() {
         for reason in STUCK {
             assert_eq!(waiting(reason).fault().unwrap().reason, reason);
         }
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completed_sidecar_with_another_image_than_the_specs_is_stuck() {
+    fn a_completed_sidecar_whose_image_differs_from_the_spec_is_stuck() {
         let mut patched = sidecar(SidecarState::Terminated {
             reason: "Completed".into(),
         });
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_injected_pod_lacks_is_no_refusal() {
+    fn a_shortfall_is_no_refusal() {
         let at = SidecarState::Unseen;
         let mut pod = crate::pods::tests::injected("a", at);
         assert_eq!((pod.refusal(), pod.shortfall()), (None, None));

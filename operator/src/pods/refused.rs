@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_says_whose_pods_are_refused_and_when() {
+    fn an_event_names_the_owner_of_refused_pods_and_the_time() {
         let old = event(&json!({"lastTimestamp": at(5).to_string(), "count": 3}))
             .refused()
             .unwrap();
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_refusal_of_each_workload_is_kept_for_some_minutes() {
+    fn the_last_refusal_of_each_workload_is_kept_for_minutes() {
         let pool = PoolRef::new("n", "p");
         let refused = |uid: &str, second| Refused {
             owner: Owner {

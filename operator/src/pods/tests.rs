@@ -1,4 +1,4 @@
-//! Pods for the tests of this folder and of modules that judge pods.
+//! Pods for the tests of this folder and of other modules.
 
 use super::pod::Own;
 use super::{Injection, Owner, Phase, Pod, Sidecar, SidecarState};
@@ -31,7 +31,7 @@ pub fn pod(name: &str) -> Pod {
         injection: None,
         config_generation: None,
         sidecar: None,
-        exchange: None,
+        image_change: None,
         waits: None,
         own: Box::default(),
         disrupted: false,

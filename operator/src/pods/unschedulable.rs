@@ -13,29 +13,29 @@ const VOLUMES: [&str; 4] = [
 
 /// Whether some node refuses the pod only for room or volumes that a sidecar adds. `has_claim`: the sidecar's disk tier has its own claim.
 #[must_use]
-pub fn maybe_ours(message: &str, has_claim: bool) -> bool {
+pub fn maybe_injection(message: &str, has_claim: bool) -> bool {
     let message = message.split("preemption:").next().unwrap_or_default();
     let Some((nodes, reasons)) = message.split_once(" nodes are available: ") else {
         return has_claim && is_volume(message);
     };
     let nodes = nodes.rsplit('/').next().and_then(|n| n.parse().ok());
     let mut left: i64 = nodes.unwrap_or(1);
-    let mut ours = false;
+    let mut from_injection = false;
     for reason in reasons.trim_end_matches([' ', '.']).split(", ") {
         match reason
             .split_once(' ')
             .and_then(|(n, why)| Some((n.parse::<i64>().ok()?, why)))
         {
-            Some((_, why)) if is_ours(why, has_claim) => ours = true,
+            Some((_, why)) if is_from_injection(why, has_claim) => from_injection = true,
             Some((count, _)) => left -= count,
             // A reason of the whole pod, or the rest of a reason that contains a comma.
-            None => ours |= is_ours(reason, has_claim),
+            None => from_injection |= is_from_injection(reason, has_claim),
         }
     }
-    ours && left > 0
+    from_injection && left > 0
 }
 
-fn is_ours(why: &str, has_claim: bool) -> bool {
+fn is_from_injection(why: &str, has_claim: bool) -> bool {
     let lacks = why.strip_prefix("Insufficient ");
     lacks.is_some_and(|what| RESOURCES.iter().any(|r| what.starts_with(r)))
         || (has_claim && is_volume(why))
@@ -52,7 +52,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_node_that_lacks_only_what_we_ask_for_might_take_the_pod_without_us() {
+    fn a_node_that_lacks_only_the_sidecars_requests_might_accept_the_pod_without_it() {
         for (message, expected) in [
             ("0/1 nodes are available: 1 Insufficient memory.", true),
             (
@@ -79,27 +79,27 @@ mod tests {
             ("0/1 nodes are available: 1 Too many pods.", false),
             ("", false),
         ] {
-            assert_eq!(maybe_ours(message, false), expected, "{message}");
+            assert_eq!(maybe_injection(message, false), expected, "{message}");
         }
     }
 
     #[test]
-    fn trouble_with_claims_may_be_ours_where_the_sidecar_has_one() {
+    fn volume_failures_may_come_from_injection_if_the_sidecar_has_a_claim() {
         for message in [
             "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
             "0/1 nodes are available: waiting for ephemeral volume controller to create the persistentvolumeclaim \"web-0-kvcachepool-disk\".",
             "0/1 nodes are available: 1 node(s) did not have enough free storage.",
             "storageclass.storage.k8s.io \"none\" not found",
         ] {
-            assert!(maybe_ours(message, true), "{message}");
-            assert!(!maybe_ours(message, false), "{message}");
+            assert!(maybe_injection(message, true), "{message}");
+            assert!(!maybe_injection(message, false), "{message}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_sentence_can_be_read(message in ".{0,300}", has_claim: bool) {
-            let _ours = maybe_ours(&message, has_claim);
+        fn any_message_of_the_scheduler_can_be_parsed(message in ".{0,300}", has_claim: bool) {
+            let _result = maybe_injection(&message, has_claim);
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Updates of running pods, if the operator may patch them: a newer config, and a new image of the sidecar, with one pod as the canary.
 //! Pure: pods and time in, at most one step out. The caller executes the steps and reports the results.
 
-pub use step::{Goal, Setback, Step, Was};
+pub use step::{Goal, PreviousSidecar, Step, UpdateBlocker};
 
-use super::away::{Away, Trouble};
-use super::hold::Hold;
 use super::pod::{Pod, Sidecar, SidecarState};
+use super::pod_backoff::PodBackoff;
+use super::rollout::{Failure, Rollout};
 use jiff::{SignedDuration, Timestamp};
 use kvcachepool_protocol::status::State;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The kubelet writes a new config into the pod within this time. A sidecar that starts earlier would read the old one.
 const CONFIG_WRITTEN: SignedDuration = SignedDuration::from_secs(2);
 /// Interval between checks while a sidecar is being updated.
-const LOOK: SignedDuration = SignedDuration::from_secs(2);
+const CHECK_INTERVAL: SignedDuration = SignedDuration::from_secs(2);
 /// Wait after the API server refused several patches in a row.
 const PAUSE: SignedDuration = SignedDuration::from_secs(15);
 /// How long an update by an earlier leader may be rolled back.
@@ -22,7 +22,7 @@ const ADOPTED_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 /// Maximum configs patched per check.
 const CONFIGS_MAX: usize = 20;
 /// Maximum sidecars updated at a time after the image is proven: a tenth of the pods, and at most this.
-const AWAY_MAX: usize = 10;
+const UPDATING_MAX: usize = 10;
 
 /// The state machine of one pool.
 #[derive(Debug, Default)]
@@ -32,13 +32,13 @@ pub struct Update {
     /// A sidecar with this image has run for a while and reported that it serves.
     proven: bool,
     /// Pods (by uid) whose sidecar is being updated.
-    away: BTreeMap<Box<str>, Away>,
+    updating: BTreeMap<Box<str>, Rollout>,
     /// Pods whose sidecar was updated and started. They are watched while others wait.
-    done: BTreeMap<Box<str>, Away>,
+    done: BTreeMap<Box<str>, Rollout>,
     config_at: Option<Timestamp>,
-    setback: Option<Setback>,
+    blocker: Option<UpdateBlocker>,
     paused_until: Option<Timestamp>,
-    hold: Hold,
+    backoff: PodBackoff,
 }
 
 impl Update {
@@ -48,23 +48,23 @@ impl Update {
         Self {
             image: goal.image.into(),
             generation: goal.generation,
-            setback: message
+            blocker: message
                 .contains(goal.image)
-                .then(|| Setback::RolledBack(message.to_owned())),
+                .then(|| UpdateBlocker::RolledBack(message.to_owned())),
             ..Self::default()
         }
     }
 
     /// Why pods are not updated, if so.
     #[must_use]
-    pub fn setback(&self) -> Option<&Setback> {
-        self.setback.as_ref()
+    pub fn blocker(&self) -> Option<&UpdateBlocker> {
+        self.blocker.as_ref()
     }
 
     /// Whether this pod's sidecar is being updated. It may be down for a moment then.
     #[must_use]
-    pub fn is_away(&self, pod: &Pod) -> bool {
-        self.away.contains_key(&pod.uid)
+    pub fn is_updating(&self, pod: &Pod) -> bool {
+        self.updating.contains_key(&pod.uid)
     }
 
     /// The next step for the pool's pods.
@@ -73,31 +73,31 @@ impl Update {
         let pods: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.is_active()).collect();
         let waits = |uid: &str| {
             let pod = pods.iter().find(|p| *p.uid == *uid);
-            pod.is_some_and(|p| self.away.contains_key(uid) || needs_change(p, goal))
+            pod.is_some_and(|p| self.updating.contains_key(uid) || needs_change(p, goal))
         };
-        self.hold.retain(waits);
-        if self.hold.is_empty() && !self.gave_up() {
-            self.setback = None;
+        self.backoff.retain(waits);
+        if self.backoff.is_empty() && !self.is_rolled_back() {
+            self.blocker = None;
         }
         if self.paused_until.is_some_and(|until| now < until) {
-            return Step::Rest;
+            return Step::Wait;
         }
         self.paused_until = None;
         self.adopt(&pods, now);
-        let there = |uid: &str| pods.iter().any(|p| *p.uid == *uid);
-        self.away.retain(|uid, _| there(uid));
-        self.done.retain(|uid, _| there(uid));
+        let exists = |uid: &str| pods.iter().any(|p| *p.uid == *uid);
+        self.updating.retain(|uid, _| exists(uid));
+        self.done.retain(|uid, _| exists(uid));
         let to_query = self.complete_arrived(&pods, now);
-        if let Some(step) = self.failed(&pods, now) {
+        if let Some(step) = self.failed_rollout(&pods, now) {
             return step;
         }
         if let Some(pod) = to_query {
-            return Step::Ask(pod);
+            return Step::Query(pod);
         }
         let free: Vec<&Arc<Pod>> = pods
             .iter()
             .copied()
-            .filter(|p| self.hold.lets(&p.uid, now))
+            .filter(|p| self.backoff.allows(&p.uid, now))
             .collect();
         if let Some(step) = self.update_hanging(&free, goal) {
             return step;
@@ -110,13 +110,18 @@ impl Update {
 
     /// When to check again if nothing changes before.
     #[must_use]
-    pub fn look_again(&self, now: Timestamp) -> Option<SignedDuration> {
+    pub fn next_check(&self, now: Timestamp) -> Option<SignedDuration> {
         let pause = self.paused_until.map(|until| until.duration_since(now));
         let config = self
             .config_at
             .map(|at| (at + CONFIG_WRITTEN).duration_since(now));
-        let held = self.hold.next_at().map(|at| at.duration_since(now));
-        let waits = [pause, config, held, (!self.away.is_empty()).then_some(LOOK)];
+        let held = self.backoff.next_at().map(|at| at.duration_since(now));
+        let waits = [
+            pause,
+            config,
+            held,
+            (!self.updating.is_empty()).then_some(CHECK_INTERVAL),
+        ];
         waits
             .into_iter()
             .flatten()
@@ -125,59 +130,59 @@ impl Update {
     }
 
     /// Records that pods got the pool's config.
-    pub fn configured(&mut self, now: Timestamp) {
+    pub fn record_configs(&mut self, now: Timestamp) {
         self.config_at = Some(now);
     }
 
     /// Records that a pod is about to get the image. Called before the API request, because its response may be lost.
-    pub fn exchanging(&mut self, pod: &Pod, now: Timestamp) {
+    pub fn record_image_change(&mut self, pod: &Pod, now: Timestamp) {
         // A sidecar that did not run cannot be rolled back to a working state.
         if pod.address().is_some() {
-            self.away.insert(pod.uid.clone(), Away::of(pod, now));
+            self.updating.insert(pod.uid.clone(), Rollout::of(pod, now));
         }
     }
 
     /// Records that the pod was not changed.
-    pub fn not_exchanged(&mut self, pod: &Pod) {
-        self.away.remove(&pod.uid);
+    pub fn record_not_changed(&mut self, pod: &Pod) {
+        self.updating.remove(&pod.uid);
     }
 
     /// Records the answer of a new sidecar.
-    pub fn answered(&mut self, pod: &Pod, state: State) {
-        let Some(away) = self.away.get_mut(&pod.uid) else {
+    pub fn record_answer(&mut self, pod: &Pod, state: State) {
+        let Some(rollout) = self.updating.get_mut(&pod.uid) else {
             return;
         };
-        away.serves_nothing = state == State::Off;
+        rollout.serves_nothing = state == State::Off;
         if matches!(state, State::Ready | State::Degraded) {
             self.proven = true;
-            self.done.extend(self.away.remove_entry(&pod.uid));
+            self.done.extend(self.updating.remove_entry(&pod.uid));
         }
     }
 
     /// Records that a pod was rolled back. Returns the message for its event.
-    pub fn put_back(&mut self, pod: &Pod, was: &Was) -> String {
-        self.away.remove(&pod.uid);
+    pub fn record_rollback(&mut self, pod: &Pod, previous: &PreviousSidecar) -> String {
+        self.updating.remove(&pod.uid);
         self.done.remove(&pod.uid);
-        self.hold.took(&pod.uid);
+        self.backoff.record_success(&pod.uid);
         let message = format!(
             "pod {} {}, and its old image was restored; edit the pool to retry",
             pod.name,
-            was.trouble.sentence(pod, &self.image)
+            previous.failure.sentence(pod, &self.image)
         );
-        self.setback = Some(Setback::RolledBack(message.clone()));
+        self.blocker = Some(UpdateBlocker::RolledBack(message.clone()));
         message
     }
 
     /// Records that the API server accepted a change of a pod.
-    pub fn took(&mut self, pod: &Pod) {
-        self.hold.took(&pod.uid);
+    pub fn record_accepted(&mut self, pod: &Pod) {
+        self.backoff.record_success(&pod.uid);
     }
 
     /// Records that the API server refused a change of a pod. Retries of that pod come at growing intervals.
-    pub fn refused(&mut self, pod: &Pod, setback: Setback, now: Timestamp) {
-        self.hold.refused(&pod.uid, now);
-        if !self.gave_up() {
-            self.setback = Some(setback);
+    pub fn record_refused(&mut self, pod: &Pod, blocker: UpdateBlocker, now: Timestamp) {
+        self.backoff.record_refusal(&pod.uid, now);
+        if !self.is_rolled_back() {
+            self.blocker = Some(blocker);
         }
     }
 
@@ -186,8 +191,8 @@ impl Update {
         self.paused_until = Some(now + PAUSE);
     }
 
-    fn gave_up(&self) -> bool {
-        matches!(self.setback, Some(Setback::RolledBack(_)))
+    fn is_rolled_back(&self) -> bool {
+        matches!(self.blocker, Some(UpdateBlocker::RolledBack(_)))
     }
 
     /// Starts again after another image or an edit of the pool.
@@ -200,8 +205,8 @@ impl Update {
             };
         } else if self.generation != goal.generation {
             self.generation = goal.generation;
-            self.setback = None;
-            self.hold = Hold::default();
+            self.blocker = None;
+            self.backoff = PodBackoff::default();
         }
     }
 
@@ -209,14 +214,14 @@ impl Update {
     /// stamp in the pod.
     fn adopt(&mut self, pods: &[&Arc<Pod>], now: Timestamp) {
         for pod in pods {
-            let (Some(sidecar), Some(exchange)) = (&pod.sidecar, &pod.exchange) else {
+            let (Some(sidecar), Some(change)) = (&pod.sidecar, &pod.image_change) else {
                 continue;
             };
-            let recent = now.duration_since(exchange.at.0) < ADOPTED_WITHIN;
-            let known = self.away.contains_key(&pod.uid) || self.done.contains_key(&pod.uid);
+            let recent = now.duration_since(change.at.0) < ADOPTED_WITHIN;
+            let known = self.updating.contains_key(&pod.uid) || self.done.contains_key(&pod.uid);
             if recent && !known && *sidecar.image == *self.image && pod.fault().is_some() {
-                self.away
-                    .insert(pod.uid.clone(), Away::adopted(pod, exchange, now));
+                self.updating
+                    .insert(pod.uid.clone(), Rollout::adopted(pod, change, now));
             }
         }
     }
@@ -225,8 +230,8 @@ impl Update {
     fn complete_arrived(&mut self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Arc<Pod>> {
         let mut steady = Vec::new();
         for pod in pods {
-            if let Some(away) = self.away.get_mut(&pod.uid)
-                && away.is_steady(pod, &self.image, now)
+            if let Some(rollout) = self.updating.get_mut(&pod.uid)
+                && rollout.is_steady(pod, &self.image, now)
             {
                 steady.push(Arc::clone(pod));
             }
@@ -235,19 +240,19 @@ impl Update {
             return steady.into_iter().next();
         }
         for pod in steady {
-            self.done.extend(self.away.remove_entry(&pod.uid));
+            self.done.extend(self.updating.remove_entry(&pod.uid));
         }
         None
     }
 
     /// A rollback of a pod whose new sidecar does not start or does not keep running.
-    fn failed(&self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Step> {
+    fn failed_rollout(&self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Step> {
         pods.iter()
-            .filter(|pod| self.hold.lets(&pod.uid, now))
+            .filter(|pod| self.backoff.allows(&pod.uid, now))
             .find_map(|pod| {
-                let away = self.away.get(&pod.uid)?;
-                let trouble = away.trouble(pod, self.proven, now)?;
-                Some(back(pod, away, trouble))
+                let rollout = self.updating.get(&pod.uid)?;
+                let failure = rollout.failure(pod, self.proven, now)?;
+                Some(roll_back(pod, rollout, failure))
             })
     }
 
@@ -265,7 +270,7 @@ impl Update {
             .config_at
             .is_some_and(|at| now.duration_since(at) < CONFIG_WRITTEN);
         if settling {
-            return Some(Step::Rest);
+            return Some(Step::Wait);
         }
         self.config_at = None;
         None
@@ -273,13 +278,13 @@ impl Update {
 
     /// Hanging pods have no working sidecar to lose, so they get another image independent of the pool's update strategy.
     fn update_hanging(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>) -> Option<Step> {
-        if self.gave_up() {
+        if self.is_rolled_back() {
             return None;
         }
         let hanging: Vec<Arc<Pod>> = self
             .others(pods, goal)
             .filter(|p| hangs(p, goal))
-            .take(AWAY_MAX)
+            .take(UPDATING_MAX)
             .cloned()
             .collect();
         (!hanging.is_empty()).then_some(Step::Image(hanging))
@@ -292,11 +297,11 @@ impl Update {
         goal: &Goal<'_>,
         now: Timestamp,
     ) -> Step {
-        if self.gave_up() || !goal.in_place {
-            return Step::Rest;
+        if self.is_rolled_back() || !goal.in_place {
+            return Step::Wait;
         }
         let room = if self.proven {
-            (all.len() / 10).clamp(1, AWAY_MAX)
+            (all.len() / 10).clamp(1, UPDATING_MAX)
         } else {
             1
         };
@@ -307,11 +312,11 @@ impl Update {
         working.sort_by_key(|p| !p.ready);
         let chosen: Vec<Arc<Pod>> = working
             .into_iter()
-            .take(room.saturating_sub(self.away.len()))
+            .take(room.saturating_sub(self.updating.len()))
             .cloned()
             .collect();
         if chosen.is_empty() {
-            return Step::Rest;
+            return Step::Wait;
         }
         self.roll_back_crashing(all, goal, now)
             .unwrap_or(Step::Image(chosen))
@@ -325,7 +330,7 @@ impl Update {
         pods.iter()
             .copied()
             .filter(|p| p.sidecar.as_ref().is_some_and(|s| *s.image != *goal.image))
-            .filter(|p| !self.away.contains_key(&p.uid))
+            .filter(|p| !self.updating.contains_key(&p.uid))
     }
 
     /// Runs before another sidecar is put at risk. Rolls back an updated sidecar that crashes, and waits while another one with the image
@@ -337,31 +342,31 @@ impl Update {
         now: Timestamp,
     ) -> Option<Step> {
         let crashed = pods.iter().find_map(|pod| {
-            let away = self.done.get(&pod.uid)?;
-            let step = || match self.hold.lets(&pod.uid, now) {
-                true => back(pod, away, Trouble::DidNotStay),
-                false => Step::Rest,
+            let rollout = self.done.get(&pod.uid)?;
+            let step = || match self.backoff.allows(&pod.uid, now) {
+                true => roll_back(pod, rollout, Failure::Crashed),
+                false => Step::Wait,
             };
-            away.crashed(pod).then(step)
+            rollout.crashed(pod).then(step)
         });
         let crashes = |p: &&Arc<Pod>| {
             p.sidecar.as_ref().is_some_and(|s| *s.image == *goal.image)
                 && p.fault().is_some_and(|f| f.reason == CRASHES)
         };
-        crashed.or_else(|| pods.iter().any(crashes).then_some(Step::Rest))
+        crashed.or_else(|| pods.iter().any(crashes).then_some(Step::Wait))
     }
 }
 
 /// The kubelet's reason for a container that crashed more than once.
 const CRASHES: &str = "CrashLoopBackOff";
 
-fn back(pod: &Arc<Pod>, away: &Away, trouble: Trouble) -> Step {
-    let was = Was {
-        image: away.image.clone(),
-        hash: away.hash.clone(),
-        trouble,
+fn roll_back(pod: &Arc<Pod>, rollout: &Rollout, failure: Failure) -> Step {
+    let previous = PreviousSidecar {
+        image: rollout.image.clone(),
+        hash: rollout.hash.clone(),
+        failure,
     };
-    Step::Back(Arc::clone(pod), was)
+    Step::RollBack(Arc::clone(pod), previous)
 }
 
 fn has_older_config(pod: &Pod, goal: &Goal<'_>) -> bool {

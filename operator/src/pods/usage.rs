@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pod_has_its_turn_and_none_is_asked_that_cannot_answer() {
+    fn every_pod_with_a_running_sidecar_is_queried_in_turn() {
         let pods = arcs(
             (0..45)
                 .map(|i| running(&format!("p{i}")))
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pods_share_is_counted_once_and_what_each_has_is_added_up() {
+    fn shared_tiers_are_counted_once_and_local_tiers_are_summed() {
         let reported = || {
             status(json!({"tiers": [
                 {"name": "disk", "state": "ready", "used_bytes": 10, "capacity_bytes": 100},
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_try_keeps_the_last_answer_until_it_is_too_old() {
+    fn a_failed_query_keeps_the_last_answer_until_it_expires() {
         let pods = arcs([running("a")]);
         let mut usage = PoolUsage::default();
         usage.take(&pods[0], Ok(good(1, 1)), at(0));
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_known_once_every_pod_was_asked() {
+    fn sums_are_known_once_every_pod_was_queried() {
         let pods = arcs((0..45).map(|i| running(&format!("p{i}"))));
         let mut usage = PoolUsage::default();
         for known in [false, false, true] {
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_pool_says_the_time_that_its_rate_is_of() {
+    fn a_large_pool_reports_the_window_of_its_hit_rate() {
         let minutes = |n: usize| {
             let pods = arcs((0..n).map(|i| running(&format!("p{i}"))));
             PoolUsage::default().summary(&pods, at(0)).window_minutes
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_a_large_pool_counts_until_its_second_turn() {
+    fn an_answer_in_a_large_pool_counts_until_the_second_query() {
         assert_eq!(fresh(20), FRESH_MIN);
         assert_eq!(fresh(10_000), ROUND * 1000);
     }

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_engine_counts_from_its_second_look_and_a_young_one_at_once() {
+    fn an_old_engine_counts_from_the_second_query_and_a_new_one_at_once() {
         let mut window = Window::default();
         let first = counted(1, 9000, 1000, 0);
         window.add(at(0), None, &first);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_began_anew_counts_from_zero() {
+    fn a_restarted_engine_counts_from_zero() {
         let mut window = Window::default();
         let before = counted(1, 9000, 1000, 1000);
         window.add(at(0), Some(&before), &counted(2, 30, 400, 100));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_the_window_goes_and_silence_is_not_zero_percent() {
+    fn counts_older_than_the_window_are_dropped_and_no_requests_are_not_zero_percent() {
         let mut window = Window::default();
         window.add(at(0), None, &counted(1, 10, 100, 100));
         assert_eq!(window.rate(at(9)), HitRate::Percent(100));

@@ -2,7 +2,7 @@
 //! being stored.
 
 use super::pod::{
-    Exchange, Exit, Injection, Own, Owner, Phase, Pod, Sidecar, SidecarState, Waits, WaitsFor,
+    Exit, ImageChange, Injection, Own, Owner, Phase, Pod, Sidecar, SidecarState, Waits, WaitsFor,
 };
 use super::unschedulable;
 use crate::inject::Reason;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Labels and annotations that are parsed.
-const OURS: [&str; 4] = [
+const PARSED_KEYS: [&str; 4] = [
     names::POOL,
     names::INJECTION,
     names::CONFIG,
@@ -157,9 +157,9 @@ struct WireMeta {
     resource_version: Option<String>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
-    #[serde(default, deserialize_with = "ours")]
+    #[serde(default, deserialize_with = "parsed_entries")]
     labels: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "ours")]
+    #[serde(default, deserialize_with = "parsed_entries")]
     annotations: BTreeMap<String, String>,
     owner_references: Option<Vec<OwnerReference>>,
 }
@@ -181,9 +181,11 @@ fn meta<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Err
 }
 
 /// Keeps the pool label and the operator's annotations. Other values are not copied.
-fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
-    struct Ours;
-    impl<'de> Visitor<'de> for Ours {
+fn parsed_entries<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, String>, D::Error> {
+    struct ParsedEntries;
+    impl<'de> Visitor<'de> for ParsedEntries {
         type Value = BTreeMap<String, String>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -195,18 +197,18 @@ fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, S
         }
 
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut kept = BTreeMap::new();
+            let mut parsed = BTreeMap::new();
             while let Some(key) = map.next_key::<Cow<'_, str>>()? {
-                if OURS.contains(&&*key) {
-                    kept.insert(key.into_owned(), map.next_value()?);
+                if PARSED_KEYS.contains(&&*key) {
+                    parsed.insert(key.into_owned(), map.next_value()?);
                 } else {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
-            Ok(kept)
+            Ok(parsed)
         }
     }
-    deserializer.deserialize_any(Ours)
+    deserializer.deserialize_any(ParsedEntries)
 }
 
 impl Resource for WirePod {
@@ -273,10 +275,10 @@ impl WirePod {
             .and_then(|a| a.get(names::INJECTION))
             .filter(|text| text.len() <= INJECTION_BYTES_MAX)
             .map(|text| serde_json::from_str(text).unwrap_or_else(|_| Injection::default()));
-        let exchange = meta
+        let image_change = meta
             .annotations
             .as_ref()
-            .and_then(|a| serde_json::from_str::<Exchange>(a.get(names::EXCHANGED)?).ok())
+            .and_then(|a| serde_json::from_str::<ImageChange>(a.get(names::EXCHANGED)?).ok())
             .map(Box::new);
         let config_generation = meta
             .annotations
@@ -320,7 +322,7 @@ impl WirePod {
             injection,
             config_generation,
             sidecar,
-            exchange,
+            image_change,
             waits,
             own,
         })
@@ -342,14 +344,14 @@ impl WireStatus {
         if scheduled.reason == "Unschedulable" && self.nominated_node_name.is_empty() {
             return Some(Waits {
                 what: WaitsFor::Node,
-                maybe_ours: unschedulable::maybe_ours(&scheduled.message, has_claim),
+                maybe_injection: unschedulable::maybe_injection(&scheduled.message, has_claim),
                 message: short(&scheduled.message),
             });
         }
         let sandbox = condition("PodReadyToStartContainers")?;
         (scheduled.status == "True" && sandbox.status == "False").then(|| Waits {
             what: WaitsFor::Volumes,
-            maybe_ours: has_claim,
+            maybe_injection: has_claim,
             message: "".into(),
         })
     }

@@ -1,4 +1,4 @@
-//! Decides which objects of a pool have changed since the operator applied them. Pure.
+//! Decides which objects of a pool have changed since the operator last applied them. Pure.
 
 use super::children::Child;
 use kube::ResourceExt;
@@ -8,39 +8,40 @@ use std::collections::HashMap;
 /// Kind and name of an object within the pool's namespace.
 pub type Key = (String, String);
 
-/// How an object was left.
+/// The state of an object after the operator last applied it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Left {
+pub struct LastApplied {
+    /// Hash of the applied fields.
     pub hash: String,
     pub resource_version: String,
 }
 
-/// How the objects of one pool were left.
+/// The last applied state of the objects of one pool.
 #[derive(Debug, Default)]
-pub struct Applied(HashMap<Key, Left>);
+pub struct Applied(HashMap<Key, LastApplied>);
 
-/// An object to apply, and what is known of it before.
+/// An object to apply, and its state before.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Application {
     pub object: DynamicObject,
     pub hash: String,
-    left: Option<Left>,
+    last: Option<LastApplied>,
     live: Option<Child>,
 }
 
 /// The result of an application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The object was as it was left.
-    Same,
-    /// It was applied.
+    /// The object did not change.
+    Unchanged,
     Applied,
-    /// Somebody had changed it, and it was set right.
-    SetRight,
+    /// Another writer had changed the object, and the change was reverted.
+    Reverted,
 }
 
 impl Applied {
-    /// What to apply; `None`: the object is as it was left. `live`: the object in the watch's cache, `None` = nobody watches its kind.
+    /// Returns what to apply, or `None` if the object has not changed since it was last applied. `live` is the object in the watch's
+    /// cache; `None` if its kind is not watched.
     pub fn application(
         &mut self,
         object: &DynamicObject,
@@ -51,24 +52,24 @@ impl Applied {
         let hash = hash(object);
         let child = live.and_then(Option::as_ref);
         if !self.0.contains_key(&key)
-            && let Some(left) = untouched(child, owner_uid, &hash)
+            && let Some(last) = applied_by_earlier_leader(child, owner_uid, &hash)
         {
-            self.0.insert(key.clone(), left);
+            self.0.insert(key.clone(), last);
         }
-        let left = self.0.get(&key).cloned();
-        let is_left = |left: &Left| {
+        let last = self.0.get(&key).cloned();
+        let is_current = |last: &LastApplied| {
             let version = child.map(|child| &child.resource_version);
-            left.hash == hash && (live.is_none() || version == Some(&left.resource_version))
+            last.hash == hash && (live.is_none() || version == Some(&last.resource_version))
         };
-        (!left.as_ref().is_some_and(is_left)).then(|| Application {
+        (!last.as_ref().is_some_and(is_current)).then(|| Application {
             object: object.clone(),
             hash,
-            left,
+            last,
             live: child.cloned(),
         })
     }
 
-    /// Records an application. `generation`: of the object now.
+    /// Records that an object was applied. `resource_version` and `generation` are those of the response.
     pub fn record(
         &mut self,
         application: Application,
@@ -77,18 +78,18 @@ impl Applied {
     ) -> Outcome {
         let key = key(&application.object);
         let Application {
-            hash, left, live, ..
+            hash, last, live, ..
         } = application;
-        let now = Left {
+        let now = LastApplied {
             hash,
             resource_version,
         };
-        let outcome = outcome(left.as_ref(), live.as_ref(), &now, generation);
+        let outcome = outcome(last.as_ref(), live.as_ref(), &now, generation);
         self.0.insert(key, now);
         outcome
     }
 
-    /// The object is gone, or belongs to another owner.
+    /// Records that the object was deleted, or belongs to another owner.
     pub fn forget(&mut self, kind: &str, name: &str) {
         self.0.remove(&(kind.to_owned(), name.to_owned()));
     }
@@ -99,37 +100,41 @@ fn key(object: &DynamicObject) -> Key {
     (kind.unwrap_or_default(), object.name_any())
 }
 
-/// How an earlier leader left an object, as far as the object itself proves it: then a new leader has nothing to write.
-fn untouched(live: Option<&Child>, owner_uid: &str, hash: &str) -> Option<Left> {
+/// The state in which an earlier leader applied an object, if the object's annotation proves it. A new leader then writes nothing.
+fn applied_by_earlier_leader(
+    live: Option<&Child>,
+    owner_uid: &str,
+    hash: &str,
+) -> Option<LastApplied> {
     let live = live.filter(|child| child.owner_uid == owner_uid)?;
     live.applied.as_ref().filter(|applied| *applied == hash)?;
-    Some(Left {
+    Some(LastApplied {
         hash: hash.to_owned(),
         resource_version: live.resource_version.clone(),
     })
 }
 
-/// What an application did. The watch may be behind: where the object is as it was left, nobody had changed it. `generation`: of the
-/// object now.
+/// The result of applying an object. The watch may lag: if the response equals the last applied state, no other writer changed the
+/// object. `generation` is that of the response.
 fn outcome(
-    left: Option<&Left>,
+    last: Option<&LastApplied>,
     live: Option<&Child>,
-    now: &Left,
+    now: &LastApplied,
     generation: Option<i64>,
 ) -> Outcome {
-    // The version also changes with what others say in an object's status, the generation does not.
+    // Writes of the status change the resource version, but not the generation.
     let changed = |live: &Child| match (live.generation, generation) {
         (Some(before), Some(after)) => before != after,
         _ => live.resource_version != now.resource_version,
     };
-    match left {
-        Some(left) if left == now => Outcome::Same,
-        Some(left) if left.hash == now.hash && live.is_some_and(changed) => Outcome::SetRight,
+    match last {
+        Some(last) if last == now => Outcome::Unchanged,
+        Some(last) if last.hash == now.hash && live.is_some_and(changed) => Outcome::Reverted,
         _ => Outcome::Applied,
     }
 }
 
-/// Of all that is applied; the same in every build.
+/// Hash of all applied fields. It does not depend on the build.
 fn hash(object: &DynamicObject) -> String {
     let text = serde_json::to_string(object).unwrap_or_default();
     blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
@@ -139,71 +144,82 @@ fn hash(object: &DynamicObject) -> String {
 mod tests {
     use super::*;
 
-    fn left(hash: u64, version: &str) -> Left {
-        Left {
+    fn applied(hash: u64, version: &str) -> LastApplied {
+        LastApplied {
             hash: hash.to_string(),
             resource_version: version.to_owned(),
         }
     }
 
     #[test]
-    fn a_new_leader_believes_an_object_that_says_what_was_applied_and_is_the_pools() {
+    fn a_new_leader_trusts_the_annotation_of_an_object_that_belongs_to_the_pool() {
         let child = Child {
             resource_version: "5".into(),
             generation: None,
             owner_uid: "u".into(),
             applied: Some("1".into()),
         };
-        assert_eq!(untouched(Some(&child), "u", "1"), Some(left(1, "5")));
-        assert_eq!(untouched(Some(&child), "u", "2"), None);
-        assert_eq!(untouched(Some(&child), "another", "1"), None);
+        assert_eq!(
+            applied_by_earlier_leader(Some(&child), "u", "1"),
+            Some(applied(1, "5"))
+        );
+        assert_eq!(applied_by_earlier_leader(Some(&child), "u", "2"), None);
+        assert_eq!(
+            applied_by_earlier_leader(Some(&child), "another", "1"),
+            None
+        );
         let edited = Child {
             applied: None,
             ..child
         };
-        assert_eq!(untouched(Some(&edited), "u", "1"), None);
-        assert_eq!(untouched(None, "u", "1"), None);
+        assert_eq!(applied_by_earlier_leader(Some(&edited), "u", "1"), None);
+        assert_eq!(applied_by_earlier_leader(None, "u", "1"), None);
     }
 
     #[test]
-    fn only_a_change_of_somebody_else_is_set_right() {
-        let first = left(1, "5");
+    fn only_changes_by_other_writers_are_reverted() {
+        let first = applied(1, "5");
         let seen = |version: &str, generation| Child {
             resource_version: version.into(),
             generation,
             owner_uid: "u".into(),
             applied: None,
         };
-        let look = |live: Option<&str>, now: &Left| {
+        let outcome_of = |live: Option<&str>, now: &LastApplied| {
             let live = live.map(|version| seen(version, None));
             outcome(Some(&first), live.as_ref(), now, None)
         };
-        assert_eq!(look(Some("7"), &left(1, "8")), Outcome::SetRight);
+        assert_eq!(outcome_of(Some("7"), &applied(1, "8")), Outcome::Reverted);
         assert_eq!(
-            look(Some("4"), &left(1, "5")),
-            Outcome::Same,
-            "the watch is behind"
+            outcome_of(Some("4"), &applied(1, "5")),
+            Outcome::Unchanged,
+            "the watch lags"
         );
         assert_eq!(
-            look(Some("7"), &left(1, "7")),
+            outcome_of(Some("7"), &applied(1, "7")),
             Outcome::Applied,
-            "not our fields"
+            "fields of other managers"
         );
         assert_eq!(
-            look(None, &left(1, "8")),
+            outcome_of(None, &applied(1, "8")),
             Outcome::Applied,
             "it was deleted"
         );
         assert_eq!(
-            look(Some("5"), &left(2, "8")),
+            outcome_of(Some("5"), &applied(2, "8")),
             Outcome::Applied,
-            "ours to change"
+            "the operator applies other fields"
         );
-        let unknown = outcome(None, Some(&seen("5", None)), &left(1, "5"), None);
+        let unknown = outcome(None, Some(&seen("5", None)), &applied(1, "5"), None);
         assert_eq!(unknown, Outcome::Applied);
         let status = seen("7", Some(1));
-        let look = |after| outcome(Some(&first), Some(&status), &left(1, "8"), Some(after));
-        assert_eq!(look(1), Outcome::Applied, "only its status is another");
-        assert_eq!(look(2), Outcome::SetRight);
+        let outcome_after =
+            |after| outcome(Some(&first), Some(&status), &applied(1, "8"), Some(after));
+        assert_eq!(
+            outcome_after(1),
+            Outcome::Applied,
+            "only its status changed"
+        );
+        assert_eq!(outcome_after(2), Outcome::Reverted);
     }
 }

@@ -1,4 +1,4 @@
-//! What watches and requests to sidecars have shown in this leader session. `queue` and `sample` write it, `observe` reads it.
+//! The results of watches and of requests to sidecars in one leader session. `queue` and `sample` write them, and `observe` reads them.
 
 use super::children::Children;
 use crate::api::KVCachePool;
@@ -9,10 +9,9 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A stored pool, or why it cannot be read: one such pool must not stall the watch of all others.
+/// A stored pool, or the error of its deserialization. One malformed pool must not block the watch of all others.
 pub type Stored = DeserializeGuard<KVCachePool>;
 
-/// The caches of one leader session.
 pub struct Caches {
     pub pools: Store<Stored>,
     pub pods: Arc<Index>,
@@ -33,12 +32,12 @@ impl Caches {
     }
 }
 
-/// The answers of sidecars, by pool.
+/// The responses of sidecars, by pool.
 #[derive(Debug, Default)]
 pub struct Usage(Mutex<HashMap<PoolRef, PoolUsage>>);
 
 impl Usage {
-    /// Reads or changes the answers of a pool.
+    /// Calls `access` with the responses of a pool, which it may read or change.
     pub fn with<T>(&self, pool: &PoolRef, access: impl FnOnce(&mut PoolUsage) -> T) -> T {
         access(self.0.lock().entry(pool.clone()).or_default())
     }
@@ -48,7 +47,6 @@ impl Usage {
     }
 }
 
-/// The pool of a reference.
 pub fn pool_ref(reference: &ObjectRef<Stored>) -> PoolRef {
     PoolRef::new(
         reference.namespace.as_deref().unwrap_or_default(),

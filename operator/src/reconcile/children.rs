@@ -1,4 +1,4 @@
-//! The cache of the pools' objects: a watch of their metadata by label, for each kind that the cluster knows.
+//! The cache of the objects that pools own: one metadata watch by label for each kind that the cluster has.
 
 use crate::metrics::Metrics;
 use crate::names;
@@ -14,11 +14,11 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use tracing::{debug, warn};
 
-/// The kinds that `desired` makes, and whether every cluster has them and lets us watch them.
+/// The kinds of objects that `desired` creates, and whether every cluster has them and lets the operator watch them.
 const KINDS: [(&str, &str, bool); 6] = [
     ("v1", "ConfigMap", true),
     ("monitoring.coreos.com/v1", "PodMonitor", false),
@@ -28,46 +28,46 @@ const KINDS: [(&str, &str, bool); 6] = [
     ("networking.k8s.io/v1", "NetworkPolicy", false),
 ];
 
-/// One child as it was last seen.
+/// The last observed state of an object that a pool owns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Child {
-    /// Its version.
     pub resource_version: String,
-    /// Counts changes of its spec; not every kind has it.
+    /// Rises with each change of the spec. Not all kinds have it.
     pub generation: Option<i64>,
-    /// Uid of its controller; empty = it has none.
+    /// Uid of its controller; empty without one.
     pub owner_uid: String,
-    /// Hash of what the operator applied last, if nobody else has written a field since the object was created.
+    /// Hash of the fields that the operator last applied. `None` if another manager has ever written a field.
     pub applied: Option<String>,
 }
 
 /// Kind, namespace, name.
 type ChildRef = (String, String, String);
 
-/// All children. A kind that no watch has listed yet is not known.
+/// The children of all pools. A kind is unknown until its first list is complete.
 #[derive(Debug, Default)]
 pub struct Children(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     children: BTreeMap<ChildRef, Child>,
-    /// Kinds that were listed, and what the list under way has seen.
-    listed: HashMap<String, bool>,
+    /// Kinds whose first list is complete.
+    listed: HashSet<String>,
+    /// By kind, the objects of the list in progress.
     listing: HashMap<String, BTreeMap<ChildRef, Child>>,
 }
 
 impl Children {
-    /// A child: `None` = nobody watches its kind, `Some(None)` = it is not there.
-    pub fn seen(&self, kind: &str, namespace: &str, name: &str) -> Option<Option<Child>> {
+    /// Finds a child. `None` if its kind is unknown, and `Some(None)` if the child does not exist.
+    pub fn find(&self, kind: &str, namespace: &str, name: &str) -> Option<Option<Child>> {
         let inner = self.0.lock();
-        if inner.listed.get(kind) != Some(&true) {
+        if !inner.listed.contains(kind) {
             return None;
         }
         let key = (kind.to_owned(), namespace.to_owned(), name.to_owned());
         Some(inner.children.get(&key).cloned())
     }
 
-    /// Children of a pool.
+    /// Type and name of each child of a pool.
     pub fn of(&self, namespace: &str, owner_uid: &str) -> Vec<(TypeMeta, String)> {
         let inner = self.0.lock();
         let children = KINDS.iter().flat_map(|(api_version, kind, _)| {
@@ -88,8 +88,8 @@ impl Children {
         children.collect()
     }
 
-    /// Takes an event; returns the pool to reconcile.
-    fn take(&self, kind: &str, event: Event<PartialObjectMeta<DynamicObject>>) -> Option<PoolRef> {
+    /// Applies a watch event. Returns the pool to reconcile.
+    fn apply(&self, kind: &str, event: Event<PartialObjectMeta<DynamicObject>>) -> Option<PoolRef> {
         let mut inner = self.0.lock();
         match event {
             Event::Init => {
@@ -109,7 +109,7 @@ impl Children {
                 let listing = inner.listing.remove(kind).unwrap_or_default();
                 inner.children.retain(|(k, _, _), _| k != kind);
                 inner.children.extend(listing);
-                inner.listed.insert(kind.to_owned(), true);
+                inner.listed.insert(kind.to_owned());
                 None
             }
             Event::Apply(object) => {
@@ -139,14 +139,14 @@ fn child(kind: &str, meta: &ObjectMeta) -> Option<(ChildRef, Child)> {
 
 fn applied(meta: &ObjectMeta) -> Option<&str> {
     let managers = meta.managed_fields.as_ref()?;
-    // Other managers own its status.
-    let ours = |m: &ManagedFieldsEntry| {
+    // Other managers write the status.
+    let allowed = |m: &ManagedFieldsEntry| {
         m.manager.as_deref() == Some(names::FIELD_MANAGER)
             || m.subresource.as_deref() == Some("status")
     };
     let annotation = meta.annotations.as_ref()?.get(names::APPLIED);
     annotation
-        .filter(|_| managers.iter().all(ours))
+        .filter(|_| managers.iter().all(allowed))
         .map(|a| &**a)
 }
 
@@ -158,7 +158,7 @@ pub fn controller(meta: &ObjectMeta) -> Option<String> {
         .map(|o| o.uid.clone())
 }
 
-/// The API of a kind with a regular plural, which all of ours have.
+/// The API resource of a kind. Its plural must be regular.
 pub fn resource(types: &TypeMeta) -> ApiResource {
     let (group, version) = types
         .api_version
@@ -172,14 +172,14 @@ fn pool(meta: &ObjectMeta) -> Option<PoolRef> {
     Some(PoolRef::new(meta.namespace.as_deref()?, name))
 }
 
-/// Keeps `children` up to date and yields the pools whose children changed. Never ends.
+/// Updates `children` and yields the pools whose children changed. Never ends.
 pub fn watch(
     client: &Client,
     children: &Arc<Children>,
     metrics: &Arc<Metrics>,
 ) -> impl Stream<Item = PoolRef> + use<> {
     let managed = format!("app.kubernetes.io/managed-by={}", names::FIELD_MANAGER);
-    let watches = KINDS.map(|(api_version, kind, always)| -> BoxStream<'static, PoolRef> {
+    let watches = KINDS.map(|(api_version, kind, required)| -> BoxStream<'static, PoolRef> {
         let types = TypeMeta {
             api_version: api_version.to_owned(),
             kind: kind.to_owned(),
@@ -190,14 +190,14 @@ pub fn watch(
             .default_backoff()
             .filter_map(move |event| {
                 let pool = match event {
-                    Ok(event) => children.take(kind, event),
-                    Err(e) if always => {
+                    Ok(event) => children.apply(kind, event),
+                    Err(e) if required => {
                         metrics.add("watch_errors_total", &[kind], 1);
-                        warn!(error = %e, kind, "watch broke; it begins anew");
+                        warn!(error = %e, kind, "watch of the pools' objects failed; restarting it");
                         None
                     }
                     Err(e) => {
-                        debug!(error = %e, kind, "no watch: the cluster does not know this kind, or forbids it");
+                        debug!(error = %e, kind, "kind cannot be watched: the cluster does not have it, or does not permit it");
                         None
                     }
                 };
@@ -222,20 +222,20 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_of_a_kind_before_its_first_list_is_complete() {
+    fn a_kind_is_unknown_until_its_first_list_is_complete() {
         let children = Children::default();
-        children.take("ConfigMap", Event::Init);
-        children.take("ConfigMap", Event::InitApply(map("a", "1")));
-        assert_eq!(children.seen("ConfigMap", "n", "a"), None);
-        children.take("ConfigMap", Event::InitDone);
-        let a = children.seen("ConfigMap", "n", "a").unwrap().unwrap();
+        children.apply("ConfigMap", Event::Init);
+        children.apply("ConfigMap", Event::InitApply(map("a", "1")));
+        assert_eq!(children.find("ConfigMap", "n", "a"), None);
+        children.apply("ConfigMap", Event::InitDone);
+        let a = children.find("ConfigMap", "n", "a").unwrap().unwrap();
         assert_eq!((&*a.resource_version, &*a.owner_uid), ("1", "u"));
-        assert_eq!(children.seen("ConfigMap", "n", "b"), Some(None));
-        assert_eq!(children.seen("PodMonitor", "n", "a"), None);
+        assert_eq!(children.find("ConfigMap", "n", "b"), Some(None));
+        assert_eq!(children.find("PodMonitor", "n", "a"), None);
     }
 
     #[test]
-    fn what_was_applied_is_believed_only_where_nobody_else_wrote() {
+    fn the_annotation_is_trusted_only_if_no_other_manager_wrote() {
         let applied = |managers: &[&str]| {
             let mut map = map("a", "1");
             map.metadata.annotations = Some([(names::APPLIED.into(), "hash".into())].into());
@@ -264,29 +264,29 @@ mod tests {
         let children = Children::default();
         let pool = Some(PoolRef::new("n", "p"));
         assert_eq!(
-            children.take("ConfigMap", Event::Apply(map("a", "1"))),
+            children.apply("ConfigMap", Event::Apply(map("a", "1"))),
             pool
         );
         assert_eq!(children.of("n", "u").len(), 1);
         assert_eq!(children.of("n", "other"), []);
         assert_eq!(children.of("m", "u"), []);
         assert_eq!(
-            children.take("ConfigMap", Event::Delete(map("a", "2"))),
+            children.apply("ConfigMap", Event::Delete(map("a", "2"))),
             pool
         );
         assert_eq!(children.of("n", "u"), []);
     }
 
     #[test]
-    fn what_a_new_list_lacks_is_gone() {
+    fn objects_missing_from_a_new_list_are_removed() {
         let children = Children::default();
-        children.take("ConfigMap", Event::Apply(map("a", "1")));
+        children.apply("ConfigMap", Event::Apply(map("a", "1")));
         for event in [
             Event::Init,
             Event::InitApply(map("b", "1")),
             Event::InitDone,
         ] {
-            children.take("ConfigMap", event);
+            children.apply("ConfigMap", event);
         }
         let names: Vec<String> = children
             .of("n", "u")

@@ -1,6 +1,6 @@
-//! What the operator's leader works with.
+//! The dependencies and settings of a leader session.
 
-use crate::canary::Seen;
+use crate::canary::CanaryResult;
 use crate::defaults::Defaults;
 use crate::metrics::Metrics;
 use jiff::SignedDuration;
@@ -8,21 +8,17 @@ use kube::Client;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The cluster and the settings of the operator.
 #[derive(Clone)]
 pub struct Context {
-    /// The API server.
     pub client: Client,
-    /// Defaults of pools.
     pub defaults: Arc<Defaults>,
-    /// The operator's own counters.
     pub metrics: Arc<Metrics>,
     /// The result of the last dry run.
-    pub canary: watch::Receiver<Seen>,
+    pub canary: watch::Receiver<CanaryResult>,
     /// Name of this replica, for events.
     pub name: String,
-    /// The operator may patch pods, so that it can update sidecars in place.
+    /// Whether the operator may patch pods, which it needs to update sidecars in place.
     pub allow_pod_patch: bool,
-    /// The least time between two requests to a sidecar, and between two writes of the counts in a status.
+    /// Minimum time between two requests to a sidecar, and between two status writes that only change counts.
     pub status_interval: SignedDuration,
 }

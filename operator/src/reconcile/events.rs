@@ -1,4 +1,4 @@
-//! Events on pools and on the controllers of pods. A warning that stays true is published once an hour, not in every pass.
+//! Events on pools and on the controllers of pods. A persistent warning is published once an hour, not in every pass.
 
 use crate::names;
 use crate::pods::{Owner, Pod};
@@ -10,30 +10,27 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use tracing::warn;
 
-/// The API server takes 1024 bytes of a note.
+/// The API server allows 1024 bytes.
 const NOTE_BYTES_MAX: usize = 1000;
-/// A warning is not published again for this long.
-const ONCE_IN: SignedDuration = SignedDuration::from_hours(1);
-/// Warnings that are remembered as published.
+/// Minimum time between two publications of the same persistent warning.
+const REPEAT_AFTER: SignedDuration = SignedDuration::from_hours(1);
+/// Maximum number of remembered warnings.
 const PUBLISHED_MAX: usize = 10_000;
 
-/// How much an event matters, and how often it is published.
+/// Type of an event, and how often it is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weight {
-    /// As it should be.
+pub enum Severity {
     Normal,
-    /// Somebody should look.
     Warning,
-    /// The same, but at most once an hour for the same object and reason: it may stay true.
-    WarningOnce,
+    /// A warning that may persist: published at most once an hour for the same object and reason.
+    WarningHourly,
 }
 
 /// An event to publish.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// The object that it is about.
     pub about: ObjectReference,
-    pub weight: Weight,
+    pub severity: Severity,
     pub action: &'static str,
     pub reason: String,
     pub note: String,
@@ -42,14 +39,14 @@ pub struct Event {
 impl Event {
     pub fn new(
         about: &ObjectReference,
-        weight: Weight,
+        severity: Severity,
         action: &'static str,
         reason: &str,
         note: impl Into<String>,
     ) -> Self {
         Self {
             about: about.clone(),
-            weight,
+            severity,
             action,
             reason: reason.to_owned(),
             note: note.into(),
@@ -57,18 +54,16 @@ impl Event {
     }
 }
 
-/// Publishes events.
 pub struct Events {
     recorder: Recorder,
     published: Published,
 }
 
-/// When a warning was published, by uid of the object and reason.
+/// Time of the last publication of a warning, by uid of the object and reason.
 #[derive(Default)]
 struct Published(Mutex<HashMap<(String, String), Timestamp>>);
 
 impl Events {
-    /// In the name of this replica.
     pub fn new(client: Client, instance: String) -> Self {
         let reporter = Reporter {
             controller: names::FIELD_MANAGER.to_owned(),
@@ -80,47 +75,47 @@ impl Events {
         }
     }
 
-    /// Publishes an event. One that cannot be written is logged: events are a courtesy, no work waits for them.
+    /// Publishes an event. A failure is only logged, because no work depends on events.
     pub async fn publish(&self, event: &Event) {
         let Event { about, reason, .. } = event;
-        if event.weight == Weight::WarningOnce {
+        if event.severity == Severity::WarningHourly {
             let uid = about.uid.clone().unwrap_or_default();
             if !self
                 .published
-                .is_new((uid, reason.clone()), Timestamp::now())
+                .should_publish((uid, reason.clone()), Timestamp::now())
             {
                 return;
             }
         }
         let written = KubeEvent {
-            type_: match event.weight {
-                Weight::Normal => EventType::Normal,
-                Weight::Warning | Weight::WarningOnce => EventType::Warning,
+            type_: match event.severity {
+                Severity::Normal => EventType::Normal,
+                Severity::Warning | Severity::WarningHourly => EventType::Warning,
             },
-            reason: cut(reason, 128),
-            note: Some(cut(&event.note, NOTE_BYTES_MAX)),
+            reason: truncate(reason, 128),
+            note: Some(truncate(&event.note, NOTE_BYTES_MAX)),
             action: event.action.to_owned(),
             secondary: None,
         };
         if let Err(e) = self.recorder.publish(&written, about).await {
-            warn!(error = %e, reason, about = ?about.name, "event not written");
+            warn!(error = %e, reason, about = ?about.name, "event could not be written");
         }
     }
 }
 
 impl Published {
-    fn is_new(&self, key: (String, String), now: Timestamp) -> bool {
+    fn should_publish(&self, key: (String, String), now: Timestamp) -> bool {
         let mut published = self.0.lock();
         if published
             .get(&key)
-            .is_some_and(|at| now.duration_since(*at) < ONCE_IN)
+            .is_some_and(|at| now.duration_since(*at) < REPEAT_AFTER)
         {
             return false;
         }
         if published.len() >= PUBLISHED_MAX {
-            published.retain(|_, at| now.duration_since(*at) < ONCE_IN);
+            published.retain(|_, at| now.duration_since(*at) < REPEAT_AFTER);
         }
-        // Still full: rather publish twice than remember without bound.
+        // If it is still full, publishing twice is better than unbounded memory.
         if published.len() < PUBLISHED_MAX {
             published.insert(key, now);
         }
@@ -128,10 +123,10 @@ impl Published {
     }
 }
 
-/// What an event about a pod is attached to: its controller, which outlives it; itself if it has none.
+/// The object of an event about a pod: its controller, which outlives the pod, or the pod itself if it has none.
 pub fn owner(pod: &Pod) -> ObjectReference {
     match &pod.owner {
-        Some(owner) => of_owner(owner, &pod.namespace),
+        Some(owner) => owner_reference(owner, &pod.namespace),
         None => ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
@@ -143,8 +138,7 @@ pub fn owner(pod: &Pod) -> ObjectReference {
     }
 }
 
-/// A controller of pods.
-pub fn of_owner(owner: &Owner, namespace: &str) -> ObjectReference {
+pub fn owner_reference(owner: &Owner, namespace: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some(owner.api_version.to_string()),
         kind: Some(owner.kind.to_string()),
@@ -155,7 +149,7 @@ pub fn of_owner(owner: &Owner, namespace: &str) -> ObjectReference {
     }
 }
 
-fn cut(text: &str, bytes: usize) -> String {
+fn truncate(text: &str, bytes: usize) -> String {
     text[..text.floor_char_boundary(bytes)].to_owned()
 }
 
@@ -168,25 +162,25 @@ mod tests {
     fn the_same_warning_is_published_once_an_hour() {
         let published = Published::default();
         let key = |reason: &str| ("uid".to_owned(), reason.to_owned());
-        assert!(published.is_new(key("A"), at(0)));
-        assert!(!published.is_new(key("A"), at(3599)));
-        assert!(published.is_new(key("B"), at(1)));
-        assert!(published.is_new(key("A"), at(3600)));
+        assert!(published.should_publish(key("A"), at(0)));
+        assert!(!published.should_publish(key("A"), at(3599)));
+        assert!(published.should_publish(key("B"), at(1)));
+        assert!(published.should_publish(key("A"), at(3600)));
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn remembered_warnings_are_bounded() {
         let published = Published::default();
         for i in 0..PUBLISHED_MAX + 5 {
-            assert!(published.is_new((i.to_string(), "A".to_owned()), at(0)));
+            assert!(published.should_publish((i.to_string(), "A".to_owned()), at(0)));
         }
         assert_eq!(published.0.lock().len(), PUBLISHED_MAX);
-        assert!(published.is_new(("later".to_owned(), "A".to_owned()), at(4000)));
+        assert!(published.should_publish(("later".to_owned(), "A".to_owned()), at(4000)));
         assert_eq!(published.0.lock().len(), 1);
     }
 
     #[test]
-    fn events_of_a_pod_go_to_its_controller() {
+    fn events_of_a_pod_are_attached_to_its_controller() {
         let mut pod = pod("a");
         assert_eq!(owner(&pod).kind.as_deref(), Some("ReplicaSet"));
         pod.owner = None;
@@ -194,8 +188,8 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_cut_between_characters() {
-        assert_eq!(cut("aää", 2), "a");
-        assert_eq!(cut(&"ä".repeat(900), NOTE_BYTES_MAX).len(), 1000);
+    fn a_note_is_truncated_at_a_character_boundary() {
+        assert_eq!(truncate("aää", 2), "a");
+        assert_eq!(truncate(&"ä".repeat(900), NOTE_BYTES_MAX).len(), 1000);
     }
 }

@@ -1,4 +1,4 @@
-//! What a leader session remembers of a pool from one reconcile pass to the next. The next leader needs nothing of it.
+//! The state of a pool that a leader session keeps between reconcile passes. The next leader does not need it.
 
 use super::applied::Applied;
 use crate::api::KVCachePoolStatus;
@@ -7,33 +7,28 @@ use crate::status::Writes;
 use jiff::Timestamp;
 use std::time::Instant;
 
-/// The memory of one pool.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// Uid of the pool: a later pool of the same name is another one.
+    /// Uid of the pool, because a later pool may have the same name.
     pub uid: String,
-    /// The state in which the operator left the pool's objects.
     pub applied: Applied,
-    /// When the operator last made sure that the managed servers have a password.
+    /// Time of the last check that the managed servers have a password.
     pub password: Option<Instant>,
-    /// Since when the API server refuses the Job that purges the pool.
+    /// Since when the API server refuses the purge Job.
     pub purge_refused: Option<Timestamp>,
-    /// The breaker; `None` before the first pass.
+    /// `None` before the first pass.
     pub breaker: Option<Breaker>,
-    /// Updates of running pods; `None` before the first pass.
+    /// `None` before the first pass.
     pub update: Option<Update>,
-    /// Evictions of missed pods.
     pub evictions: Evictions,
-    /// Faults of the pool's sidecars.
     pub faults: Faults,
-    /// The last written status, and the version of the pool then.
+    /// The last written status, and the pool's resource version after the write.
     pub written: Option<(KVCachePoolStatus, String)>,
-    /// Times of the last writes of the status.
     pub writes: Writes,
 }
 
 impl Memory {
-    /// Forgets everything if `uid` is another pool than last time.
+    /// Discards everything if the pool has another uid than in the last pass.
     pub fn reset_unless(&mut self, uid: &str) {
         if self.uid != uid {
             *self = Self {

@@ -1,16 +1,17 @@
-//! The leader's work. Watches feed a queue, and each pool in it gets a reconcile pass: `observe` takes a snapshot, `plan` turns it into
-//! steps (pure; the decisions are in `desired`, `status` and `pods`), `act` carries them out. `session` wires them, and nothing of it
-//! outlives it: the next leader needs nothing but the cluster. Failures wait with growing pauses.
+//! The leader's work. Watches feed a queue, and each pool in the queue gets a reconcile pass: `observe` takes a snapshot, `plan` computes
+//! the steps, and `act` executes them. `plan` is pure; its decisions are in `desired`, `status` and `pods`. `session` connects the parts
+//! and keeps all state of one leader session; the next leader restores everything from the cluster. Failed passes are retried with a
+//! growing delay.
 
 mod act;
 mod applied;
 mod backoff;
 mod caches;
 mod children;
+mod coalesce;
 mod context;
 mod error;
 mod events;
-mod gather;
 mod memory;
 mod observe;
 mod plan;

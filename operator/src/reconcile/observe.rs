@@ -1,4 +1,4 @@
-//! The snapshot of a pool: everything that one reconcile pass reads, from caches and, for a deleted pool, from its purge.
+//! The snapshot of a pool that one reconcile pass works with. It comes from the caches and, for a deleted pool, from its purge Job.
 
 use super::caches::{Caches, Stored};
 use super::children::Child;
@@ -6,7 +6,7 @@ use super::context::Context;
 use super::error::ApplyError;
 use super::purge::{Purge, purge};
 use crate::api::{KVCachePool, Problem};
-use crate::canary::Seen;
+use crate::canary::CanaryResult;
 use crate::desired::{desired, settings};
 use crate::inject::Settings;
 use crate::pods::{Pod, PoolRef, Refused, Summary};
@@ -18,10 +18,9 @@ use kube::{Resource, ResourceExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Snapshot of a pool.
 pub struct Observed<'a> {
     pub now: Timestamp,
-    /// The same moment on the clock that never goes back.
+    /// The same time on the monotonic clock.
     pub clock: Instant,
     pub name: PoolRef,
     /// The pool, for events.
@@ -30,41 +29,42 @@ pub struct Observed<'a> {
     /// Pods with the pool's label.
     pub pods: Vec<Arc<Pod>>,
     pub pool: Pool<'a>,
-    /// The least time between two writes of counts.
+    /// Minimum time between two status writes that only change counts.
     pub status_interval: SignedDuration,
-    /// The outcome of this pass so far; `None`: nothing has been done yet.
+    /// The outcome of the first steps of this pass. `None` before they were executed.
     pub outcome: Option<Outcome>,
 }
 
-/// What else there is of a pool.
+/// The state of the pool itself.
 pub enum Pool<'a> {
     Active(Box<Active<'a>>),
-    /// Its object cannot be read, for this reason.
+    /// The object cannot be deserialized, with this error.
     Malformed(&'a str),
-    /// It is being deleted, and our finalizer holds it.
+    /// The pool is being deleted, and the operator's finalizer blocks the deletion.
     Deleted(Purge),
 }
 
-/// A pool that can be read and is not being deleted.
+/// A pool that is valid JSON for its type and is not being deleted.
 pub struct Active<'a> {
     pub spec: &'a KVCachePool,
-    /// What its spec asks for, or all that is wrong with it.
+    /// The settings of its spec, or all violations.
     pub settings: Result<Settings, Vec<Problem>>,
-    /// Its objects, and each as the watch shows it (`None` = nobody watches its kind); none of a spec that is not accepted.
+    /// The desired objects, each with its state in the watch's cache (`None` if its kind is not watched). Empty if the spec is not
+    /// accepted.
     pub objects: Vec<(DynamicObject, Option<Option<Child>>)>,
-    /// Objects that it owns.
+    /// Existing objects that the pool owns.
     pub children: Vec<(TypeMeta, String)>,
-    /// Owners whose pods the API server refused lately.
+    /// Owners whose pods the API server refused recently.
     pub refused: Vec<Refused>,
     pub usage: Summary,
     pub canary: Canary,
     pub allow_pod_patch: bool,
 }
 
-/// The outcome of steps.
+/// The outcome of executed steps.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// When the next pass is due at the latest; `None`: nothing waits for it.
+    /// Time until the next pass at the latest. `None` if nothing requires one.
     pub requeue: Option<Duration>,
     /// Why an object was not applied.
     pub unapplied: Option<ApplyError>,
@@ -73,7 +73,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The next pass is due within this time.
+    /// Requires the next pass within this time.
     pub fn requeue(&mut self, within: Option<Duration>) {
         self.requeue = self.requeue.into_iter().chain(within).min();
     }
@@ -118,22 +118,22 @@ fn active<'a>(
 ) -> Active<'a> {
     let canary = canary(&context.canary.borrow());
     let objects = desired(spec, &context.defaults).unwrap_or_default();
-    let seen = |object: DynamicObject| {
+    let with_live = |object: DynamicObject| {
         let kind = object.types.as_ref().map_or("", |types| &types.kind);
         let live = caches
             .children
-            .seen(kind, &name.namespace, &object.name_any());
+            .find(kind, &name.namespace, &object.name_any());
         (object, live)
     };
     Active {
         spec,
         settings: settings(spec, &context.defaults),
-        objects: objects.into_iter().map(seen).collect(),
+        objects: objects.into_iter().map(with_live).collect(),
         children: caches
             .children
             .of(&name.namespace, spec.uid().as_deref().unwrap_or_default()),
         refused: match canary {
-            // Pods that are not injected are not refused for it.
+            // Injection cannot be why pods are refused while no pod is injected.
             Canary::Unreachable => Vec::new(),
             _ => caches.refusals.of(name, now),
         },
@@ -143,11 +143,11 @@ fn active<'a>(
     }
 }
 
-fn canary(seen: &Seen) -> Canary {
-    match seen {
-        Seen::NotYet => Canary::Pending,
-        Seen::Injected => Canary::Works,
-        Seen::WebhookUnreachable => Canary::Unreachable,
-        Seen::Unknown(why) => Canary::Refused(why.clone()),
+fn canary(result: &CanaryResult) -> Canary {
+    match result {
+        CanaryResult::NotYet => Canary::Pending,
+        CanaryResult::Injected => Canary::Works,
+        CanaryResult::WebhookUnreachable => Canary::Unreachable,
+        CanaryResult::Unknown(why) => Canary::Refused(why.clone()),
     }
 }

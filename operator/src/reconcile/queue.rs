@@ -1,10 +1,10 @@
-//! The queue of pools that need a reconcile pass: after a change of the pool, its pods, its objects, refused pods, the answers of its
-//! sidecars, or the canary.
+//! The queue of pools that need a reconcile pass, after a change of the pool, its pods, its objects, refused pods, the responses of its
+//! sidecars, or the canary's result.
 
 use super::caches::{Caches, Stored};
 use super::children;
+use super::coalesce::coalesced;
 use super::context::Context;
-use super::gather::gathered;
 use crate::names;
 use crate::pods::{PoolRef, watch_pods, watch_refusals};
 use futures::{Stream, StreamExt};
@@ -18,10 +18,11 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-/// Changes of one pool within this time are one pass.
-const MOMENT: Duration = Duration::from_millis(200);
+/// Changes of one pool within this time cause one pass.
+const COALESCE_TIME: Duration = Duration::from_millis(200);
 
-/// All triggers, merged. `sampled`: pools whose sidecars have answered. Never ends and never fails: broken watches begin anew.
+/// Merges all sources of changes. `sampled` yields pools whose sidecars were queried. The stream never ends and never fails, because failed
+/// watches restart.
 pub fn queue(
     context: &Context,
     caches: &Arc<Caches>,
@@ -53,10 +54,10 @@ pub fn queue(
         canary(context, caches).boxed(),
         listed(caches).boxed(),
     ]);
-    gathered(all, MOMENT).map(Ok)
+    coalesced(all, COALESCE_TIME).map(Ok)
 }
 
-/// Every pool, once all pods are listed: before that none can be judged.
+/// Yields every pool once all pods are listed. Counts before that would be wrong.
 fn listed(caches: &Arc<Caches>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
     let caches = caches.clone();
     futures::stream::once(async move {
@@ -72,7 +73,7 @@ fn all(caches: &Caches) -> Vec<ObjectRef<Stored>> {
     pools.iter().map(|p| ObjectRef::from_obj(&**p)).collect()
 }
 
-/// Pools themselves, into the store of this leader session.
+/// Watches pools into the store of this leader session.
 fn pools(
     context: &Context,
     writer: Writer<Stored>,
@@ -87,7 +88,7 @@ fn pools(
         .filter_map(move |pool| {
             let pool = pool.inspect_err(|e| {
                 metrics.add("watch_errors_total", &["KVCachePool"], 1);
-                warn!(error = %e, "watch of pools broke; it begins anew");
+                warn!(error = %e, "watch of pools failed; restarting it");
             });
             std::future::ready(pool.ok().map(|pool| ObjectRef::from_obj(&pool)))
         })
@@ -99,7 +100,7 @@ fn slim(pool: &mut Stored) {
         .retain(|name, _| name == names::PURGE_ACCOUNT);
 }
 
-/// Every pool, when the canary sees something new.
+/// Yields every pool when the canary's result changes.
 fn canary(
     context: &Context,
     caches: &Arc<Caches>,
@@ -108,7 +109,7 @@ fn canary(
     futures::stream::unfold(context.canary.clone(), move |mut canary| {
         let caches = caches.clone();
         async move {
-            // The sender ends only with the process.
+            // The sender exists as long as the process.
             if canary.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }

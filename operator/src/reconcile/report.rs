@@ -1,105 +1,108 @@
-//! The events of a reconcile pass, in words: pure.
+//! Builds the events of a reconcile pass. Pure.
 
 use super::error::ApplyError;
-use super::events::Weight::{self, Normal, Warning, WarningOnce};
-use super::events::{Event, of_owner, owner};
+use super::events::Severity::{self, Normal, Warning, WarningHourly};
+use super::events::{Event, owner, owner_reference};
 use super::step::Step;
 use crate::api::KVCachePoolStatus;
-use crate::pods::{Alone, Faults, Owner, Pod, Setback, Turn};
-use crate::status::{READY, Reason, cause_in_words, condition};
+use crate::pods::{BreakerChange, Faults, Owner, Pod, SkipReason, UpdateBlocker};
+use crate::status::{READY, Reason, cause_message, condition};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::Arc;
 
-/// Why the operator does not update pods that it may not patch.
-pub const NOT_ALLOWED: &str = "updateStrategy is InPlace and the operator may not patch pods: set the chart value allowPodPatch to true";
+/// Note of the event, and message of the condition, if the operator may not patch pods.
+pub const NOT_ALLOWED: &str = "updateStrategy is InPlace, but the operator may not patch pods; set the chart value allowPodPatch to true";
 
-/// Pods older than this are not reported: a new leader does not repeat the events of the last one.
-const NEWS: SignedDuration = SignedDuration::from_mins(10);
+/// Pods older than this are not reported, so that a new leader does not repeat the events of the previous one.
+const RECENT: SignedDuration = SignedDuration::from_mins(10);
 
 /// The same event on the controller of a pod and on its pool.
 fn on_both(
     pod: &Pod,
     pool: &ObjectReference,
-    weight: Weight,
+    severity: Severity,
     action: &'static str,
     reason: &str,
     note: &str,
 ) -> [Event; 2] {
-    [&owner(pod), pool].map(|about| Event::new(about, weight, action, reason, note))
+    [&owner(pod), pool].map(|about| Event::new(about, severity, action, reason, note))
 }
 
-/// Conditions of a status that changed.
+/// Events about changed conditions.
 pub fn conditions(
     pool: &ObjectReference,
     before: &KVCachePoolStatus,
     next: &KVCachePoolStatus,
 ) -> Vec<Event> {
     let mut events = Vec::new();
-    for turned in next.conditions.iter().filter(|c| c.type_ != READY) {
-        let old = condition(&before.conditions, &turned.type_);
-        let same = old.is_some_and(|o| o.status == turned.status && o.reason == turned.reason);
-        // At first sight only what is wrong is worth a word.
-        if same || (old.is_none() && turned.status != "False") {
+    for changed in next.conditions.iter().filter(|c| c.type_ != READY) {
+        let old = condition(&before.conditions, &changed.type_);
+        let same = old.is_some_and(|o| o.status == changed.status && o.reason == changed.reason);
+        // A new condition is reported only if it is False.
+        if same || (old.is_none() && changed.status != "False") {
             continue;
         }
-        let weight = match &*turned.status {
+        let severity = match &*changed.status {
             "False" => Warning,
             _ => Normal,
         };
-        let gap = if turned.message.is_empty() { "" } else { ": " };
+        let gap = if changed.message.is_empty() { "" } else { ": " };
         let note = format!(
             "{} is {}{gap}{}",
-            turned.type_, turned.status, turned.message
+            changed.type_, changed.status, changed.message
         );
-        events.push(Event::new(pool, weight, "Observe", &turned.reason, note));
+        events.push(Event::new(pool, severity, "Observe", &changed.reason, note));
     }
     events
 }
 
-/// An object that could not be applied.
 pub fn not_applied(pool: &ObjectReference, e: &ApplyError) -> Event {
     let reason = e.reason().name();
-    Event::new(pool, WarningOnce, "Apply", reason, e.to_string())
+    Event::new(pool, WarningHourly, "Apply", reason, e.to_string())
 }
 
-/// An object that somebody had changed.
-pub fn set_right(pool: &ObjectReference, object: &str) -> Event {
-    let note = format!("{object} was changed by somebody and was set right");
+/// Event about an object that another writer had changed.
+pub fn reverted(pool: &ObjectReference, object: &str) -> Event {
+    let note = format!("{object} was changed by another client; the change was reverted");
     let reason = Reason::SetRight.name();
-    Event::new(pool, WarningOnce, "Apply", reason, note)
+    Event::new(pool, WarningHourly, "Apply", reason, note)
 }
 
-/// A pause of injection that begins or ends: a counter, and events on the owner and on the pool.
-pub fn turn(turn: &Turn, namespace: &str, pool: &ObjectReference) -> Vec<Step> {
+/// Steps after a pause of injection has started or ended: a counter, and events on the owner and on the pool.
+pub fn breaker_change(
+    change: &BreakerChange,
+    namespace: &str,
+    pool: &ObjectReference,
+) -> Vec<Step> {
     let mut steps = Vec::new();
-    let (of, weight, reason, note) = match turn {
-        Turn::Paused(of, cause) => {
+    let (owner, severity, reason, note) = match change {
+        BreakerChange::Paused(owner, cause) => {
             let reason = cause.reason.to_string();
             steps.push(Step::Count("injection_pauses_total", reason));
             let note = format!(
                 "new pods of {} start without a sidecar: {}",
-                name(of.as_ref()),
-                cause_in_words(cause)
+                name(owner.as_ref()),
+                cause_message(cause)
             );
-            (of, Warning, Reason::PodsHeldBack, note)
+            (owner, Warning, Reason::PodsHeldBack, note)
         }
-        Turn::Resumed(of) => {
-            let note = format!("new pods of {} get a sidecar again", name(of.as_ref()));
-            (of, Normal, Reason::InjectionResumed, note)
+        BreakerChange::Resumed(owner) => {
+            let note = format!("new pods of {} get a sidecar again", name(owner.as_ref()));
+            (owner, Normal, Reason::InjectionResumed, note)
         }
-        Turn::Cleared(of, cause) => {
+        BreakerChange::Cleared(owner, cause) => {
             let note = format!(
-                "pods of {} fail without a sidecar too, so they are injected again: {}",
-                name(of.as_ref()),
-                cause_in_words(cause)
+                "pods of {} fail without a sidecar too, so injection continues: {}",
+                name(owner.as_ref()),
+                cause_message(cause)
             );
-            (of, Normal, Reason::NotOurs, note)
+            (owner, Normal, Reason::NotOurs, note)
         }
     };
-    let of = of.as_ref().map(|o| of_owner(o, namespace));
-    let event = |to| Step::Event(Event::new(to, weight, "Inject", reason.name(), &note));
-    steps.extend(of.iter().chain([pool]).map(event));
+    let reference = owner.as_ref().map(|o| owner_reference(o, namespace));
+    let event = |about| Step::Event(Event::new(about, severity, "Inject", reason.name(), &note));
+    steps.extend(reference.iter().chain([pool]).map(event));
     steps
 }
 
@@ -110,7 +113,7 @@ fn name(owner: Option<&Owner>) -> String {
     )
 }
 
-/// Young pods that have no sidecar, one that does not start or one that lacks something.
+/// Events about recent pods without a sidecar, with a sidecar that does not start, or with a shortfall.
 pub fn pods(
     pods: &[Arc<Pod>],
     missed: &[&Arc<Pod>],
@@ -119,8 +122,8 @@ pub fn pods(
     now: Timestamp,
 ) -> Vec<Event> {
     let mut events = Vec::new();
-    for pod in pods.iter().filter(|pod| is_news(pod, now)) {
-        let said = refusal(pod)
+    for pod in pods.iter().filter(|pod| is_recent(pod, now)) {
+        let found = refusal(pod)
             .or_else(|| {
                 let fault = faults.of(pod)?;
                 let note = format!(
@@ -133,142 +136,143 @@ pub fn pods(
             .or_else(|| {
                 missed.iter().find(|m| m.uid == pod.uid)?;
                 let note = format!(
-                    "pod {} started without a cache: the injection webhook was not asked",
+                    "pod {} started without a cache: the injection webhook was not called",
                     pod.name
                 );
                 Some((Reason::Missed.name(), note))
             });
-        if let Some((reason, note)) = said {
-            let both = on_both(pod, pool, WarningOnce, "Inject", reason, &note);
+        if let Some((reason, note)) = found {
+            let both = on_both(pod, pool, WarningHourly, "Inject", reason, &note);
             events.extend(both);
         }
     }
     events
 }
 
-/// Young pods that were refused because their pool does not exist, on their controllers: no pool speaks for them.
+/// Events about recent pods whose pool does not exist. They are attached to the pods' controllers.
 pub fn pods_without_pool(pods: &[Arc<Pod>], now: Timestamp) -> Vec<Event> {
-    let refused = pods.iter().filter(|pod| is_news(pod, now));
+    let refused = pods.iter().filter(|pod| is_recent(pod, now));
     let event = |pod: &Arc<Pod>| {
         let (reason, note) = refusal(pod)?;
         let owner = owner(pod);
-        Some(Event::new(&owner, WarningOnce, "Inject", reason, note))
+        Some(Event::new(&owner, WarningHourly, "Inject", reason, note))
     };
     refused.filter_map(event).collect()
 }
 
-fn is_news(pod: &Pod, now: Timestamp) -> bool {
-    pod.is_active() && now.duration_since(pod.created) < NEWS
+fn is_recent(pod: &Pod, now: Timestamp) -> bool {
+    pod.is_active() && now.duration_since(pod.created) < RECENT
 }
 
-/// Reason and note of a pod that has its sidecar, but not all that the pool wants of it.
+/// Reason and note about an injected pod with a shortfall.
 fn shortfall(pod: &Pod) -> Option<(&str, String)> {
     let message = pod.injection.as_ref().map_or("", |i| &i.message);
     let note = format!("pod {} has its sidecar: {message}", pod.name);
     Some((pod.shortfall()?, note))
 }
 
-/// Reason and note of a pod that the webhook left as it is.
+/// Reason and note about a pod that the webhook did not inject.
 fn refusal(pod: &Pod) -> Option<(&str, String)> {
     let message = pod.injection.as_ref().map_or("", |i| &i.message);
     let note = format!("pod {} starts without a cache: {message}", pod.name);
     Some((pod.refusal()?, note))
 }
 
-/// A hung pod that was evicted or deleted.
+/// Events about a hung pod that was evicted or deleted.
 pub fn replaced(pod: &Pod, how: &str, pool: &ObjectReference) -> [Event; 2] {
     let note = format!("pod {} hung and was {how}", pod.name);
     let reason = Reason::PodReplaced.name();
     on_both(pod, pool, Normal, "Replace", reason, &note)
 }
 
-/// A hung pod that was not replaced.
+/// Events about a hung pod that was not replaced.
 pub fn not_replaced(pod: &Pod, why: &str, pool: &ObjectReference) -> [Event; 2] {
     let note = format!("pod {} hangs and is not replaced: {why}", pod.name);
     let reason = Reason::PodNotReplaced.name();
-    on_both(pod, pool, WarningOnce, "Replace", reason, &note)
+    on_both(pod, pool, WarningHourly, "Replace", reason, &note)
 }
 
-/// A missed pod that was evicted.
+/// Events about an evicted missed pod.
 pub fn evicted(pod: &Pod, pool: &ObjectReference) -> [Event; 2] {
     let note = format!(
-        "pod {} had no sidecar because the webhook was not asked when it was made",
+        "pod {} was evicted: it had no sidecar, because the webhook was not called when the pod was created",
         pod.name
     );
     let reason = Reason::Evicted.name();
     on_both(pod, pool, Normal, "Evict", reason, &note)
 }
 
-/// A missed pod whose eviction the API server refused.
+/// Event about a missed pod whose eviction the API server refused.
 pub fn eviction_refused(pod: &Pod, e: &kube::Error, pool: &ObjectReference) -> Event {
     let note = format!(
         "pod {} has no sidecar and cannot be evicted now: {e}",
         pod.name
     );
     let reason = Reason::EvictionRefused.name();
-    Event::new(pool, WarningOnce, "Evict", reason, note)
+    Event::new(pool, WarningHourly, "Evict", reason, note)
 }
 
-/// A missed pod that is not evicted.
-pub fn left_alone(pod: &Pod, why: &Alone) -> Event {
+/// Event about a missed pod that is not evicted.
+pub fn eviction_skipped(pod: &Pod, why: &SkipReason) -> Event {
     let name = &pod.name;
     let kind = pod.owner.as_ref().map_or("", |o| &*o.kind);
     let (reason, note) = match why {
-        Alone::Futile => (
+        SkipReason::Futile => (
             Reason::EvictionFutile,
             format!(
-                "pod {name} has no sidecar, nor has one that took the place of an evicted one; its like are left alone"
+                "pod {name} has no sidecar and is not evicted: the replacement of an evicted pod of the same controller has none either"
             ),
         ),
-        Alone::NotReplaced => (
+        SkipReason::NotReplaced => (
             Reason::EvictionFutile,
             format!(
-                "pod {name} has no sidecar; no pod took the place of an evicted one within ten minutes, so its like are left alone"
+                "pod {name} has no sidecar and is not evicted: an evicted pod of the same controller was not replaced within ten minutes"
             ),
         ),
-        Alone::Kind => (
+        SkipReason::Kind => (
             Reason::NotEvicted,
-            format!("pod {name} has no sidecar; a pod of a {kind} is not evicted"),
+            format!("pod {name} has no sidecar and is not evicted: its controller is a {kind}"),
         ),
-        Alone::Template(why) => (
+        SkipReason::Template(why) => (
             Reason::NotEvicted,
             format!("pod {name} has no sidecar and is not evicted: {why}"),
         ),
     };
-    Event::new(&owner(pod), WarningOnce, "Evict", reason.name(), note)
+    Event::new(&owner(pod), WarningHourly, "Evict", reason.name(), note)
 }
 
-/// Running pods that the operator may not patch.
 pub fn update_not_allowed(pool: &ObjectReference) -> Event {
     let reason = Reason::PodPatchNotAllowed.name();
-    Event::new(pool, WarningOnce, "Update", reason, NOT_ALLOWED)
+    Event::new(pool, WarningHourly, "Update", reason, NOT_ALLOWED)
 }
 
-/// A running pod that the API server did not let us patch.
-pub fn not_patched(setback: &Setback, pool: &ObjectReference) -> Event {
-    let (reason, note) = match setback {
-        Setback::NotAllowed(note) => (Reason::PodPatchNotAllowed, note),
-        Setback::Refused(note) | Setback::RolledBack(note) => (Reason::PodPatchFailed, note),
+/// Event about a running pod whose patch the API server refused.
+pub fn not_patched(blocker: &UpdateBlocker, pool: &ObjectReference) -> Event {
+    let (reason, note) = match blocker {
+        UpdateBlocker::NotAllowed(note) => (Reason::PodPatchNotAllowed, note),
+        UpdateBlocker::Refused(note) | UpdateBlocker::RolledBack(note) => {
+            (Reason::PodPatchFailed, note)
+        }
     };
-    Event::new(pool, WarningOnce, "Update", reason.name(), note)
+    Event::new(pool, WarningHourly, "Update", reason.name(), note)
 }
 
-/// Running pods that got another image; `None`: there are none.
-pub fn exchanged(pods: &[Arc<Pod>], image: &str, pool: &ObjectReference) -> Option<Event> {
+/// Event about running pods whose image was changed. `None` without pods.
+pub fn image_changed(pods: &[Arc<Pod>], image: &str, pool: &ObjectReference) -> Option<Event> {
     let first = pods.first()?;
     let others = match pods.len() {
         1 => String::new(),
         n => format!(" and {} more", n - 1),
     };
     let note = format!(
-        "the sidecar of pod {}{others} is given image {image}",
+        "the image of the sidecar of pod {}{others} was changed to {image}",
         first.name
     );
     let reason = Reason::UpdatingInPlace.name();
     Some(Event::new(pool, Normal, "Update", reason, note))
 }
 
-/// A running pod that has its old image again.
+/// Events about a running pod that was rolled back.
 pub fn rolled_back(pod: &Pod, note: &str, pool: &ObjectReference) -> [Event; 2] {
     let reason = Reason::UpdateRolledBack.name();
     on_both(pod, pool, Warning, "Update", reason, note)

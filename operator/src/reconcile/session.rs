@@ -1,14 +1,14 @@
-//! One leader session: its caches, its queue, and the reconcile pass of a pool. Wires only.
+//! One leader session: connects the caches, the queue and the reconcile passes of pools.
 
 use super::act::Executor;
-use super::backoff::{Backoff, spread};
+use super::backoff::{Backoff, jitter};
 use super::caches::{Caches, Stored, pool_ref};
 use super::context::Context;
-use super::error::{PASS_TIME_MAX, PassError};
+use super::error::{PASS_TIMEOUT, PassError};
 use super::events::Events;
 use super::memory::Memory;
 use super::observe::{Observed, Outcome, observe};
-use super::plan::{held, plan};
+use super::plan::{has_finalizer, plan};
 use super::report;
 use super::{queue, sample};
 use crate::pods::PoolRef;
@@ -25,14 +25,13 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
-/// Pools that are reconciled at the same time.
-const AT_ONCE: u16 = 16;
-/// The next pass if nothing happens.
+/// Maximum number of pools that are reconciled concurrently.
+const CONCURRENCY: u16 = 16;
+/// Time until the next pass without changes.
 const RESYNC: Duration = Duration::from_secs(600);
-/// The least time to the next pass.
-const SOON: Duration = Duration::from_secs(1);
+/// Minimum time until the next pass.
+const REQUEUE_MIN: Duration = Duration::from_secs(1);
 
-/// One leader session.
 struct LeaderSession {
     context: Context,
     caches: Arc<Caches>,
@@ -48,25 +47,25 @@ impl LeaderSession {
         self.backoff.clear(pool);
     }
 
-    /// Reconciles one pool and counts it.
+    /// Runs one reconcile pass with a timeout, and counts it.
     async fn reconcile(&self, stored: &Stored) -> Result<Action, PassError> {
-        let began = Instant::now();
-        let result = timeout(PASS_TIME_MAX, self.pass(stored)).await;
+        let started = Instant::now();
+        let result = timeout(PASS_TIMEOUT, self.pass(stored)).await;
         let result = result.unwrap_or(Err(PassError::TimedOut));
-        let name = if result.is_ok() { "done" } else { "failed" };
+        let label = if result.is_ok() { "done" } else { "failed" };
         let metrics = &self.context.metrics;
-        metrics.add("reconciles_total", &[name], 1);
-        metrics.observe("reconcile_seconds", &[], began.elapsed());
+        metrics.add("reconciles_total", &[label], 1);
+        metrics.observe("reconcile_seconds", &[], started.elapsed());
         result.map(Action::requeue)
     }
 
-    /// One reconcile pass. Returns when the next one is due.
+    /// Runs one reconcile pass. Returns the time until the next one.
     async fn pass(&self, stored: &Stored) -> Result<Duration, PassError> {
-        // Counts of a list that is under way would be wrong. When it is complete, every pool is due.
+        // Counts would be wrong while pods are being listed. Every pool is queued when the list is complete.
         if !self.caches.pods.is_complete() {
             return Ok(RESYNC);
         }
-        if stored.meta().deletion_timestamp.is_some() && !held(stored) {
+        if stored.meta().deletion_timestamp.is_some() && !has_finalizer(stored) {
             return Ok(RESYNC);
         }
         let name = pool_ref(&ObjectRef::from_obj(stored));
@@ -79,16 +78,19 @@ impl LeaderSession {
         let mut memory = memory.lock().await;
         memory.reset_unless(stored.meta().uid.as_deref().unwrap_or_default());
         let mut observed = observe(stored, &name, &self.context, &self.caches).await;
-        observed.outcome = Some(self.act(&observed, &mut memory).await?);
-        let last = self.act(&observed, &mut memory).await?;
-        let within = last.requeue.unwrap_or_else(|| spread(RESYNC)).max(SOON);
+        observed.outcome = Some(self.plan_and_act(&observed, &mut memory).await?);
+        let last = self.plan_and_act(&observed, &mut memory).await?;
+        let within = last
+            .requeue
+            .unwrap_or_else(|| jitter(RESYNC))
+            .max(REQUEUE_MIN);
         match observed.outcome.and_then(|first| first.unapplied) {
             None => Ok(within),
             Some(source) => Err(PassError::Object { source, within }),
         }
     }
 
-    async fn act(
+    async fn plan_and_act(
         &self,
         observed: &Observed<'_>,
         memory: &mut Memory,
@@ -101,8 +103,8 @@ impl LeaderSession {
         executor.act(plan(observed, memory), memory).await
     }
 
-    /// A pool that does not exist, or not any more.
-    async fn gone(&self, pool: &PoolRef) {
+    /// Forgets a pool that does not exist, and reports its pods.
+    async fn pool_missing(&self, pool: &PoolRef) {
         self.forget(pool);
         let pods = self.caches.pods.of(pool);
         for event in report::pods_without_pool(&pods, Timestamp::now()) {
@@ -110,16 +112,16 @@ impl LeaderSession {
         }
     }
 
-    /// The pause after a failed pass.
-    fn failed(&self, pool: &Stored, failed: &PassError) -> Duration {
+    /// Logs a failed pass. Returns the delay of the retry.
+    fn pass_failed(&self, pool: &Stored, error: &PassError) -> Duration {
         let pool = pool_ref(&ObjectRef::from_obj(pool));
-        let pause = self.backoff.failed(&pool).min(failed.within());
-        warn!(%pool, error = %failed, ?pause, "not reconciled; trying again");
-        pause
+        let delay = self.backoff.record_failure(&pool).min(error.within());
+        warn!(%pool, %error, ?delay, "reconcile pass failed; retrying");
+        delay
     }
 }
 
-/// Reconciles all pools for as long as it is polled. Dropping it stops all of its work at once.
+/// Reconciles all pools while it is polled. Dropping the future stops all work immediately.
 pub async fn run(context: Context) {
     let (pools, writer) = store();
     let session = Arc::new(LeaderSession {
@@ -135,30 +137,31 @@ pub async fn run(context: Context) {
     let (tx, rx) = mpsc::unbounded_channel();
     let work = applier(
         |pool, session: Arc<LeaderSession>| async move { session.reconcile(&pool).await }.boxed(),
-        |pool, failed, session| Action::requeue(session.failed(&pool, failed)),
+        |pool, error, session| Action::requeue(session.pass_failed(&pool, error)),
         session.clone(),
         pools,
         queue::queue(context, caches, writer, rx),
-        // No debounce: every change restarts it, and a pool that changes without end would never be reconciled.
-        Config::default().concurrency(AT_ONCE),
+        // No debounce: every change would restart it, and a pool that changes continuously would never be reconciled.
+        Config::default().concurrency(CONCURRENCY),
     );
-    let here = &session;
-    let work = work.for_each_concurrent(usize::from(AT_ONCE), move |done| async move {
+    let this = &session;
+    let work = work.for_each_concurrent(usize::from(CONCURRENCY), move |done| async move {
         match done {
-            Ok((pool, _)) => here.backoff.clear(&pool_ref(&pool)),
-            Err(Error::ObjectNotFound(gone)) => {
-                let namespace = gone.namespace.as_deref().unwrap_or_default();
-                here.gone(&PoolRef::new(namespace, &gone.name)).await;
+            Ok((pool, _)) => this.backoff.clear(&pool_ref(&pool)),
+            Err(Error::ObjectNotFound(missing)) => {
+                let namespace = missing.namespace.as_deref().unwrap_or_default();
+                this.pool_missing(&PoolRef::new(namespace, &missing.name))
+                    .await;
             }
-            // Logged where the pause was chosen.
+            // `pass_failed` has logged it.
             Err(Error::ReconcilerFailed(..)) => {}
-            Err(e) => error!(error = %e, "the reconciler's queue broke"),
+            Err(e) => error!(error = %e, "the reconcile queue failed"),
         }
     });
-    info!("reconciling");
+    info!("leader session started");
     let sampling = sample::run(context, caches, move |pool| {
-        // The receiver is gone only while the session ends.
-        let _ended = tx.send(pool);
+        // Sending fails only while the session ends.
+        let _closed = tx.send(pool);
     });
     tokio::select! {
         () = work => {}

@@ -1,4 +1,4 @@
-//! The steps of a reconcile pass: `plan` returns them, `act` carries them out in their order.
+//! The steps of a reconcile pass. `plan` returns them, and `act` executes them in order.
 
 use super::applied::Application;
 use super::events::Event;
@@ -10,28 +10,26 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Give the pool these finalizers.
+    /// Set the pool's finalizers.
     Finalizers(Vec<String>),
-    /// Give a deleted pool these finalizers, so that it may go, and then publish the event.
+    /// Set the finalizers of a deleted pool without the operator's own, so that the deletion can finish, and then publish the event.
     Release(Vec<String>, Option<Event>),
-    /// Make sure that the pool's managed servers have a password.
+    /// Create the password of the pool's managed servers if it does not exist.
     Password,
     /// Apply an object of the pool.
     Apply(Box<Application>),
-    /// Delete an object that the pool does not want any more.
+    /// Delete an object that the pool no longer needs.
     Delete(TypeMeta, String),
     /// Create the Job that purges the pool's shared tiers.
     CreateJob(Value),
     /// Write the status, and then publish an event for each condition that changed.
     Status(Box<KVCachePoolStatus>, Vec<Event>),
-    /// Publish an event.
     Event(Event),
-    /// Add one to a counter, under this label.
+    /// Increment a counter with this label value.
     Count(&'static str, String),
-    /// Evict a pod that hangs.
+    /// Evict a pod that hangs because of injection.
     Replace(Arc<Pod>),
     /// Evict a pod that the webhook missed.
     Evict(Arc<Pod>),

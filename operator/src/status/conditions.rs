@@ -3,9 +3,9 @@
 use super::counts::{Counts, size};
 use super::paused;
 use super::tiers::is_configured;
-use super::{Canary, Reason, Seen};
+use super::{Canary, Observation, Reason};
 use crate::api::{self, Mode, Problem};
-use crate::pods::{Fault, Pod, Position, SHARED, Setback};
+use crate::pods::{Fault, Pod, Position, SHARED, UpdateBlocker};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kvcachepool_protocol::status::State;
@@ -50,19 +50,22 @@ pub fn condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Con
 }
 
 pub fn conditions(
-    seen: &Seen<'_>,
+    observed: &Observation<'_>,
     counts: &Counts,
     previous: &[Condition],
     now: Timestamp,
 ) -> Vec<Condition> {
     let parts = vec![
-        (ACCEPTED, accepted(seen.problems)),
-        (INJECTION_READY, injection_or_previous(seen, previous)),
-        (SIDECARS_READY, sidecars_or_previous(seen, counts, previous)),
-        (SHARED_TIERS_READY, shared_or_previous(seen, previous)),
+        (ACCEPTED, accepted(observed.problems)),
+        (INJECTION_READY, injection_or_previous(observed, previous)),
+        (
+            SIDECARS_READY,
+            sidecars_or_previous(observed, counts, previous),
+        ),
+        (SHARED_TIERS_READY, shared_or_previous(observed, previous)),
     ];
-    let parts = summed(parts, seen.unapplied);
-    dated(parts, seen.pool.metadata.generation, previous, now)
+    let parts = summed(parts, observed.unapplied);
+    dated(parts, observed.pool.metadata.generation, previous, now)
 }
 
 pub fn malformed(
@@ -96,8 +99,8 @@ const OF_TIERS: [Reason; 3] = [
 ];
 
 /// The result of the previous leader's canary, while the canary has no result yet.
-fn injection_or_previous(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
-    let verdict = injection(seen);
+fn injection_or_previous(observed: &Observation<'_>, previous: &[Condition]) -> Verdict {
+    let verdict = injection(observed);
     if verdict.reason != Reason::CanaryPending.name() {
         return verdict;
     }
@@ -105,9 +108,13 @@ fn injection_or_previous(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
 }
 
 /// The sidecars' reports to the previous leader, until sidecars were queried.
-fn sidecars_or_previous(seen: &Seen<'_>, counts: &Counts, previous: &[Condition]) -> Verdict {
-    let verdict = sidecars(seen, counts);
-    if seen.usage.known || verdict.reason != Reason::AllRunning.name() {
+fn sidecars_or_previous(
+    observed: &Observation<'_>,
+    counts: &Counts,
+    previous: &[Condition],
+) -> Verdict {
+    let verdict = sidecars(observed, counts);
+    if observed.usage.known || verdict.reason != Reason::AllRunning.name() {
         return verdict;
     }
     kept(previous, SIDECARS_READY, &REPORTED).unwrap_or(verdict)
@@ -204,12 +211,14 @@ fn accepted(problems: &[Problem]) -> Verdict {
 }
 
 /// The shared tiers, as sidecars report them. The operator itself has no credentials.
-fn shared(seen: &Seen<'_>) -> Verdict {
-    if !seen.problems.is_empty() {
+fn shared(observed: &Observation<'_>) -> Verdict {
+    if !observed.problems.is_empty() {
         return verdict(UNKNOWN, Reason::NotAccepted, "the spec is not accepted");
     }
-    let configured = SHARED.iter().filter(|name| is_configured(name, seen.pool));
-    let all: Vec<Verdict> = configured.map(|name| shared_tier(name, seen)).collect();
+    let configured = SHARED
+        .iter()
+        .filter(|name| is_configured(name, observed.pool));
+    let all: Vec<Verdict> = configured.map(|name| shared_tier(name, observed)).collect();
     let worst = [FALSE, UNKNOWN]
         .into_iter()
         .find_map(|status| all.iter().find(|v| v.status == status));
@@ -220,9 +229,9 @@ fn shared(seen: &Seen<'_>) -> Verdict {
     }
 }
 
-fn shared_tier(name: &str, seen: &Seen<'_>) -> Verdict {
-    let Some(tier) = seen.usage.tiers.iter().find(|t| *t.name == *name) else {
-        let silent = silent(seen);
+fn shared_tier(name: &str, observed: &Observation<'_>) -> Verdict {
+    let Some(tier) = observed.usage.tiers.iter().find(|t| *t.name == *name) else {
+        let silent = silent(observed);
         return match silent.is_empty() {
             true => verdict(
                 UNKNOWN,
@@ -251,34 +260,34 @@ fn shared_tier(name: &str, seen: &Seen<'_>) -> Verdict {
 }
 
 /// The sidecars' reports to the previous leader, until sidecars were queried.
-fn shared_or_previous(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
-    let verdict = shared(seen);
+fn shared_or_previous(observed: &Observation<'_>, previous: &[Condition]) -> Verdict {
+    let verdict = shared(observed);
     let nothing = [Reason::NoSidecarYet, Reason::TierStarting];
-    if seen.usage.known || nothing.iter().all(|r| r.name() != verdict.reason) {
+    if observed.usage.known || nothing.iter().all(|r| r.name() != verdict.reason) {
         return verdict;
     }
     kept(previous, SHARED_TIERS_READY, &OF_TIERS).unwrap_or(verdict)
 }
 
 /// Problems of all pools come before those of this one.
-fn injection(seen: &Seen<'_>) -> Verdict {
-    if !seen.problems.is_empty() {
+fn injection(observed: &Observation<'_>) -> Verdict {
+    if !observed.problems.is_empty() {
         return verdict(
             FALSE,
             Reason::NotAccepted,
             "new pods start without a sidecar while the spec is not accepted",
         );
     }
-    if seen.pool.spec.injection.mode == Mode::Disabled {
+    if observed.pool.spec.injection.mode == Mode::Disabled {
         return verdict(
             FALSE,
             Reason::InjectionDisabled,
             "injection.mode is Disabled: new pods start without a sidecar",
         );
     }
-    let pause = seen.breaker.whole();
-    let pause = pause.or_else(|| seen.breaker.owners().first().copied());
-    match (seen.canary, pause) {
+    let pause = observed.breaker.pool_pause();
+    let pause = pause.or_else(|| observed.breaker.owners().first().copied());
+    match (observed.canary, pause) {
         (Canary::Unreachable, _) => verdict(
             FALSE,
             Reason::WebhookUnreachable,
@@ -289,7 +298,7 @@ fn injection(seen: &Seen<'_>) -> Verdict {
                 Position::Probing => Reason::TryingOnePod,
                 _ => Reason::PodsHeldBack,
             };
-            verdict(FALSE, reason, paused::sentence(seen.breaker))
+            verdict(FALSE, reason, paused::sentence(observed.breaker))
         }
         (Canary::Pending, None) => verdict(
             UNKNOWN,
@@ -305,9 +314,9 @@ fn injection(seen: &Seen<'_>) -> Verdict {
     }
 }
 
-fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
+fn sidecars(observed: &Observation<'_>, counts: &Counts) -> Verdict {
     if let Some(first) = counts.failing.first()
-        && let Some(fault) = seen.faults.of(first)
+        && let Some(fault) = observed.faults.of(first)
     {
         return verdict(
             FALSE,
@@ -315,40 +324,40 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
             failing(counts, first, fault),
         );
     }
-    if let Some(off) = seen.usage.troubles.iter().find(|t| t.off > 0) {
+    if let Some(off) = observed.usage.troubles.iter().find(|t| t.off > 0) {
         let message = format!(
             "{} of {} asked (pod {}): {}: {}",
-            off.off, seen.usage.observed, off.example, off.reason, off.message
+            off.off, observed.usage.observed, off.example, off.reason, off.message
         );
         return verdict(FALSE, Reason::SidecarsOff, message);
     }
     if counts.pods.injected > 0 && counts.running == 0 {
         return verdict(UNKNOWN, Reason::SidecarsStarting, "no sidecar runs yet");
     }
-    if let Some(setback) = seen.setback {
-        return held_back(setback);
+    if let Some(blocker) = observed.blocker {
+        return held_back(blocker);
     }
     if counts.pods.injected == 0 {
         return verdict(TRUE, Reason::NoPods, "");
     }
-    match seen.usage.troubles.first() {
+    match observed.usage.troubles.first() {
         Some(t) => {
             let message = format!(
                 "{} of {} asked (pod {}): {}: {}",
-                t.pods, seen.usage.observed, t.example, t.reason, t.message
+                t.pods, observed.usage.observed, t.example, t.reason, t.message
             );
             verdict(TRUE, Reason::SomeDegraded, message)
         }
-        None => verdict(TRUE, Reason::AllRunning, silent(seen)),
+        None => verdict(TRUE, Reason::AllRunning, silent(observed)),
     }
 }
 
 /// Sidecars work, but not all have the pool's current settings.
-fn held_back(setback: &Setback) -> Verdict {
-    let (reason, message) = match setback {
-        Setback::NotAllowed(message) => (Reason::PodPatchNotAllowed, message),
-        Setback::Refused(message) => (Reason::PodPatchFailed, message),
-        Setback::RolledBack(message) => (Reason::UpdateRolledBack, message),
+fn held_back(blocker: &UpdateBlocker) -> Verdict {
+    let (reason, message) = match blocker {
+        UpdateBlocker::NotAllowed(message) => (Reason::PodPatchNotAllowed, message),
+        UpdateBlocker::Refused(message) => (Reason::PodPatchFailed, message),
+        UpdateBlocker::RolledBack(message) => (Reason::UpdateRolledBack, message),
     };
     verdict(TRUE, reason, message)
 }
@@ -365,11 +374,11 @@ fn failing(counts: &Counts, first: &Pod, fault: Fault<'_>) -> String {
     )
 }
 
-fn silent(seen: &Seen<'_>) -> String {
-    match &seen.usage.unreachable_example {
+fn silent(observed: &Observation<'_>) -> String {
+    match &observed.usage.unreachable_example {
         Some((pod, why)) => format!(
             "{} did not answer (pod {pod}: {why})",
-            seen.usage.unreachable
+            observed.usage.unreachable
         ),
         None => String::new(),
     }

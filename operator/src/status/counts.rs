@@ -1,6 +1,6 @@
 //! Numbers of pods.
 
-use super::Seen;
+use super::Observation;
 use crate::api::{Pods, Skipped, Version};
 use crate::pods::{Pod, missed};
 use std::collections::BTreeMap;
@@ -22,8 +22,8 @@ pub struct Counts {
     pub failing: Vec<std::sync::Arc<Pod>>,
 }
 
-pub fn count(seen: &Seen<'_>) -> Counts {
-    let active = || seen.pods.iter().filter(|p| p.is_active());
+pub fn count(observed: &Observation<'_>) -> Counts {
+    let active = || observed.pods.iter().filter(|p| p.is_active());
     let injected = || active().filter(|p| p.sidecar.is_some());
     let mut skipped: BTreeMap<&str, Skipped> = BTreeMap::new();
     for pod in active() {
@@ -41,16 +41,16 @@ pub fn count(seen: &Seen<'_>) -> Counts {
         pods: Pods {
             matched: size(active().count()),
             injected: size(injected().count()),
-            attached: i64::from(seen.usage.attached),
+            attached: i64::from(observed.usage.attached),
             skipped: skipped.values().map(|s| s.count).sum(),
-            missed: size(missed_pods(seen)),
-            outdated: size(injected().filter(|p| outdated(p, seen.hash)).count()),
+            missed: size(missed_pods(observed)),
+            outdated: size(injected().filter(|p| outdated(p, observed.hash)).count()),
         },
         skipped: skipped.into_values().collect(),
-        versions: versions(seen),
+        versions: versions(observed),
         running: size(injected().filter(|p| p.address().is_some()).count()),
         failing: injected()
-            .filter(|p| seen.faults.of(p).is_some())
+            .filter(|p| observed.faults.of(p).is_some())
             .cloned()
             .collect(),
     };
@@ -59,13 +59,13 @@ pub fn count(seen: &Seen<'_>) -> Counts {
     counts
 }
 
-fn missed_pods(seen: &Seen<'_>) -> usize {
+fn missed_pods(observed: &Observation<'_>) -> usize {
     use crate::api::Mode;
-    let Some(created) = &seen.pool.metadata.creation_timestamp else {
+    let Some(created) = &observed.pool.metadata.creation_timestamp else {
         return 0;
     };
-    match seen.pool.spec.injection.mode {
-        Mode::Enabled => missed(seen.pods, created.0).count(),
+    match observed.pool.spec.injection.mode {
+        Mode::Enabled => missed(observed.pods, created.0).count(),
         Mode::Disabled => 0,
     }
 }
@@ -74,8 +74,8 @@ fn outdated(pod: &Pod, hash: &str) -> bool {
     !hash.is_empty() && pod.hash() != hash
 }
 
-fn versions(seen: &Seen<'_>) -> Vec<Version> {
-    let mut versions: Vec<Version> = seen
+fn versions(observed: &Observation<'_>) -> Vec<Version> {
+    let mut versions: Vec<Version> = observed
         .usage
         .versions
         .iter()

@@ -11,12 +11,12 @@ mod write;
 pub use conditions::{
     ACCEPTED, INJECTION_READY, READY, SHARED_TIERS_READY, SIDECARS_READY, condition,
 };
-pub use paused::cause as cause_in_words;
+pub use paused::cause as cause_message;
 pub use reason::Reason;
 pub use write::{Write, Writes, due};
 
 use crate::api::{Duration, KVCachePool, KVCachePoolStatus, Problem};
-use crate::pods::{Breaker, Faults, HitRate, Pod, Setback, Summary, WINDOW_MINUTES};
+use crate::pods::{Breaker, Faults, HitRate, Pod, Summary, UpdateBlocker, WINDOW_MINUTES};
 use jiff::Timestamp;
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub enum Canary {
 
 /// The observed state of one pool.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen<'a> {
+pub struct Observation<'a> {
     pub pool: &'a KVCachePool,
     /// Violations of its spec.
     pub problems: &'a [Problem],
@@ -51,7 +51,7 @@ pub struct Seen<'a> {
     pub canary: &'a Canary,
     pub breaker: &'a Breaker,
     /// Why running pods are not updated, if so.
-    pub setback: Option<&'a Setback>,
+    pub blocker: Option<&'a UpdateBlocker>,
     /// An object of the pool that could not be applied: reason and message.
     pub unapplied: Option<&'a (Reason, String)>,
 }
@@ -59,29 +59,33 @@ pub struct Seen<'a> {
 /// The status of a pool. `previous` is the last written status. Conditions that do not change keep its times. Until a new leader has
 /// queried sidecars and run its canary, their results are kept from it too.
 #[must_use]
-pub fn status(seen: &Seen<'_>, previous: &KVCachePoolStatus, now: Timestamp) -> KVCachePoolStatus {
-    let counts = counts::count(seen);
-    let hit_rate_percent = hit_rate(seen, previous);
+pub fn status(
+    observed: &Observation<'_>,
+    previous: &KVCachePoolStatus,
+    now: Timestamp,
+) -> KVCachePoolStatus {
+    let counts = counts::count(observed);
+    let hit_rate_percent = hit_rate(observed, previous);
     let mut next = KVCachePoolStatus {
-        observed_generation: seen.pool.metadata.generation,
-        conditions: conditions::conditions(seen, &counts, &previous.conditions, now),
-        injection_paused: paused::injection_paused(seen.breaker),
+        observed_generation: observed.pool.metadata.generation,
+        conditions: conditions::conditions(observed, &counts, &previous.conditions, now),
+        injection_paused: paused::injection_paused(observed.breaker),
         skipped: counts.skipped,
-        tiers: tiers::tiers(seen, &previous.tiers),
+        tiers: tiers::tiers(observed, &previous.tiers),
         hit_rate_percent,
         hit_rate_window: hit_rate_percent.map(|_| {
             Duration(format!(
                 "{}m",
-                seen.usage.window_minutes.max(WINDOW_MINUTES)
+                observed.usage.window_minutes.max(WINDOW_MINUTES)
             ))
         }),
-        observed_pods: Some(i64::from(seen.usage.observed)),
+        observed_pods: Some(i64::from(observed.usage.observed)),
         versions: counts.versions,
         pods: counts.pods,
     };
-    if !seen.usage.known
+    if !observed.usage.known
         && previous.observed_pods.is_some()
-        && seen.pods.iter().any(|p| p.address().is_some())
+        && observed.pods.iter().any(|p| p.address().is_some())
     {
         next.pods.attached = previous.pods.attached.min(next.pods.injected);
         next.tiers = previous.tiers.clone();
@@ -107,12 +111,12 @@ pub fn malformed(
 }
 
 /// The rate is unknown until sidecars were queried twice. The previous one is kept until then, unless no sidecar can be queried.
-fn hit_rate(seen: &Seen<'_>, previous: &KVCachePoolStatus) -> Option<i64> {
-    match seen.usage.hit_rate {
+fn hit_rate(observed: &Observation<'_>, previous: &KVCachePoolStatus) -> Option<i64> {
+    match observed.usage.hit_rate {
         HitRate::Percent(percent) => Some(i64::from(percent)),
         HitRate::Idle => None,
         HitRate::Unknown => previous.hit_rate_percent.filter(|_| {
-            seen.usage.unreachable == 0 && seen.pods.iter().any(|p| p.address().is_some())
+            observed.usage.unreachable == 0 && observed.pods.iter().any(|p| p.address().is_some())
         }),
     }
 }

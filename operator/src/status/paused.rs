@@ -16,8 +16,8 @@ pub fn injection_paused(breaker: &Breaker) -> Option<InjectionPaused> {
     let mut message = sentence(breaker);
     message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
     let owners = breaker.owners();
-    let (first, owners) = match breaker.whole() {
-        Some(whole) => (whole, Vec::new()),
+    let (first, owners) = match breaker.pool_pause() {
+        Some(pause) => (pause, Vec::new()),
         None => (
             *owners.first()?,
             owners
@@ -62,10 +62,10 @@ fn time(at: Timestamp) -> Time {
 /// A message about the paused owners, the cause and the next step; empty without a pause.
 pub fn sentence(breaker: &Breaker) -> String {
     let owners = breaker.owners();
-    let Some(pause) = breaker.whole().or(owners.first().copied()) else {
+    let Some(pause) = breaker.pool_pause().or(owners.first().copied()) else {
         return String::new();
     };
-    let whose = match breaker.whole() {
+    let whose = match breaker.pool_pause() {
         Some(_) => "all pods".to_owned(),
         None => whose(pause.owner.as_ref(), owners.len()),
     };

@@ -3,7 +3,9 @@
 use super::*;
 use crate::api::{self, Mode, TierState};
 use crate::pods::tests::{at, injected, pod, refused, running, waiting};
-use crate::pods::{Faults, FetchError, Kept, Owner, Position, SidecarState, TierUse, Trouble};
+use crate::pods::{
+    Faults, FetchError, Owner, Position, SidecarState, StoredPause, TierUse, Trouble,
+};
 use kvcachepool_protocol::status::State;
 use proptest::prelude::*;
 use serde_json::json;
@@ -18,7 +20,7 @@ struct Scene {
     usage: Summary,
     canary: Canary,
     breaker: Breaker,
-    setback: Option<Setback>,
+    blocker: Option<UpdateBlocker>,
     unapplied: Option<(Reason, String)>,
 }
 
@@ -38,7 +40,7 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
         },
         canary: Canary::Works,
         breaker: Breaker::default(),
-        setback: None,
+        blocker: None,
         unapplied: None,
     }
 }
@@ -46,8 +48,8 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
 impl Scene {
     fn after(&self, previous: &KVCachePoolStatus, now: Timestamp) -> KVCachePoolStatus {
         let mut faults = Faults::default();
-        faults.look(&self.pods, |_| false, now);
-        let seen = Seen {
+        faults.update(&self.pods, |_| false, now);
+        let observed = Observation {
             pool: &self.pool,
             problems: &self.problems,
             pods: &self.pods,
@@ -56,10 +58,10 @@ impl Scene {
             usage: &self.usage,
             canary: &self.canary,
             breaker: &self.breaker,
-            setback: self.setback.as_ref(),
+            blocker: self.blocker.as_ref(),
             unapplied: self.unapplied.as_ref(),
         };
-        status(&seen, previous, now)
+        status(&observed, previous, now)
     }
 
     fn status(&self) -> KVCachePoolStatus {
@@ -84,8 +86,8 @@ fn expect(status: &KVCachePoolStatus, type_: &str, state: &str, reason: &str) {
     }
 }
 
-fn kept(owner: Option<&str>, probing: bool) -> Kept {
-    Kept {
+fn kept(owner: Option<&str>, probing: bool) -> StoredPause {
+    StoredPause {
         owner: owner.map(|name| Owner {
             name: name.into(),
             uid: name.into(),
@@ -105,7 +107,7 @@ fn whole(probing: bool) -> Breaker {
 }
 
 #[test]
-fn a_pool_in_order_is_ready() {
+fn a_healthy_pool_is_ready() {
     let status = scene([running("a")]).status();
     expect(&status, ACCEPTED, "True", "Accepted");
     expect(&status, SHARED_TIERS_READY, "True", "NoneConfigured");
@@ -122,7 +124,7 @@ fn a_pool_in_order_is_ready() {
 }
 
 #[test]
-fn every_problem_of_a_spec_is_named() {
+fn every_problem_of_a_spec_is_reported() {
     let problems = api::Reason::ALL.iter().copied();
     for reason in problems.filter(|r| *r != api::Reason::Accepted) {
         let mut scene = scene([]);
@@ -185,7 +187,7 @@ fn every_reason_of_injection() {
         );
         let Some(paused) = paused else { continue };
         assert_eq!((paused.hash.as_str(), paused.since.0), ("h", at(0)));
-        let whole = scene.breaker.whole();
+        let whole = scene.breaker.pool_pause();
         let probing = |p: &Position| *p == Position::Probing;
         assert_eq!(paused.trial, whole.is_some_and(|p| probing(&p.position)));
         let owners: Vec<_> = paused
@@ -209,7 +211,7 @@ fn every_reason_of_injection() {
 }
 
 #[test]
-fn a_pause_names_whose_pods_and_why() {
+fn a_pause_names_the_owner_and_the_cause() {
     let said = |breaker: Breaker| {
         let mut scene = scene([]);
         scene.breaker = breaker;
@@ -231,7 +233,7 @@ fn a_pause_names_whose_pods_and_why() {
 
 #[test]
 fn a_status_stays_small_however_many_owners_are_paused() {
-    let owners = (0..100).map(|i| Kept {
+    let owners = (0..100).map(|i| StoredPause {
         message: "x".repeat(5000).into(),
         reason: "r".repeat(500).into(),
         ..kept(Some(&i.to_string()), false)
@@ -284,7 +286,7 @@ fn every_reason_of_sidecars() {
 }
 
 #[test]
-fn silent_sidecars_are_said_and_are_no_error() {
+fn unreachable_sidecars_are_reported_and_are_no_error() {
     let mut scene = scene([running("a")]);
     scene.usage.unreachable = 1;
     scene.usage.unreachable_example = Some(("a".into(), FetchError::Unreachable));
@@ -328,7 +330,7 @@ fn an_object_that_cannot_be_applied_is_reported_by_ready() {
 }
 
 #[test]
-fn a_tier_is_stale_only_where_no_sidecar_answers() {
+fn a_tier_is_stale_only_if_no_sidecar_answers() {
     let mut scene = scene([running("a"), running("b")]);
     (scene.usage.unreachable, scene.usage.answering) = (20, 980);
     scene.usage.unreachable_example = Some(("a".into(), FetchError::TimedOut));
@@ -341,7 +343,7 @@ fn a_tier_is_stale_only_where_no_sidecar_answers() {
 }
 
 #[test]
-fn tiers_say_what_sidecars_say() {
+fn tiers_have_the_state_that_sidecars_report() {
     let status = scene([]).status();
     assert_eq!(
         (status.tiers[0].state, status.tiers[0].reason.as_str()),
@@ -420,7 +422,7 @@ fn nothing_is_missed_while_injection_is_disabled() {
 }
 
 #[test]
-fn lists_are_bounded_whatever_pods_claim() {
+fn lists_are_bounded_for_any_pods() {
     let pods = (0..40).map(|i| refused(&format!("p{i}"), &format!("{i}{}", "x".repeat(500))));
     let mut scene = scene(pods);
     scene.usage.versions = (0..40).map(|i| (format!("{i}").into(), 1)).collect();
@@ -431,7 +433,7 @@ fn lists_are_bounded_whatever_pods_claim() {
 }
 
 #[test]
-fn a_new_leader_keeps_the_rate_until_it_has_its_own() {
+fn a_new_leader_keeps_the_hit_rate_until_it_has_measured_one() {
     let mut scene = scene([running("a")]);
     let mut previous = scene.status();
     previous.hit_rate_percent = Some(87);
@@ -452,7 +454,7 @@ fn a_new_leader_keeps_the_rate_until_it_has_its_own() {
 }
 
 #[test]
-fn a_new_leader_writes_nothing_before_it_has_asked() {
+fn a_new_leader_writes_nothing_before_it_has_queried_sidecars() {
     let mut scene = scene([running("a")]);
     scene.usage = Summary {
         known: true,
@@ -492,7 +494,7 @@ fn a_new_leader_writes_nothing_before_it_has_asked() {
 }
 
 #[test]
-fn a_condition_keeps_its_time_until_it_turns() {
+fn a_condition_keeps_its_transition_time_until_its_status_changes() {
     let scene_a = scene([running("a")]);
     let first = scene_a.status();
     let mut scene_b = scene([waiting("a", "ErrImagePull")]);
@@ -511,7 +513,7 @@ fn a_condition_keeps_its_time_until_it_turns() {
 }
 
 #[test]
-fn an_object_that_cannot_be_read_is_said_so() {
+fn a_malformed_object_is_reported() {
     let status = malformed(
         "missing field `local`",
         Some(4),
@@ -580,16 +582,16 @@ proptest! {
 }
 
 #[test]
-fn what_keeps_pods_from_being_updated_is_reported_and_does_not_end_readiness() {
+fn update_blockers_are_reported_and_do_not_end_readiness() {
     let said = || "because".to_owned();
-    for (setback, reason) in [
-        (Setback::NotAllowed(said()), "PodPatchNotAllowed"),
-        (Setback::Refused(said()), "PodPatchFailed"),
-        (Setback::RolledBack(said()), "UpdateRolledBack"),
+    for (blocker, reason) in [
+        (UpdateBlocker::NotAllowed(said()), "PodPatchNotAllowed"),
+        (UpdateBlocker::Refused(said()), "PodPatchFailed"),
+        (UpdateBlocker::RolledBack(said()), "UpdateRolledBack"),
     ] {
         for pods in [vec![], vec![running("a")]] {
             let mut scene = scene(pods);
-            scene.setback = Some(setback.clone());
+            scene.blocker = Some(blocker.clone());
             let status = scene.status();
             expect(&status, SIDECARS_READY, "True", reason);
             expect(&status, READY, "True", "Ready");
@@ -598,6 +600,6 @@ fn what_keeps_pods_from_being_updated_is_reported_and_does_not_end_readiness() {
         }
     }
     let mut scene = scene([waiting("a", "ErrImagePull")]);
-    scene.setback = Some(Setback::RolledBack(said()));
+    scene.blocker = Some(UpdateBlocker::RolledBack(said()));
     expect(&scene.status(), SIDECARS_READY, "False", "SidecarsFailing");
 }

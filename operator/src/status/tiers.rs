@@ -1,6 +1,6 @@
 //! Tiers of the status: sums of the sidecars' reports, or why no sidecar could be queried.
 
-use super::{Reason, Seen};
+use super::{Observation, Reason};
 use crate::api::{KVCachePool, Quantity, Tier, TierState};
 use crate::pods::TierUse;
 use kvcachepool_protocol::config::ByteSize;
@@ -9,13 +9,13 @@ use kvcachepool_protocol::status::State;
 /// All tiers, fastest first. Other names in a sidecar's report are ignored.
 const TIERS: [&str; 4] = ["memory", "disk", "redis", "s3"];
 
-pub fn tiers(seen: &Seen<'_>, previous: &[Tier]) -> Vec<Tier> {
-    let reported = |name: &str| seen.usage.tiers.iter().find(|t| *t.name == *name);
+pub fn tiers(observed: &Observation<'_>, previous: &[Tier]) -> Vec<Tier> {
+    let reported = |name: &str| observed.usage.tiers.iter().find(|t| *t.name == *name);
     let before = |name: &str| previous.iter().find(|t| t.name == name);
     TIERS
         .into_iter()
-        .filter(|name| is_configured(name, seen.pool) || reported(name).is_some())
-        .map(|name| tier(name, seen, reported(name), before(name)))
+        .filter(|name| is_configured(name, observed.pool) || reported(name).is_some())
+        .map(|name| tier(name, observed, reported(name), before(name)))
         .collect()
 }
 
@@ -31,9 +31,18 @@ pub fn is_configured(name: &str, pool: &KVCachePool) -> bool {
     }
 }
 
-fn tier(name: &str, seen: &Seen<'_>, reported: Option<&TierUse>, before: Option<&Tier>) -> Tier {
-    let asked = seen.pods.iter().filter(|p| p.address().is_some()).count();
-    let stale = seen.usage.unreachable > 0 && seen.usage.answering == 0;
+fn tier(
+    name: &str,
+    observed: &Observation<'_>,
+    reported: Option<&TierUse>,
+    before: Option<&Tier>,
+) -> Tier {
+    let asked = observed
+        .pods
+        .iter()
+        .filter(|p| p.address().is_some())
+        .count();
+    let stale = observed.usage.unreachable > 0 && observed.usage.answering == 0;
     let (used, capacity) = match reported {
         Some(tier) => (size(tier.used), size(tier.capacity)),
         None if asked > 0 => (

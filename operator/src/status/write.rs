@@ -6,10 +6,10 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::VecDeque;
 
-/// Conditions that change this often within `TURNS_IN` are written after it has passed, with their latest state.
-const TURNS: usize = 3;
-/// See `TURNS`.
-const TURNS_IN: SignedDuration = SignedDuration::from_secs(30);
+/// Conditions that change this often within `CHANGES_WITHIN` are written after it has passed, with their latest state.
+const CHANGES_MAX: usize = 3;
+/// See `CHANGES_MAX`.
+const CHANGES_WITHIN: SignedDuration = SignedDuration::from_secs(30);
 
 /// Whether to write a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct Writes(VecDeque<Timestamp>);
 impl Writes {
     pub fn add(&mut self, at: Timestamp) {
         self.0.push_back(at);
-        if self.0.len() > TURNS {
+        if self.0.len() > CHANGES_MAX {
             self.0.pop_front();
         }
     }
@@ -39,8 +39,8 @@ impl Writes {
 
     /// End of the time in which there have been too many writes.
     fn full(&self) -> Option<Timestamp> {
-        let first = self.0.front().filter(|_| self.0.len() >= TURNS)?;
-        Some(*first + TURNS_IN)
+        let first = self.0.front().filter(|_| self.0.len() >= CHANGES_MAX)?;
+        Some(*first + CHANGES_WITHIN)
     }
 }
 
@@ -56,7 +56,7 @@ pub fn due(
     if urgent(written, next) {
         return Write::Now;
     }
-    if turned(written, next) {
+    if condition_changed(written, next) {
         return match writes.full().filter(|until| *until > now) {
             Some(until) => Write::In(until.duration_since(now)),
             None => Write::Now,
@@ -87,14 +87,14 @@ fn urgent(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
 }
 
 /// Whether a condition has another state or reason.
-fn turned(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
-    fn face(c: &Condition) -> (&str, &str, &str) {
+fn condition_changed(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
+    fn compared(c: &Condition) -> (&str, &str, &str) {
         (&c.type_, &c.status, &c.reason)
     }
     !a.conditions
         .iter()
-        .map(face)
-        .eq(b.conditions.iter().map(face))
+        .map(compared)
+        .eq(b.conditions.iter().map(compared))
 }
 
 fn differs(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
@@ -111,7 +111,7 @@ fn differs(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
 }
 
 fn tier_differs(a: &Tier, b: &Tier) -> bool {
-    let face = |t: &Tier| {
+    let compared = |t: &Tier| {
         (
             t.name.clone(),
             t.state,
@@ -119,7 +119,7 @@ fn tier_differs(a: &Tier, b: &Tier) -> bool {
             t.capacity.clone(),
         )
     };
-    if face(a) != face(b) {
+    if compared(a) != compared(b) {
         return true;
     }
     match (bytes(&a.used), bytes(&b.used), bytes(&b.capacity)) {
@@ -166,29 +166,29 @@ mod tests {
     }
 
     #[test]
-    fn less_than_a_point_is_no_write_and_a_point_is() {
+    fn only_changes_of_at_least_a_percent_point_are_written() {
         let written = with(50, "10Gi", "", "True");
-        let look = |next| due(&written, &next, &Writes::default(), MINUTE, at(999));
-        assert_eq!(look(written.clone()), Write::No);
-        assert_eq!(look(with(50, "11263Mi", "", "True")), Write::No);
-        assert_eq!(look(with(50, "11Gi", "", "True")), Write::Now);
-        assert_eq!(look(with(51, "10Gi", "", "True")), Write::Now);
+        let decision = |next| due(&written, &next, &Writes::default(), MINUTE, at(999));
+        assert_eq!(decision(written.clone()), Write::No);
+        assert_eq!(decision(with(50, "11263Mi", "", "True")), Write::No);
+        assert_eq!(decision(with(50, "11Gi", "", "True")), Write::Now);
+        assert_eq!(decision(with(51, "10Gi", "", "True")), Write::Now);
     }
 
     #[test]
-    fn numbers_and_messages_wait_for_their_minute_and_a_condition_does_not() {
+    fn counts_and_messages_are_written_once_a_minute_and_conditions_at_once() {
         let written = with(50, "10Gi", "", "True");
-        let look = |next, second| due(&written, &next, &writes(&[0]), MINUTE, at(second));
+        let decision = |next, second| due(&written, &next, &writes(&[0]), MINUTE, at(second));
         assert_eq!(
-            look(with(51, "10Gi", "", "True"), 10),
+            decision(with(51, "10Gi", "", "True"), 10),
             Write::In(SignedDuration::from_secs(50))
         );
-        assert_eq!(look(with(51, "10Gi", "", "True"), 60), Write::Now);
+        assert_eq!(decision(with(51, "10Gi", "", "True"), 60), Write::Now);
         assert_eq!(
-            look(with(50, "10Gi", "new", "True"), 10),
+            decision(with(50, "10Gi", "new", "True"), 10),
             Write::In(SignedDuration::from_secs(50))
         );
-        assert_eq!(look(with(50, "10Gi", "", "False"), 10), Write::Now);
+        assert_eq!(decision(with(50, "10Gi", "", "False"), 10), Write::Now);
     }
 
     #[test]
@@ -220,18 +220,26 @@ mod tests {
     }
 
     #[test]
-    fn conditions_that_turn_again_and_again_are_written_with_pauses() {
+    fn flapping_conditions_are_written_at_intervals() {
         let written = with(50, "10Gi", "", "True");
-        let turned = with(50, "10Gi", "", "False");
-        let look = |seconds: &[i64], now| due(&written, &turned, &writes(seconds), MINUTE, at(now));
-        assert_eq!(look(&[0, 1], 2), Write::Now);
+        let condition_changed = with(50, "10Gi", "", "False");
+        let decision = |seconds: &[i64], now| {
+            due(
+                &written,
+                &condition_changed,
+                &writes(seconds),
+                MINUTE,
+                at(now),
+            )
+        };
+        assert_eq!(decision(&[0, 1], 2), Write::Now);
         assert_eq!(
-            look(&[0, 1, 2], 3),
+            decision(&[0, 1, 2], 3),
             Write::In(SignedDuration::from_secs(27))
         );
-        assert_eq!(look(&[0, 1, 2], 30), Write::Now);
+        assert_eq!(decision(&[0, 1, 2], 30), Write::Now);
         assert_eq!(
-            look(&[0, 1, 2, 30], 30),
+            decision(&[0, 1, 2, 30], 30),
             Write::In(SignedDuration::from_secs(1))
         );
     }

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_breaker_keeps_pods_of_the_same_settings_from_injection() {
+    fn a_pause_applies_only_to_the_same_settings() {
         let (breaker, now) = (Breaker::default(), Instant::now());
         let shut = paused(false);
         let refused = breaker.refuses(&shut, "r", || "h".to_owned(), now);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_of_one_owner_is_for_its_pods_alone() {
+    fn a_pause_of_one_owner_applies_only_to_its_pods() {
         let (breaker, now) = (Breaker::default(), Instant::now());
         let since = "2026-01-01T00:00:00Z";
         let one = pool(
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn one_probe_that_is_injected_passes_a_minute() {
+    fn one_probe_per_minute_is_injected() {
         let (breaker, now) = (Breaker::default(), Instant::now());
         let trial = paused(true);
         for _ in 0..2 {

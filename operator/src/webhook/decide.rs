@@ -1,6 +1,6 @@
 //! Decides about a pod: finds its pool and calls `inject`.
 
-use super::pools::{Asker, Found, Pools};
+use super::pools::{Found, Pools, Requester};
 use super::review::Review;
 use super::router::{Decide, Decision};
 use crate::inject::{Outcome, Reason, Shortfall, inject, is_injected, refuse, requested_pool};
@@ -27,20 +27,21 @@ impl Decide for Decider {
         let Some(name) = requested_pool(&pod).map(str::to_owned) else {
             return Decision::skipped("NoPool");
         };
-        let asker = Asker {
+        let requester = Requester {
             dry_run: review.dry_run,
             injected: is_injected(&pod),
             owner: owner(&pod),
         };
-        let outcome = match self.pools.find(&review.namespace, &name, asker).await {
+        let outcome = match self.pools.find(&review.namespace, &name, requester).await {
             Found::Pool(settings) => guarded(&pod, || inject(&pod, &settings)),
             Found::Refused(reason, message) => refuse(&pod, reason, &message),
             Found::Unread => return Decision::skipped("PoolUnread"),
         };
         // Refused pods, pods that already have a sidecar, and dry runs are not probes.
-        let stored = !review.dry_run && !asker.injected;
+        let stored = !review.dry_run && !requester.injected;
         if stored && matches!(outcome, Outcome::Inject { .. }) {
-            self.pools.injected(&review.namespace, &name, asker.owner);
+            self.pools
+                .injected(&review.namespace, &name, requester.owner);
         }
         decision(outcome)
     }

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_missing_for_a_moment_in_its_namespace() {
+    fn a_missing_name_is_cached_briefly_per_namespace() {
         let (missing, now) = (Missing::default(), Instant::now());
         missing.add("n", "p", now);
         assert!(missing.holds("n", "p", now));
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn names_without_end_take_no_more_room_and_later_ones_are_kept_again() {
+    fn missing_names_use_bounded_memory() {
         let (missing, now) = (Missing::default(), Instant::now());
         for i in 0..2 * NAMES_MAX {
             missing.add("n", &i.to_string(), now);

@@ -36,7 +36,7 @@ const CANARY_MEMORY_BYTES: u64 = 1 << 30;
 
 /// The pod for which a pool is looked up.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Asker<'a> {
+pub struct Requester<'a> {
     /// The request is a dry run: nothing is stored.
     pub dry_run: bool,
     /// The pod has its sidecar from an earlier call. The breaker does not apply again.
@@ -137,9 +137,9 @@ impl Pools {
     }
 
     /// Finds the pool that a pod of this namespace requests.
-    pub async fn find(&self, namespace: &str, name: &str, asker: Asker<'_>) -> Found {
+    pub async fn find(&self, namespace: &str, name: &str, requester: Requester<'_>) -> Found {
         let defaults = &self.defaults;
-        if name == CANARY_POOL && asker.dry_run && namespace == defaults.namespace {
+        if name == CANARY_POOL && requester.dry_run && namespace == defaults.namespace {
             let settings = Settings::new(name, namespace, &defaults.image, CANARY_MEMORY_BYTES);
             return Found::Pool(Box::new(settings));
         }
@@ -149,13 +149,13 @@ impl Pools {
         }
         let key = ObjectRef::new(name).within(namespace);
         if let Some(stored) = self.store.get(&key) {
-            return self.judge(&stored, asker);
+            return self.judge(&stored, requester);
         }
         if self.missing.holds(namespace, name, Instant::now()) {
             return not_found(namespace, name);
         }
         let (result, found) = match timeout(READ_TIME_MAX, self.read(namespace, name)).await {
-            Ok(Ok(Some(stored))) => ("found", self.judge(&stored, asker)),
+            Ok(Ok(Some(stored))) => ("found", self.judge(&stored, requester)),
             Ok(Ok(None)) => {
                 self.missing.add(namespace, name, Instant::now());
                 ("missing", not_found(namespace, name))
@@ -191,7 +191,7 @@ impl Pools {
         api.get_opt(name).await
     }
 
-    fn judge(&self, stored: &Stored, asker: Asker<'_>) -> Found {
+    fn judge(&self, stored: &Stored, requester: Requester<'_>) -> Found {
         let pool = match &stored.0 {
             Ok(pool) => pool,
             Err(e) => {
@@ -199,19 +199,21 @@ impl Pools {
                 return Found::Refused(Reason::PoolNotAccepted, message);
             }
         };
-        if pool.metadata.deletion_timestamp.is_some() && !asker.injected {
+        if pool.metadata.deletion_timestamp.is_some() && !requester.injected {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
             let message = format!("KVCachePool {name} is being deleted");
             return Found::Refused(Reason::PoolNotFound, message);
         }
         match desired::settings(pool, &self.defaults) {
             // An injected pod keeps its sidecar.
-            Ok(settings) if asker.injected => Found::Pool(Box::new(settings)),
+            Ok(settings) if requester.injected => Found::Pool(Box::new(settings)),
             Ok(settings) => {
-                match self
-                    .breaker
-                    .refuses(pool, asker.owner, || settings.hash(), Instant::now())
-                {
+                match self.breaker.refuses(
+                    pool,
+                    requester.owner,
+                    || settings.hash(),
+                    Instant::now(),
+                ) {
                     Some(message) => Found::Refused(Reason::InjectionPaused, message),
                     None => Found::Pool(Box::new(settings)),
                 }

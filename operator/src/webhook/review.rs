@@ -123,7 +123,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn fields_of_a_wrong_type_do_not_keep_a_review_from_its_answer() {
+    fn a_review_with_fields_of_a_wrong_type_is_answered() {
         let body = json!({"request": {"uid": "u", "kind": 5, "operation": [], "dryRun": "yes", "object": "pod"}});
         let review = Review::read(body.to_string().as_bytes()).unwrap();
         assert_eq!(review.uid, "u");
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_uid_is_no_review() {
+    fn a_review_without_a_uid_is_invalid() {
         for body in [
             "",
             "nonsense",
@@ -148,12 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn nesting_without_end_is_an_error_and_no_overflow() {
+    fn deep_nesting_is_an_error_and_no_overflow() {
         assert!(Review::read("[".repeat(1 << 20).as_bytes()).is_err());
     }
 
     #[test]
-    fn an_answer_carries_its_patch_as_base64_and_leaves_an_empty_one_out() {
+    fn a_response_has_a_base64_patch_unless_it_is_empty() {
         let patch: json_patch::Patch =
             serde_json::from_value(json!([{"op": "remove", "path": "/a"}])).unwrap();
         let answer =
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_reading_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn parsing_never_panics(body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _read = Review::read(&body);
         }
     }

@@ -1,4 +1,4 @@
-"""The content of LoRA adapters, looked at before each use."""
+"""Hashes the content of LoRA adapters, and checks their files before each use."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from .weights import local_folder
 logger = logging.getLogger("kvcachepool")
 
 _ADAPTER_RETRY_S = 5.0
-#: Requests wait for a look at an adapter's files for so long; it takes microseconds where they are local.
+#: Requests wait this long for a check of an adapter's files. It takes microseconds on a local file system.
 _LOOK_S = 0.1
 
-#: Names, times, inodes and sizes of an adapter's files: equal = not touched since.
+#: Names, times, inodes and sizes of an adapter's files. They are equal if the files have not changed.
 Stamp = tuple[tuple[str, int, int, int, int], ...]
 
 
 class _Adapter:
-    """What is known of an adapter under one id; guarded by the lock of `AdapterHashes`. All times are monotonic.
+    """State of an adapter under one id, guarded by the lock of `AdapterHashes`. All times are monotonic.
 
-    digest: None while it cannot be cached. asked_s: when a look at the files was asked for that has not ended yet,
-    0 = there is none. confirmed_s: when the last look began that found the files as they were hashed. again_s: without
-    a digest, the files are not looked at before.
+    digest: None while it cannot be cached.
+    asked_s: when the pending check of the files was requested, 0 without one.
+    confirmed_s: start of the last check that found the files as they were hashed.
+    again_s: earliest time of the next check while there is no digest.
     """
 
     __slots__ = ("again_s", "asked_s", "confirmed_s", "digest", "folder", "path", "stamp")
@@ -45,7 +46,7 @@ class _Adapter:
 
 
 class _Background:
-    """One task after the other on a daemon thread: where a file system never answers, vLLM still ends."""
+    """Runs tasks one after another on a daemon thread, so that vLLM can exit even if a file system never answers."""
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -53,13 +54,13 @@ class _Background:
         self._closed = False
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Call under a lock: the first task starts the thread."""
+        """Call under a lock. The first task starts the thread."""
         self._tasks.put(task)
         if self._thread.ident is None:
             self._thread.start()
 
     def close(self) -> None:
-        """No task begins any more."""
+        """Starts no further task."""
         self._closed = True
         self._tasks.put(None)
 
@@ -68,35 +69,35 @@ class _Background:
             try:
                 task()
             except Exception:
-                logger.exception("a bug in the KV cache connector (files of LoRA adapters)")
+                logger.exception("unexpected error while reading files of LoRA adapters")
 
 
 class AdapterHashes:
-    """Content hashes of LoRA adapters; an adapter is uncached until its hash is known for the use that is asked about.
+    """Content hashes of LoRA adapters. An adapter is uncached until its hash is known for the requested use.
 
-    vLLM keeps an adapter's id when it loads other files under it, in place or after it dropped the adapter from memory,
-    and reads the files when it loads the adapter for a use. So a hash is known for a use only once a look at the files
-    that began after that use did has found them as they were hashed: one from before it says nothing, however recent.
-    An adapter whose files change under its id is uncached from then on: nobody knows which of them vLLM has loaded.
+    vLLM keeps an adapter's id when it loads other files under it, in place or after it dropped the adapter from memory.
+    It reads the files when it loads the adapter for a use. So a hash is valid for a use only if a check that started
+    after the use found the files as they were hashed; earlier checks prove nothing. An adapter whose files change under
+    its id stays uncached, because it is unknown which of them vLLM has loaded.
 
-    All file system calls are made by two threads, one that reads whole files and one that only looks whether they
-    changed: a network file system may take its time, or never answer. While it does, no adapter is known.
+    Two threads make all file system calls: one reads whole files, and the other only checks whether they changed. A
+    network file system may be slow or never answer. Adapters are unknown until it does.
     """
 
     def __init__(self, on_known: Callable[[str], None] | None = None) -> None:
-        """`on_known` is called with the path, on a background thread, when a hash is known for uses up to then."""
+        """`on_known` is called with the path, on a background thread, when a hash becomes known for uses up to then."""
         self._lock = threading.Lock()
         self._known: dict[tuple[str, int], _Adapter] = {}
         self._by_stamp: dict[tuple[str, Stamp], bytes] = {}
         self._on_known = on_known
         self._reader = _Background("kvcachepool-lora-read")
-        self._looker = _Background("kvcachepool-lora-look")
+        self._checker = _Background("kvcachepool-lora-check")
 
     def get(self, path: str, load_id: int, since_s: float) -> bytes | None:
-        """32 bytes over all files of the adapter, None while they are not known for this use. Never waits.
+        """SHA-256 over all files of the adapter, or None while it is unknown for this use. Never waits.
 
-        load_id: `lora_int_id`; another one stands for another load, which is looked at anew. since_s: monotonic time
-        at which the use began.
+        load_id: `lora_int_id`; another id means another load, which is checked again.
+        since_s: monotonic time at which the use began.
         """
         with self._lock:
             adapter = self._known.get((path, load_id))
@@ -109,14 +110,14 @@ class AdapterHashes:
                 return None
             adapter.asked_s = now_s
             if adapter.digest is None:
-                self._reader.submit(functools.partial(self._learn, adapter))
+                self._reader.submit(functools.partial(self._hash, adapter))
             else:
-                self._looker.submit(functools.partial(self._confirm, adapter))
+                self._checker.submit(functools.partial(self._confirm, adapter))
         return None
 
     def soon(self, path: str, load_id: int) -> bool:
-        """Whether a hash that `get` does not give yet is worth another question: its files are being looked at, not for
-        long.
+        """Whether a hash that `get` does not return yet may be known soon: its files are being checked, and the check
+        started recently.
         """
         with self._lock:
             adapter = self._known.get((path, load_id))
@@ -124,9 +125,9 @@ class AdapterHashes:
                 return False
             return not adapter.asked_s or time.monotonic() - adapter.asked_s < _LOOK_S
 
-    def _learn(self, adapter: _Adapter) -> None:
+    def _hash(self, adapter: _Adapter) -> None:
         try:
-            found = self._look_at(adapter.path)
+            found = self._check_files(adapter.path)
         except OSError as error:
             logger.warning("LoRA adapter %s cannot be hashed yet: %s", adapter.path, error)
             found = None
@@ -139,9 +140,9 @@ class AdapterHashes:
         if found is not None and self._on_known is not None:
             self._on_known(adapter.path)
 
-    def _look_at(self, path: str) -> tuple[str, Stamp, bytes, float] | None:
-        """(folder, stamp, digest, when the last look began); None where the adapter has no files on this machine (yet:
-        vLLM may be downloading it).
+    def _check_files(self, path: str) -> tuple[str, Stamp, bytes, float] | None:
+        """(folder, stamp, digest, start of the last check), or None if the adapter has no files on this machine. vLLM
+        may still be downloading it.
         """
         folder = local_folder(path, None, None)
         began_s = time.monotonic()
@@ -169,21 +170,21 @@ class AdapterHashes:
             else:
                 adapter.digest, adapter.again_s = None, math.inf
         if not same:
-            logger.warning("files of LoRA adapter %s changed under its id: it stays uncached", adapter.path)
+            logger.warning("LoRA adapter %s is not cached any more: its files changed under the same id", adapter.path)
         elif self._on_known is not None:
             self._on_known(adapter.path)
 
     def close(self) -> None:
-        """Ends the background threads, without waiting for them."""
+        """Stops the background threads without waiting for them."""
         self._reader.close()
-        self._looker.close()
+        self._checker.close()
 
 
 def stamp_of(folder: str) -> Stamp:
-    """The stamp of a folder's files; empty where it is gone.
+    """The stamp of a folder's files; empty if it does not exist.
 
-    Each file is opened: that asks the server of a network file system, which a stat alone does not while the client
-    still trusts attributes from before (nfs(5), close-to-open).
+    Each file is opened, which makes the client of a network file system revalidate its attributes. A stat alone does
+    not (nfs(5), close-to-open).
     """
     found = []
     try:
@@ -199,7 +200,7 @@ def stamp_of(folder: str) -> Stamp:
 
 
 def _content(folder: str, names: list[str]) -> bytes:
-    """32 bytes over names and whole contents."""
+    """SHA-256 over names and contents."""
     whole = hashlib.blake2b(digest_size=32)
     for name in names:
         one = hashlib.blake2b(digest_size=32)

@@ -1,12 +1,11 @@
-"""One role's session with the sidecar: socket, reader thread, background reconnect, numbered HELLOs.
+"""One role's session with the sidecar: socket, reader thread, reconnection in the background, numbered HELLOs.
 
-No call of this file blocks the caller but `go_off`. Sends are non-blocking; a frame that does not fit into the socket
-closes the connection, and the next HELLO reconciles. Callbacks run on the reader thread, never with a lock of this
-file held.
+Only `go_off` blocks its caller. Sends do not block: a frame that does not fit into the socket closes the connection,
+and the next HELLO reconciles both sides. Callbacks run on the reader thread and never hold a lock of this file.
 
-The owner of a `Client` keeps one lock of its own and calls `send`/`ask` while holding it, together with the change of
-its state that the frame tells about; `held` and `behind_hello` take the same lock. Then nothing is lost between a
-HELLO's list and what is sent behind it: a `send` that answered False is kept by the owner and sent in `behind_hello`.
+The owner of a `Client` has a lock of its own. It calls `send` and `ask` while holding it, together with the change of
+its state that the frame describes; `held` and `behind_hello` take the same lock. So nothing is lost between a HELLO's
+list and the frames behind it: if `send` returns False, the owner keeps the message and sends it in `behind_hello`.
 """
 
 from __future__ import annotations
@@ -42,13 +41,15 @@ _M = TypeVar("_M", bound=Message)
 
 
 class Reply(NamedTuple):
-    """An answer to `ask`. `error` is set where the sidecar refused; `partial`: more answers with this tag follow."""
+    """A response to `ask`. `error` is set if the sidecar refused the request. `partial`: more responses with this tag
+    follow.
+    """
 
     tag: int
     partial: bool
     error: ErrorBody | None
     body: bytes
-    #: Descriptors that came along; those that the callback does not take out are closed behind it.
+    #: Descriptors of the frame. Those that the callback does not take are closed after it.
     fds: list[int]
 
     def read(self, kind: type[_M]) -> _M:
@@ -57,32 +58,36 @@ class Reply(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a HELLO lists: a worker's granted slots (packed references), a scheduler's request ids."""
+    """The list in a HELLO: a worker's granted slots (packed references), or a scheduler's request ids."""
 
     grants: bytes = b""
     requests: tuple[str, ...] = ()
 
 
 class Hooks(Protocol):
-    """What the owner of a `Client` answers; all on the reader thread (`before_unmap`, `on_off`: on any thread)."""
+    """Callbacks of a `Client`'s owner. They run on the reader thread, except for `before_unmap` and `on_off`, which may
+    run on any thread.
+    """
 
     def held(self, region: int | None) -> Held:
-        """The list for the HELLO that is sent next, which names this region as mapped; made under the owner's lock."""
+        """Returns the list for the next HELLO, which names this region as mapped. Called under the owner's lock."""
 
     def behind_hello(self) -> None:
-        """HELLO is on its way and `send`/`ask` work again: send what ended after the list was made, and what waits."""
+        """HELLO was sent, and `send` and `ask` work again. Sends what ended after the list was made, and what is
+        pending.
+        """
 
     def on_hello(self, reply: HelloReply) -> None:
-        """HELLO was answered with memory `sent`, `held` or `none`; REGISTER goes here."""
+        """HELLO was answered with memory `sent`, `held` or `none`. REGISTER is sent here."""
 
     def on_lost(self) -> None:
-        """The connection broke: no answer to an earlier `ask` will come any more."""
+        """The connection was lost. No response to an earlier `ask` will arrive."""
 
     def before_unmap(self) -> None:
-        """End all copies and drop all views of the arena; return when none is touched any more."""
+        """Ends all copies and drops all views of the arena. Returns when none is in use."""
 
     def on_off(self, reason: str) -> None:
-        """This client has gone off for good, by this name."""
+        """This client has turned off permanently, for this reason."""
 
 
 _tags = itertools.count(1)
@@ -91,13 +96,13 @@ _tags = itertools.count(1)
 class Client:
     """A session of one role (`scheduler` or `worker`) of this process.
 
-    Attributes that may be read from any thread:
-    role, instance: as given.
-    connected: HELLO was answered on the connection that is open now.
-    connection: counts connections; an answer to an earlier one never comes.
-    settings: from the last HELLO's answer, defaults before it.
-    hello: the last answer to HELLO, or None.
-    refusal: why the sidecar refused the last HELLO (an error's name), or "".
+    Attributes that any thread may read:
+    role, instance: the arguments.
+    connected: HELLO was answered on the current connection.
+    connection: number of the connection; responses to an earlier one never arrive.
+    settings: from the last HELLO response, defaults before it.
+    hello: the last HELLO response, or None.
+    refusal: name of the error with which the sidecar refused the last HELLO, or "".
     """
 
     def __init__(
@@ -110,7 +115,7 @@ class Client:
         hooks: Hooks,
         wants_memory: bool | None = None,
     ) -> None:
-        """Nothing happens before `start`. `wants_memory` defaults to: workers do."""
+        """Nothing happens before `start`. By default, only workers have `wants_memory`."""
         self.role = role
         self.wants_memory = role == "worker" if wants_memory is None else wants_memory
         self.settings = Settings()
@@ -144,24 +149,26 @@ class Client:
         self._thread.start()
 
     def send(self, op: Op, body: Message) -> bool:
-        """Sends a one-way frame. False: there is no connection with a HELLO on its way, or the frame did not fit."""
+        """Sends a one-way frame. Returns False if no HELLO was sent on a connection, or if the frame did not fit."""
         return self._transmit(op, encode(body), None) is not None
 
     def ask(self, op: Op, body: Message, on_reply: Callable[[Reply], None]) -> int | None:
-        """Sends a frame whose answers go to `on_reply`, on the reader thread. Returns its tag, None as `send`'s False.
+        """Sends a request whose responses go to `on_reply`, on the reader thread. Returns its tag, or None if it was
+        not sent.
 
-        The answer may arrive before this returns. After `on_lost` no answer comes.
+        A response may arrive before this returns. After `on_lost` no response arrives.
         """
         return self._transmit(op, encode(body), on_reply)
 
     def drop(self, tag: int) -> None:
-        """Answers with this tag are dropped from now on."""
+        """Ignores responses with this tag from now on."""
         with self._lock:
             self._asks.pop(tag, None)
 
     def go_off(self, reason: str) -> None:
-        """Ends for good: closes the connection, ends copies, unmaps, closes the memfds, unlocks the byte (where no
-        other part of the process needs them). Blocks until copies have ended."""
+        """Turns off permanently: closes the connection, ends copies, unmaps, closes the memfds, and unlocks the byte
+        unless another part of the process needs them. Blocks until copies have ended.
+        """
         if self._stop.is_set():
             return
         self._stop.set()
@@ -181,7 +188,7 @@ class Client:
     # -- sending
 
     def _transmit(self, op: Op, body: bytes, on_reply: Callable[[Reply], None] | None) -> int | None:
-        # A forked child may have inherited the lock in the hands of a thread that it lacks.
+        # A forked child may have inherited the lock from a thread that does not exist in it.
         if os.getpid() != self._pid:
             return None
         with self._lock:
@@ -196,7 +203,7 @@ class Client:
             return None
 
     def _write(self, op: Op, tag: int, body: bytes) -> bool:
-        """Writes one frame without blocking; what does not fit breaks the connection. The lock is held."""
+        """Writes one frame without blocking. Breaks the connection if the frame does not fit. The lock is held."""
         sock = self._sock
         if sock is None:
             return False
@@ -233,7 +240,7 @@ class Client:
                 logger.debug("connection to the sidecar ended: %s", error)
                 greeted = self.connected
             except Exception:
-                logger.exception("connection to the sidecar ended by a bug in the connector")
+                logger.exception("unexpected error on the connection to the sidecar")
             finally:
                 self._close()
             if self._stop.is_set():
@@ -249,7 +256,7 @@ class Client:
             self.connected = False
             self._asks.clear()
             if self._sock is not None:
-                # A forked child may hold the socket open: only a shutdown ends the connection then.
+                # A forked child may hold the socket open, so that only a shutdown ends the connection.
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
                 self._sock.close()
@@ -258,7 +265,7 @@ class Client:
             self._hooks.on_lost()
 
     def _session(self) -> bool:
-        """One connection from connect to its end. Returns whether a HELLO was answered well."""
+        """Runs one connection. Returns whether a HELLO was accepted."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -274,16 +281,16 @@ class Client:
             self.connection += 1
         frames = wire.Frames(sock)
         try:
-            return self._converse(frames)
+            return self._serve(frames)
         finally:
             frames.close()
 
-    def _converse(self, frames: wire.Frames) -> bool:
+    def _serve(self, frames: wire.Frames) -> bool:
         again_at: float | None = time.monotonic()
         greeted = False
         while not self._stop.is_set():
             if again_at is not None and time.monotonic() >= again_at:
-                again_at, ok = self._greet(frames)
+                again_at, ok = self._exchange_hello(frames)
                 greeted = greeted or ok
                 if again_at is None and not ok:
                     return greeted
@@ -306,24 +313,24 @@ class Client:
             try:
                 on_reply(Reply(header.tag, partial, error, body, fds))
             except Exception:
-                logger.exception("an answer of the sidecar could not be processed")
+                logger.exception("a response of the sidecar could not be processed")
         finally:
             wire.close_all(fds)
 
     # -- HELLO
 
-    def _greet(self, frames: wire.Frames) -> tuple[float | None, bool]:
-        """Says HELLO and processes the answer. Returns when to say it again (None: not), and whether it was answered
-        well.
+    def _exchange_hello(self, frames: wire.Frames) -> tuple[float | None, bool]:
+        """Sends HELLO and processes the response. Returns the time of the next HELLO (None: no retry), and whether it
+        was accepted.
         """
         while not self._shared.greeting.acquire(timeout=0.1):
             if self._stop.is_set():
                 return None, False
         try:
-            reply = self._say_hello(frames)
+            reply = self._send_hello(frames)
             if reply is None:
                 return None, False
-            again = self._take_memory(*reply)
+            again = self._apply_memory(*reply)
         finally:
             self._shared.greeting.release()
         if again is not None:
@@ -339,7 +346,7 @@ class Client:
             return time.monotonic() + max(hello.retry_ms, 10) / 1000, True
         return None, True
 
-    def _say_hello(self, frames: wire.Frames) -> tuple[HelloReply, list[int]] | None:
+    def _send_hello(self, frames: wire.Frames) -> tuple[HelloReply, list[int]] | None:
         names, fds, region = self._shared.hello_fds()
         held = self._hooks.held(region)
         body = encode(
@@ -400,22 +407,24 @@ class Client:
                 logger.warning("the sidecar refused this process: %s: %s", error.code, error.message)
             self.refusal = error.code
 
-    def _take_memory(self, hello: HelloReply, fds: list[int]) -> float | None:
-        """Does what the answer says about memory. Returns when to say HELLO again, None where this one stands."""
+    def _apply_memory(self, hello: HelloReply, fds: list[int]) -> float | None:
+        """Applies the response's memory instructions. Returns the time of the next HELLO, or None if this one is
+        complete.
+        """
         named = dict(zip(hello.fds, fds, strict=False))
         rest = fds[len(hello.fds) :]
         try:
             if hello.memory == "lock_first":
                 if hello.lock is None or "lock" not in named:
-                    raise SharedMemoryError("the sidecar asked for a lock and sent none")
+                    raise SharedMemoryError("HELLO response without the descriptor of the lock file")
                 return self._take_lock(named.pop("lock"), hello.lock)
             if hello.memory == "unmap":
-                logger.warning("the sidecar cannot use the memory of its predecessor (%s): unmapping", hello.reason)
+                logger.warning("the sidecar cannot adopt the arena (%s); unmapping it", hello.reason)
                 self._shared.unmap(self)
                 return time.monotonic() + hello.retry_ms / 1000
             if hello.memory == "sent":
                 if hello.region is None or "arena" not in named or "table" not in named:
-                    raise SharedMemoryError("the sidecar promised memory and sent none")
+                    raise SharedMemoryError("HELLO response without the descriptors of arena and slot table")
                 self._shared.adopt(
                     hello.region, named.pop("arena"), named.pop("table"), hello.arena_bytes, hello.table_bytes
                 )
@@ -424,11 +433,11 @@ class Client:
             wire.close_all([*named.values(), *rest])
 
     def _take_lock(self, fd: int, number: int) -> float | None:
-        """Locks the byte. Returns when to say HELLO again: at once, or never where this file cannot be locked."""
+        """Locks the byte. Returns the time of the next HELLO: now, or never if the file cannot be locked."""
         try:
             self._shared.take_lock(fd, number)
         except OSError as error:
-            # The descriptor stays open, so there must not be many.
+            # The descriptor stays open, so the number of attempts is limited.
             self._lock_failures += 1
             logger.warning("byte %d of the lock file cannot be locked: %s", number, error)
             if self._lock_failures >= _MAX_LOCK_FAILURES:
@@ -437,10 +446,10 @@ class Client:
         return time.monotonic()
 
 
-def say_off(
+def report_off(
     socket_path: str, reason: str, engine_version: str, instance: str = "", for_s: float = 60.0
 ) -> threading.Thread:
-    """Tells the sidecar that the cache is off in this vLLM, by this name. Retried in the background for `for_s`
+    """Reports to the sidecar that the cache is off in this vLLM, with the reason. Retries in the background for `for_s`
     seconds.
     """
 

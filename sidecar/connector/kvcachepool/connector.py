@@ -1,7 +1,6 @@
-"""The class that vLLM loads. It only dispatches to its two sides, and catches whatever they raise: vLLM must not
-notice.
+"""The class that vLLM loads. It dispatches to its two sides and catches their exceptions, so that vLLM is not affected.
 
-Hooks are those of vLLM 0.30 to 0.33; what a version does not call is not missed.
+The hooks are those of vLLM 0.30 to 0.33. A hook that a version does not call is not needed there.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 import vllm
 
-from .client import say_off
+from .client import report_off
 from .internals import changed_internals
 from .jobs import Ended, EndedLoad, StepMetadata, WorkerReport
 from .layout import Unserved
@@ -48,15 +47,15 @@ logger = logging.getLogger("kvcachepool")
 
 _T = TypeVar("_T")
 _QUIET_S = 60.0
-#: Hooks that may fail before the cache goes off for the life of the process.
+#: Number of hooks that may fail before the cache is turned off for the life of the process.
 MOST_BUGS = 3
 
 
 class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
-    """vLLM's KV connector to the sidecar of this pod. Off, by name, where this vLLM cannot be served."""
+    """vLLM's KV connector to this pod's sidecar. It is off, with a named reason, in a vLLM that it cannot serve."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        """Never raises but for what vLLM's base class does."""
+        """Raises only what vLLM's base class raises."""
         super().__init__(vllm_config, role, kv_cache_config)
         self.off_reason = ""
         self._scheduler: Scheduler | None = None
@@ -84,16 +83,16 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _off(self, reason: str, message: str) -> None:
         self._scheduler = self._worker = None
-        self._say_off(reason, message)
+        self._report_off(reason, message)
 
-    def _say_off(self, reason: str, message: str) -> None:
+    def _report_off(self, reason: str, message: str) -> None:
         self.off_reason = reason
         logger.warning("the KV cache pool is off in this vLLM: %s: %s", reason, message)
         config = self._vllm_config.kv_transfer_config
-        say_off(socket_path(), reason, str(vllm.__version__), str(getattr(config, "engine_id", "") or ""))
+        report_off(socket_path(), reason, str(vllm.__version__), str(getattr(config, "engine_id", "") or ""))
 
     def _guarded(self, hook: Callable[..., _T], default: _T, *arguments: Any) -> _T:
-        """Calls one of our sides; what it raises is logged once a minute and counted: vLLM gets `default`."""
+        """Calls a side. An exception is counted and logged at most once a minute, and vLLM gets `default`."""
         try:
             return hook(*arguments)
         except Exception:
@@ -101,7 +100,9 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             return default
 
     def _delivered(self, hook: Callable[..., None], *arguments: Any) -> None:
-        """As `_guarded`, for what vLLM says only once: a hook that fails is called again after its side recovered."""
+        """Like `_guarded`, for calls that vLLM makes only once: a failed hook is called again after the side has
+        recovered.
+        """
         try:
             hook(*arguments)
         except Exception:
@@ -109,24 +110,24 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(hook, None, *arguments)
 
     def _failed(self, name: str) -> None:
-        """A hook of our sides raised: they recover, and go off for good where it happens again and again."""
+        """A hook raised: both sides recover. After repeated failures they turn off permanently."""
         now = time.monotonic()
         if now - self._failures.get(name, -_QUIET_S) >= _QUIET_S:
             self._failures[name] = now
-            logger.exception("a bug in the KV cache connector (%s); vLLM goes on without it", name)
+            logger.exception("unexpected error in the KV cache connector (%s); vLLM continues without it", name)
         self.bugs += 1
         try:
             if self._scheduler is not None:
                 self._scheduler.session.counters.event(f"bug/{name}")
                 self._scheduler.session.recover()
         except Exception:
-            logger.exception("the KV cache connector could not recover from a bug")
+            logger.exception("the KV cache connector could not recover from an error")
         if self.bugs == MOST_BUGS:
             self._turn_off(f"ConnectorBug/{name}")
 
     def _turn_off(self, reason: str) -> None:
-        """The cache is off from here on. What was promised to vLLM, or is held of it, is brought to its end."""
-        self._say_off(reason, "see the log of vLLM")
+        """Turns the cache off. Loads that were promised to vLLM are reported, and blocks that are held are released."""
+        self._report_off(reason, "see the log of vLLM")
         try:
             if self._scheduler is not None:
                 self._scheduler.session.turn_off(reason)
@@ -137,7 +138,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A cache: a dropped store is a future miss, not an error."""
+        """Not required, because a dropped store is a future miss and not an error."""
         return False
 
     # -- scheduler side
@@ -153,12 +154,12 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(self._scheduler.arrive, None, request)
 
     def adapter_loaded(self, lora_request: Any) -> None:
-        """The plugin's word that vLLM is about to load an adapter."""
+        """Called by the plugin when vLLM is about to load an adapter."""
         if self._scheduler is not None:
             self._guarded(self._scheduler.session.adapter_loaded, None, lora_request)
 
     def weights_changed(self, what: str) -> None:
-        """The engine's weights may be others from here on; `what` names the call that says so."""
+        """The engine's weights may have changed; `what` names the call."""
         if self._scheduler is not None:
             self._guarded(self._scheduler.session.weights_changed, None, what)
 
@@ -167,7 +168,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(self._scheduler.on_new_request, None, request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """(tokens to be loaded or None = ask again, loaded asynchronously)."""
+        """(tokens to load or None = ask again, whether they are loaded asynchronously)."""
         scheduler = self._scheduler
         if scheduler is None:
             return 0, False
@@ -178,7 +179,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             return 0, False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """Blocks were allocated: the load is planned. A promise that cannot be kept becomes a load that fails."""
+        """Plans the load after vLLM has allocated blocks. A load that cannot be planned is reported as failed."""
         scheduler = self._scheduler
         if scheduler is None:
             return
@@ -187,16 +188,16 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         except Exception:
             self._failed("allocated")
             if num_external_tokens > 0:
-                self._guarded(scheduler.doom, None, request.request_id)
+                self._guarded(scheduler.fail_load, None, request.request_id)
 
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[Any, int]:
-        """The promised tokens by where they come from."""
+        """The promised tokens by their source."""
         if self._scheduler is None or num_external_tokens <= 0:
             return {}
         return self._guarded(self._scheduler.sources, {}, request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """The jobs of a step; those that are due go out also where the rest of it fails."""
+        """The jobs of a step. Due jobs are sent even if the rest fails."""
         metadata = StepMetadata(idle=scheduler_output.total_num_scheduled_tokens == 0)
         if self._scheduler is not None:
             self._guarded(self._scheduler.step, None, scheduler_output)
@@ -208,7 +209,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._delivered(self._scheduler.output, connector_output)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks are never kept for a request: those of stores are held by reference count."""
+        """Never delays the release of blocks: stores hold theirs by reference count."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
@@ -221,11 +222,11 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         if self._scheduler is None:
             return False
-        # Where that fails, the next step asks again; a bug that stays must not keep an idle engine awake.
+        # After an error the next step asks again. A persistent bug must not keep an idle engine running.
         return self._guarded(self._scheduler.is_busy, self.bugs < MOST_BUGS)
 
     def reset_cache(self) -> bool | None:
-        """Nothing that was cached before is used any more. Always succeeds."""
+        """Ignores everything that was cached before. Always succeeds."""
         if self._scheduler is not None:
             self._guarded(self._scheduler.session.reset, None)
         return True
@@ -237,10 +238,10 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return self._guarded(self._scheduler.events, nothing)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Numbers for vLLM's log; none beside other connectors.
+        """Counters for vLLM's log; none in a MultiConnector.
 
-        A MultiConnector raises in vLLM's front process for stats of a connector that vLLM does not register itself,
-        or that has no Prometheus metrics in vLLM.
+        A MultiConnector raises in vLLM's front process for stats of a connector that vLLM does not register itself, or
+        that has no Prometheus metrics in vLLM.
         """
         if self._scheduler is None or is_composed(self._vllm_config.kv_transfer_config):
             return None
@@ -254,29 +255,31 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """On GPUs block-major: a block of all layers is one piece. vLLM drops a wish that its backends cannot meet."""
+        """Block-major on GPUs, where a block of all layers is one piece. vLLM ignores a layout that its backends do not
+        support.
+        """
         try:
             return layout_wish(vllm_config)
         except Exception:
-            logger.exception("no wish for a KV cache layout")
+            logger.exception("the KV cache layout could not be chosen; vLLM uses its default")
             return None
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._worker is not None:
             self._guarded(self._worker.register_kv_caches, None, kv_caches)
 
-    def kv_cache_leaves(self) -> None:
-        """The memory of the KV cache is about to be given back: no copy may touch it from here on."""
+    def kv_cache_released(self) -> None:
+        """The memory of the KV cache is about to be released. No copy may access it from now on."""
         if self._worker is not None:
-            self._guarded(self._worker.kv_cache_leaves, None)
+            self._guarded(self._worker.kv_cache_released, None)
 
-    def kv_cache_is_back(self) -> None:
+    def kv_cache_restored(self) -> None:
         """The KV cache has memory again, at the same addresses and with other content."""
         if self._worker is not None:
-            self._guarded(self._worker.kv_cache_is_back, None)
+            self._guarded(self._worker.kv_cache_restored, None)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Before a step: jobs that need not be done any more."""
+        """Called before a step, with the jobs to cancel."""
         if self._worker is not None and isinstance(kv_connector_metadata, StepMetadata):
             self._guarded(self._worker.handle_preemptions, None, kv_connector_metadata)
 
@@ -295,21 +298,21 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(worker.wait_for_save, None)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Loads have begun already, when their metadata came."""
+        """Does nothing: loads started when their metadata arrived."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """No load of ours is synchronous."""
+        """Does nothing: all loads are asynchronous."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Blocks are stored whole, after the forward."""
+        """Does nothing: whole blocks are stored after the forward pass."""
 
     def wait_for_save(self) -> None:
-        """The forward was submitted: stores follow behind it."""
+        """The forward pass was submitted. Stores are queued behind it."""
         if self._worker is not None:
             self._guarded(self._worker.wait_for_save, None)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Loads that ended on this rank, each once."""
+        """Loads that ended on this rank, each reported once."""
         ended = self._ended_loads()
         return KVConnectorTransferResults(
             finished_recving={one.request_id for one in ended},
@@ -317,9 +320,8 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """For wrappers that ask for completions only: `get_block_ids_with_load_errors` then names the blocks of loads
-        that failed. A failed load whose blocks are not known is not reported: its request waits, it is not served
-        garbage.
+        """For wrappers that only ask for completions. `get_block_ids_with_load_errors` then names the blocks of failed
+        loads. A failed load with unknown blocks is not reported: its request waits instead of using invalid KV.
         """
         finished = set()
         for request_id, failed in self._ended_loads():
@@ -327,11 +329,13 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
                 finished.add(request_id)
                 self._load_errors |= failed or set()
             else:
-                logger.error("the load of request %s failed, and nobody asks which loads failed", request_id)
+                logger.error(
+                    "the load of request %s failed, and the wrapping connector does not handle failed loads", request_id
+                )
         return None, finished or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks of failed loads, where only completions were asked for; else `get_transfer_results` has named the
+        """Blocks of failed loads, if only completions were requested. Otherwise `get_transfer_results` has named the
         requests.
         """
         errors, self._load_errors = self._load_errors, set()
@@ -342,7 +346,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._guarded(self._worker.take_ended_loads, None, self._idle, ended)
         elif isinstance(self._connector_metadata, StepMetadata):
-            # A rank without a worker side performs nothing: what it was told to load has failed.
+            # A rank without a worker side cannot copy, so its loads have failed.
             loads = [job for job in self._connector_metadata.jobs if job.kind == "load"]
             ended += [EndedLoad(job.request_id, job.block_ids()) for job in loads]
         return ended

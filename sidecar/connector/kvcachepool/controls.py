@@ -1,4 +1,4 @@
-"""What one request may ask of the cache, and in whose name: `kv_transfer_params` and the namespace."""
+"""The controls of one request (`kv_transfer_params`), and its namespace."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Controls:
-    """Per-request wishes. Token counts are None where there is no cap.
+    """Per-request options. Token counts are None without a limit.
 
-    ignored: names of parameters that had a wrong type.
+    ignored: names of parameters with a wrong type.
     """
 
     store: bool = True
@@ -34,7 +34,7 @@ NO_CONTROLS = Controls()
 
 
 def parse_controls(params: Any) -> Controls:
-    """Reads `kv_transfer_params`. Never raises: what has a wrong type is named in `ignored` and not used."""
+    """Parses `kv_transfer_params`. Never raises: values of a wrong type are named in `ignored` and not used."""
     if not params:
         return NO_CONTROLS
     if not isinstance(params, dict):
@@ -78,20 +78,21 @@ _PARAMETERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 class Uncacheable(Exception):
-    """This request neither loads nor stores; the message is the name of the reason."""
+    """The request neither loads nor stores. The message is the name of the reason."""
 
 
 def namespace(request: Request, controls: Controls, epoch: str, lora_digest: Callable[[Any], bytes]) -> bytes:
-    """Namespace id of a request: empty for the default one, else SHA-256 of what keeps it apart.
+    """Namespace of a request: empty for the default one, otherwise the SHA-256 of what separates it.
 
-    Its last bit says whether an epoch is in it: then no other process can name it, and shared tiers get nothing of it.
+    The last bit is set if an epoch is part of it. No other process can name such a namespace, so it is not stored in
+    shared tiers.
 
     Args:
-        epoch: what `reset_cache` drew last, empty before.
-        lora_digest: content hash of an adapter's files; raises `Uncacheable`.
+        epoch: the epoch that `reset_cache` drew last, empty before.
+        lora_digest: returns the content hash of an adapter's files, or raises `Uncacheable`.
 
     Raises:
-        Uncacheable: the adapter's content is not known, or it is not proven that items are named by their content.
+        Uncacheable: the adapter's content is unknown, or it is not proven that items are named by their content.
     """
     tags = controls.tags or None
     lora = getattr(request, "lora_request", None)

@@ -1,4 +1,4 @@
-"""Copies between KV blocks and the arena, by the kind of device that the blocks are on."""
+"""Copies between KV blocks and the arena, by the kind of device that holds the blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .shared import Mapping
 
 
 class Copier(Protocol):
-    """Moves blocks of one kind of device; see `copy_cpu.CpuCopier`, `copy_cuda.CudaCopier`."""
+    """Copies blocks of one kind of device; see `copy_cpu.CpuCopier`, `copy_cuda.CudaCopier`."""
 
     def begin_thread(self) -> None: ...
     def attach(self, mapping: Mapping) -> None: ...
@@ -24,13 +24,13 @@ class Copier(Protocol):
 
 
 def copier_of(layout: Layout, count: Callable[[str], None]) -> Copier:
-    """The one for a layout's blocks; `count` counts a named event. Raises `Unserved`."""
+    """The copier for a layout's blocks. `count` counts a named event. Raises `Unserved`."""
     if layout.device == "cpu":
         from .copy_cpu import CpuCopier
 
         return CpuCopier(layout)
     if layout.device == "cuda" and torch.version.hip is not None:
-        raise Unserved("DeviceUnsupported/rocm", "torch calls this device `cuda`, but no CUDA driver serves it")
+        raise Unserved("DeviceUnsupported/rocm", "torch calls this device `cuda`, but it has no CUDA driver")
     if layout.device == "cuda":
         from .copy_cuda import CudaCopier
 

@@ -1,8 +1,8 @@
-"""Copies between KV blocks in host memory and the arena: one call without the GIL per job and strip.
+"""Copies between KV blocks in host memory and the arena, with one call without the GIL per job and strip.
 
-TorchScript runs the whole loop in C++ after giving up the GIL once. Python beside it (vLLM's engine loop) makes every
-call that takes the GIL back wait up to 5 ms, so what counts is the number of calls per job; one `Tensor.copy_` moves
-a block's rows of many layers. Pieces stay below ATen's grain of 32768 elements: no OpenMP team is woken beside the
+TorchScript runs the whole loop in C++ and releases the GIL once. If vLLM's engine loop runs Python at the same time,
+each call that takes the GIL back waits up to 5 ms, so the number of calls per job matters. One `Tensor.copy_` copies a
+block's rows of many layers. Pieces stay below ATen's grain of 32768 elements, so that no OpenMP team starts beside the
 model's own.
 """
 
@@ -63,7 +63,9 @@ class _Window(NamedTuple):
 
 
 def _without_gil(loop: Callable[..., None]) -> Callable[..., None]:
-    """The loop as TorchScript; where a later torch has none, as it is: correct, and slower beside busy Python."""
+    """The loop as TorchScript. If a later torch has none, plain Python: correct, but slower beside busy Python
+    threads.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -74,7 +76,7 @@ def _without_gil(loop: Callable[..., None]) -> Callable[..., None]:
 
 
 class CpuCopier:
-    """Moves blocks of one rank's KV cache. All methods but `attach` and `detach` run on the copy thread."""
+    """Copies blocks of one rank's KV cache. All methods except `attach` and `detach` run on the copy thread."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -83,7 +85,7 @@ class CpuCopier:
         self._store = _without_gil(_store)
 
     def begin_thread(self) -> None:
-        """Frees the copy thread from the OpenMP pinning that it inherits; makes TorchScript's slow first calls now."""
+        """Frees the copy thread from the OpenMP pinning that it inherits, and warms up TorchScript."""
         with torch.inference_mode():
             for _ in range(3):
                 for run in (self._load, self._store):
@@ -92,12 +94,12 @@ class CpuCopier:
         try:
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
         except OSError:
-            # A cpuset may forbid it; the copies then share the model's cores.
+            # A cpuset may forbid it. The copies then share the model's cores.
             return
 
     @torch.inference_mode()
     def attach(self, mapping: Mapping) -> None:
-        """Makes the views of the arena that `copy` uses."""
+        """Creates the views of the arena that `copy` uses."""
         arena = torch.frombuffer(mapping.arena_buffer(), dtype=torch.uint8)
         arena = arena[: arena.numel() - arena.numel() % ROW_BYTES]
         self._windows = [
@@ -127,7 +129,7 @@ class CpuCopier:
         self._windows = []
 
     def copy(self, kind: str, pieces: Sequence[Piece], event: object) -> None:
-        """Moves all pieces; returns when the bytes are there. Block ids and offsets were checked by the caller."""
+        """Copies all pieces and returns when the bytes have arrived. The caller has checked block ids and offsets."""
         run = self._load if kind == "load" else self._store
         for piece in pieces:
             for window in self._windows[piece.group]:
@@ -135,8 +137,8 @@ class CpuCopier:
                 run(window.kv, window.arena, list(piece.blocks), offsets, _GRAIN_ELEMENTS)
 
     def record(self) -> object:
-        """Marks a point of the model's work that later copies wait for; host memory needs none."""
+        """Returns an event that later copies wait for. Host memory needs none."""
         return None
 
     def synchronize(self) -> None:
-        """Waits for all copies begun; host copies have ended when `copy` returns."""
+        """Waits for all copies. Host copies have ended when `copy` returns."""

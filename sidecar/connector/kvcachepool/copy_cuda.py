@@ -1,11 +1,11 @@
-"""Copies between KV blocks in device memory and the arena: one `cuMemcpyBatchAsync` per job, on a stream of our own.
+"""Copies between KV blocks in device memory and the arena: one `cuMemcpyBatchAsync` per job, on a separate stream.
 
-The arena is page-locked segment by segment: only segments that this rank's jobs touched, one at a time with pauses,
-never before the first job ended (a large pin stalls CUDA calls of the whole node). The sidecar keeps slots of other
-ranks out of these segments as far as it has room. Until its segment is locked, a job goes through a small pinned ring
-of two halves: the device copies one while this thread copies the other. All that other threads than vLLM's call is
-called beside captures of its CUDA graphs.
-The pure part (`Batch`) is tested without a device, what is called and how over a made-up driver.
+The arena is page-locked segment by segment: only segments that this rank's jobs have used, one at a time with pauses,
+and never before the first job has ended, because a large page lock stalls CUDA calls of the whole node. The sidecar
+keeps slots of other ranks out of these segments while there is room. Until a segment is locked, its jobs use a small
+pinned ring of two halves: the device copies one while this thread copies the other. Threads other than vLLM's make all
+their calls in a mode that does not disturb captures of CUDA graphs. `Batch` is pure and tested without a device; calls
+of the driver are tested with a fake driver.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OUT_OF_MEMORY = 2
 
 
 class Batch(NamedTuple):
-    """Runs to copy: device address, offset in the arena, bytes; `uint64` arrays of one length."""
+    """Runs to copy: device address, offset in the arena, bytes. `uint64` arrays of one length."""
 
     device: npt.NDArray[np.uint64]
     arena: npt.NDArray[np.uint64]
@@ -63,13 +63,13 @@ class Batch(NamedTuple):
 
     @staticmethod
     def of_job(layout: Layout, bases: Sequence[int], pieces: Sequence[Piece]) -> Batch:
-        """All runs of a job, whatever KV groups they are of; in the pieces' order."""
+        """All runs of a job over all KV groups, in the order of the pieces."""
         batches = [Batch.of(layout.groups[piece.group], bases, piece.blocks, piece.offsets) for piece in pieces]
         columns = zip(*batches, strict=True)
         return Batch(*(np.concatenate(column) for column in columns)) if batches else _batch([])
 
     def coalesced(self) -> Batch:
-        """Neighbours on both sides become one run: fewer descriptors, longer transfers."""
+        """Joins runs that are adjacent on both sides into one."""
         if len(self.sizes) < 2:
             return self
         ends_device = self.device[:-1] + self.sizes[:-1]
@@ -79,8 +79,8 @@ class Batch(NamedTuple):
         return Batch(self.device[at], self.arena[at], np.add.reduceat(self.sizes, at))
 
     def cut(self, segment: int) -> Batch:
-        """The same bytes in runs of which none goes over a multiple of `segment` in the arena: a driver copies neither
-        to nor from host memory that was page-locked by parts.
+        """The same bytes in runs that do not cross multiples of `segment` in the arena. The driver cannot copy to or
+        from host memory that spans several page locks.
         """
         unit = np.uint64(segment)
         first = self.arena // unit
@@ -95,7 +95,7 @@ class Batch(NamedTuple):
         return Batch(self.device[run] + (starts - self.arena[run]), starts, ends - starts)
 
     def within(self, keep: npt.NDArray[np.bool_]) -> Batch:
-        """The runs that `keep` marks."""
+        """The runs that `keep` selects."""
         return Batch(self.device[keep], self.arena[keep], self.sizes[keep])
 
     def slices(self, most: int) -> Iterator[Batch]:
@@ -121,7 +121,7 @@ def _batch(runs: list[tuple[int, int, int]]) -> Batch:
 
 
 def packed_offsets(sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Offsets of runs laid one behind another."""
+    """Offsets of runs that are laid out one after another."""
     return np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.uint64)
 
 
@@ -144,7 +144,7 @@ Submit = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[n
 
 
 def _driver_submit() -> Submit | None:
-    """`cuMemcpyBatchAsync` of the driver, None where it has none (before CUDA 12.8)."""
+    """The driver's `cuMemcpyBatchAsync`, or None before CUDA 12.8."""
     try:
         driver = cuda_driver.library()
         entry = ctypes.c_void_p()
@@ -176,7 +176,7 @@ def _driver_submit() -> Submit | None:
         )
         if code != 0:
             runs = len(sizes)
-            # A failure of no run in particular has a number behind all of them.
+            # A failure that belongs to no run has an index behind all of them.
             where = f" at run {failed.value} of {runs}" if failed.value < runs else f", {runs} runs"
             raise RuntimeError(f"cuMemcpyBatchAsync failed with {code}{where}")
 
@@ -184,7 +184,7 @@ def _driver_submit() -> Submit | None:
 
 
 def _vllm_submit() -> Submit | None:
-    """vLLM's own batched copy, None where there is none."""
+    """vLLM's own batched copy, or None."""
     try:
         from vllm import _custom_ops as ops
 
@@ -206,20 +206,20 @@ def _vllm_submit() -> Submit | None:
 
 
 def batch_submit() -> tuple[Submit, str]:
-    """The best way here to submit many copies at once, and why it is not the driver's own, by name; "" = it is. Raises
-    `Unserved` where there is neither.
+    """The best available function to submit many copies at once, and the reason if it is not the driver's own, else "".
+    Raises `Unserved` if there is none.
     """
     if (best := _driver_submit()) is not None:
         return best, ""
     if (other := _vllm_submit()) is None:
-        raise Unserved("DriverTooOld", "the driver is older than CUDA 12.8, and no function of vLLM copies instead")
-    said = "the driver is older than CUDA 12.8, vLLM's function copies instead of one call a job"
-    logger.warning("DriverTooOld: %s", said)
+        raise Unserved("DriverTooOld", "the driver is older than CUDA 12.8, and vLLM has no batched copy")
+    message = "the driver is older than CUDA 12.8, so vLLM's own batched copy is used"
+    logger.warning("DriverTooOld: %s", message)
     return other, "DriverTooOld"
 
 
 class CudaCopier:
-    """Moves blocks of one rank's KV cache. `attach`, `detach` and `record` run on other threads than the copies."""
+    """Copies blocks of one rank's KV cache. `attach`, `detach` and `record` run on other threads than the copies."""
 
     def __init__(self, layout: Layout, count: Callable[[str], None]) -> None:
         """`count` counts a named event, on any thread. Raises `Unserved` and `RuntimeError`."""
@@ -233,7 +233,7 @@ class CudaCopier:
             count(f"copiesWithoutBatchCall/{without}")
         self._ring: _Ring | None = None
         self._mapping: Mapping | None = None
-        self._pins: _Pins | None = None
+        self._locks: _PageLocks | None = None
 
     @beside_captures()
     def begin_thread(self) -> None:
@@ -241,44 +241,44 @@ class CudaCopier:
         make_current(self._device)
 
     def attach(self, mapping: Mapping) -> None:
-        """Begins to use this arena; nothing is page-locked yet."""
-        self._pins = _Pins(mapping, self._device, self._count)
+        """Starts to use this arena. Nothing is page-locked yet."""
+        self._locks = _PageLocks(mapping, self._device, self._count)
         self._mapping = mapping
 
     def detach(self) -> None:
-        """Releases page locks; called after the last copy."""
-        if self._pins is not None:
-            self._pins.close()
-        self._pins = None
+        """Releases page locks. Called after the last copy."""
+        if self._locks is not None:
+            self._locks.close()
+        self._locks = None
         self._mapping = None
 
     def record(self) -> torch.cuda.Event:
-        """A point of the model's work on the current stream that a copy waits for."""
+        """Records a point of the model's work on the current stream, which a copy waits for."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     @beside_captures()
     def copy(self, kind: str, pieces: Sequence[Piece], event: Any) -> None:
-        """Moves all pieces behind `event`; returns when the bytes are there."""
-        pins, mapping = self._pins, self._mapping
-        if pins is None or mapping is None:
+        """Copies all pieces after `event`. Returns when the bytes have arrived."""
+        locks, mapping = self._locks, self._mapping
+        if locks is None or mapping is None:
             raise RuntimeError("no arena is mapped")
         with torch.cuda.stream(self._stream):
             try:
                 if event is not None:
                     self._stream.wait_event(event)
                 batch = Batch.of_job(self._layout, self._bases, pieces).cut(mapping.segment_bytes)
-                locked = pins.locked(batch)
+                locked = locks.locked(batch)
                 self._direct(kind, batch.within(locked), mapping)
                 self._through_ring(kind, batch.within(~locked), mapping)
             except BaseException:
-                # What was submitted before has ended, too, when the caller goes on; the ring is free then.
+                # Submitted copies have ended when the caller continues, even after an error, so the ring is free.
                 with contextlib.suppress(RuntimeError):
                     self._stream.synchronize()
                 raise
             self._stream.synchronize()
-        pins.want(pieces)
+        locks.request(pieces)
 
     @beside_captures()
     def synchronize(self) -> None:
@@ -297,19 +297,19 @@ class CudaCopier:
             self._submit(host, device, sizes, False, self._stream.cuda_stream)
 
     def _through_ring(self, kind: str, batch: Batch, mapping: Mapping) -> None:
-        """Bounces through pinned memory; the arena's side of it is a memcpy on this thread."""
+        """Copies through pinned memory. This thread copies between ring and arena."""
         if not len(batch.sizes):
             return
         if self._ring is None:
             self._ring = _Ring()
-        #: Of a store: what a half of the ring holds for the arena when its event has come.
+        #: For a store: the arena's part of each half of the ring, valid when its event has completed.
         held: collections.deque[tuple[torch.cuda.Event, Batch]] = collections.deque()
         parts = batch.slices(_RING_HALF_BYTES)
         for part, (start, event) in zip(parts, itertools.cycle(self._ring.halves), strict=False):
             packed = packed_offsets(part.sizes) + np.uint64(start)
             host = part.arena + np.uint64(mapping.arena_address)
             if kind == "load":
-                # The device has read what the half held before.
+                # The device has read the earlier content of this half.
                 event.synchronize()
                 _memmove(packed, host, part.sizes)
                 self._run(kind, part.device, packed, part.sizes)
@@ -325,17 +325,17 @@ class CudaCopier:
 
 
 class _Ring:
-    """Pinned memory in two halves, and for each an event behind the device's last copy to or from it."""
+    """Pinned memory in two halves, each with an event behind the device's last copy to or from it."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(2 * _RING_HALF_BYTES, dtype=torch.uint8, pin_memory=True)
         starts = (self._memory.data_ptr(), self._memory.data_ptr() + _RING_HALF_BYTES)
-        # An event that was never recorded has come.
+        # An event that was never recorded counts as completed.
         self.halves = [(start, torch.cuda.Event(blocking=True)) for start in starts]
 
 
 def _emptied(event: torch.cuda.Event, runs: Batch) -> None:
-    """Brings what the device has copied to the ring (`device`) to the arena."""
+    """Copies what the device has written to the ring (`device`) into the arena."""
     event.synchronize()
     _memmove(runs.arena, runs.device, runs.sizes)
 
@@ -346,8 +346,8 @@ def _memmove(to: npt.NDArray[np.uint64], source: npt.NDArray[np.uint64], sizes: 
         ctypes.memmove(target, origin, size)
 
 
-class _Pins:
-    """Page locks of one mapping, by segment; taken on a thread of their own."""
+class _PageLocks:
+    """Page locks of one mapping, by segment. A separate thread takes them."""
 
     def __init__(self, mapping: Mapping, device: torch.device, count: Callable[[str], None]) -> None:
         self._mapping = mapping
@@ -363,11 +363,11 @@ class _Pins:
         self._thread.start()
 
     def locked(self, batch: Batch) -> npt.NDArray[np.bool_]:
-        """Which runs lie in page-locked segments; none goes over two."""
+        """Which runs are in page-locked segments. No run crosses a segment."""
         return np.asarray(self._done[batch.arena // np.uint64(self._segment)])
 
-    def want(self, pieces: Sequence[Piece]) -> None:
-        """Asks for the segments of a job that has ended."""
+    def request(self, pieces: Sequence[Piece]) -> None:
+        """Requests page locks for the segments of a job that has ended."""
         touched = {offset // self._segment for piece in pieces for offset in piece.offsets}
         with self._wake:
             self._wanted += [s for s in sorted(touched) if not self._done[s] and s not in self._wanted]
@@ -375,7 +375,7 @@ class _Pins:
 
     @beside_captures()
     def close(self) -> None:
-        """Ends the thread and releases all locks."""
+        """Stops the thread and releases all locks."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -385,7 +385,7 @@ class _Pins:
         if not segments:
             return
         try:
-            # Any thread may be the one that closes them; on a thread without a device the first one would be meant.
+            # Any thread may close them. On a thread without a current device, the call would use the first device.
             make_current(self._device)
         except RuntimeError as error:
             logger.warning("%d page locks of the arena were not released: %s", len(segments), error)
@@ -394,8 +394,8 @@ class _Pins:
         starts = (self._mapping.arena_address + segment * self._segment for segment in segments)
         refused = [code for code in (int(runtime.cudaHostUnregister(start)) for start in starts) if code]
         if refused:
-            said = (len(refused), len(segments), refused[0])
-            logger.warning("%d of %d page locks of the arena were not released: %d", *said)
+            counts = (len(refused), len(segments), refused[0])
+            logger.warning("%d of %d page locks of the arena were not released: %d", *counts)
 
     @beside_captures()
     def _work(self) -> None:
@@ -428,7 +428,7 @@ class _Pins:
         self._done[segment] = True
 
     def _give_up(self, reason: str, why: str) -> None:
-        """Locks nothing more: what was refused once would be again, and each try holds up the node."""
-        logger.warning("no more of the arena is page-locked, copies go through the ring: %s: %s", reason, why)
+        """Stops locking. A refused lock would be refused again, and each attempt stalls the node."""
+        logger.warning("page-locking of the arena stopped, copies use the pinned ring: %s: %s", reason, why)
         self._failed = True
         self._count(f"copiesWithoutPageLocks/{reason}")

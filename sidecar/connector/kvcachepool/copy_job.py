@@ -1,4 +1,4 @@
-"""The copy of one job: the checks before and after it, by which no byte reaches, or leaves, a slot of another chunk."""
+"""Copies one job, with the checks before and after that keep bytes of one chunk out of the slot of another."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from .shared import Mapping, fence, shared
 def copy_job(
     job: Job, plan: Plan | None, event: object, mapping: Mapping | None, copier: Copier, window: WindowCopier | None
 ) -> str:
-    """Moves the job's bytes, by the window where there is one, and behind `event`, a point of the model's work.
+    """Copies the job's bytes after `event`, a point of the model's work. Uses the window if there is one.
 
-    Returns "" where all of them arrived, else the name of the event to count: then nothing of it moves any more.
+    Returns "" if all bytes arrived. Otherwise returns the name of the event to count, and no copy of the job is in
+    flight.
     """
     if plan is None or mapping is None or mapping.region != job.region:
         return f"{job.kind}Failed/region"

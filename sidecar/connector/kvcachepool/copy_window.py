@@ -1,8 +1,9 @@
-"""Copies by a window: this worker between KV blocks and the stages of a window, the sidecar between window and arena.
+"""Copies through a window: this worker copies between KV blocks and the window's stages, and the sidecar between window
+and arena.
 
-A stage is handed over and comes back by the flag page; a byte on the bell, a socket that both sides hold, says when to
-look. The bell's end is the end of the window, also where the sidecar was killed. Nothing here waits longer than
-`_PATIENCE_S` for a stage.
+The flag page hands stages over in both directions. A byte on the bell, a socket pair, wakes the other side. The end of
+the bell is the end of the window, even if the sidecar was killed. No call waits for a stage longer than
+`_STAGE_TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from .messages import WindowReply
 from .pieces import Piece, Plan
 from .shared import ROW_BYTES, Refs, SharedMemoryError, StillMappedError, map_shared, unmap
 
-#: A stage that the sidecar has for so long is lost, and the window with it; and so is one of a job that waited longer
-#: than this and for its bytes at a speed that any machine has.
-_PATIENCE_S = 5.0
+#: A stage that the sidecar holds for this long is lost, and so is the window. The same applies to a job that waits
+#: longer than this plus the time that its bytes take on a slow machine.
+_STAGE_TIMEOUT_S = 5.0
 _LEAST_BYTES_PER_S = 250e6
 
 
-#: On the bell: look at the page; and the last byte that is sent: the window's memory is mapped here no more.
+#: Bytes on the bell: check the page; and the last byte, sent when this side has unmapped the window's memory.
 _RING, _UNMAPPED = b"\x01", b"\x02"
 
 
 class WindowLostError(Exception):
-    """The sidecar gave a stage not back: what it copies for it may still go on. The window is not used any more."""
+    """The sidecar did not return a stage, and may still copy for it. The window is no longer used."""
 
 
 class Memory(Protocol):
-    """A window's memory, mapped, and copies between it and KV blocks on the same device."""
+    """A window's mapped memory, and copies between it and KV blocks on the same device."""
 
-    #: Where it is, for people.
+    #: Location of the memory, for logs.
     where: str
-    #: Why kernels that would move small pieces do not, by name; "" = they do, or there are no small pieces.
+    #: Why kernels do not copy small pieces, by name. "" if they do, or if there are no small pieces.
     no_kernels: str
 
     def read(self, nbytes: int) -> bytes: ...
@@ -59,13 +60,13 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """A window in host memory: the copies of an engine on CPUs, with the window in the arena's place."""
+    """A window in host memory, for engines on CPUs. It replaces the arena in `CpuCopier`."""
 
     where = "host memory"
     no_kernels = ""
 
     def __init__(self, layout: Layout, fd: int, nbytes: int) -> None:
-        """Maps it; the descriptor stays the caller's. Raises `SharedMemoryError`."""
+        """Maps the memory. The caller keeps the descriptor. Raises `SharedMemoryError`."""
         if os.fstat(fd).st_size < nbytes:
             raise SharedMemoryError("the window is shorter than its stages")
         self._bytes = nbytes
@@ -83,11 +84,11 @@ class HostMemory:
         ctypes.memmove(self._address, content, len(content))
 
     def begin_thread(self) -> None:
-        """Makes the copy's slow first calls."""
+        """Warms up the copy."""
         self._copier.begin_thread()
 
     def copy(self, kind: str, pieces: Sequence[Piece], event: Any) -> None:
-        """Moves pieces, whose offsets are in the window; returns when the bytes are there."""
+        """Copies pieces with offsets in the window. Returns when the bytes have arrived."""
         self._copier.copy(kind, pieces, event)
 
     def close(self) -> bool:
@@ -99,8 +100,8 @@ class HostMemory:
 
 
 class Staged(NamedTuple):
-    """What goes through a stage at once: runs as rows (slot, generation, offset in the slot, bytes), and the pieces of
-    these bytes with offsets in the stage.
+    """One stage of a job: runs as rows (slot, generation, offset in the slot, bytes), and the pieces of these bytes
+    with offsets in the stage.
     """
 
     runs: npt.NDArray[np.uint32]
@@ -108,7 +109,7 @@ class Staged(NamedTuple):
 
 
 def stage(pieces: Sequence[Piece], refs: Refs, block_bytes: Sequence[int], stage_bytes: int) -> list[Staged]:
-    """Cuts a job into stages. `block_bytes`: by group; none is larger than a stage."""
+    """Cuts a job into stages. `block_bytes`: by group; no block is larger than a stage."""
     starts = refs.slots.astype(np.int64) * ROW_BYTES
     order = np.argsort(starts)
     out: list[Staged] = []
@@ -145,12 +146,14 @@ def _placed(pieces: Sequence[Piece], base: int) -> list[Piece]:
 
 
 class WindowCopier:
-    """One window. Made on the client's reader thread, used by the copy thread, closed when no copy uses it any more."""
+    """One window. Created on the client's reader thread, used by the copy thread, closed when no copy uses it any
+    more.
+    """
 
     def __init__(self, layout: Layout, reply: WindowReply, fds: list[int], boot: int) -> None:
-        """Maps what came with the answer of the sidecar's boot with this token, and puts the complement of the pattern
-        in its place. Takes the descriptors. Raises `SharedMemoryError`, also where the pattern is not there: each side
-        must see what the other writes.
+        """Maps the descriptors of the response from the sidecar's boot with this token, and replaces the test pattern
+        by its complement. Takes the descriptors. Raises `SharedMemoryError`, including when the pattern is missing:
+        each side must see what the other writes.
         """
         named = dict(zip(reply.fds, fds, strict=False))
         self._bell = socket.socket(fileno=named.pop("bell")) if "bell" in named else None
@@ -158,10 +161,10 @@ class WindowCopier:
         self._mapped = False
         try:
             if self._bell is None or "page" not in named:
-                raise SharedMemoryError("a window came without page or bell")
-            self._closing.callback(self._hang_up)
+                raise SharedMemoryError("WINDOW response without the descriptors of page and bell")
+            self._closing.callback(self._close_bell)
             if reply.stages * reply.stage_bytes > reply.bytes:
-                raise SharedMemoryError("the stages of a window are longer than the window")
+                raise SharedMemoryError("the stages exceed the window")
             self._block_bytes = [group.block_bytes for group in layout.groups]
             self._stage_bytes = reply.stage_bytes
             if max(self._block_bytes) > self._stage_bytes:
@@ -176,7 +179,7 @@ class WindowCopier:
             self._page = FlagPage(named["page"], reply.stages, reply.stage_bytes)
             self._closing.callback(self._page.close)
             if self.memory.read(PATTERN_BYTES) != reply.pattern:
-                raise SharedMemoryError("what the sidecar wrote into the window is not seen here")
+                raise SharedMemoryError("the test pattern of the sidecar is not in the mapped window")
             self.memory.write(bytes(255 - byte for byte in reply.pattern))
         except BaseException:
             self._closing.close()
@@ -186,43 +189,43 @@ class WindowCopier:
                 os.close(fd)
         self.boot = boot
         self._stages = reply.stages
-        #: Stages that the sidecar has.
+        #: Stages that the sidecar holds.
         self._out: set[int] = set()
         self._prepared = False
-        #: How long the job that is being copied may still wait for the sidecar.
-        self._patience_s = 0.0
+        #: Remaining time that the current job may wait for the sidecar.
+        self._timeout_s = 0.0
 
     def copy(self, kind: str, plan: Plan, event: Any) -> str:
-        """Moves all pieces of a plan behind `event`. Returns "" when the bytes are there, or why the sidecar refused a
-        stage; nothing of the job moves any more then. Raises `WindowLostError`.
+        """Copies all pieces of a plan after `event`. Returns "" when the bytes have arrived, or why the sidecar refused
+        a stage; then no copy of the job is in flight. Raises `WindowLostError`.
         """
         if not self._prepared:
             self.memory.begin_thread()
             self._prepared = True
         parts = stage(plan.pieces, plan.refs, self._block_bytes, self._stage_bytes)
         nbytes = sum(int(part.runs[:, 3].sum()) for part in parts)
-        self._patience_s = _PATIENCE_S + nbytes / _LEAST_BYTES_PER_S
+        self._timeout_s = _STAGE_TIMEOUT_S + nbytes / _LEAST_BYTES_PER_S
         try:
             return self._load(parts, event) if kind == "load" else self._store(parts, event)
         except WindowLostError:
             raise
         except Exception as error:
             if self._out:
-                # What the sidecar still has must not be used again.
-                raise WindowLostError(f"a copy failed while the sidecar had stages: {error}") from error
+                # Stages that the sidecar still holds must not be used again.
+                raise WindowLostError(f"a copy failed while the sidecar held stages: {error}") from error
             raise
 
     def close(self) -> None:
-        """Hangs up and unmaps: the sidecar ends what it copies and frees the window."""
+        """Closes the bell and unmaps. The sidecar ends its copies and frees the window."""
         self._closing.close()
 
     def _unmap(self) -> None:
         self._mapped = not self.memory.close()
 
-    def _hang_up(self) -> None:
-        """Tells the sidecar whether it may free the memory: some must not be freed while it is mapped here."""
+    def _close_bell(self) -> None:
+        """Tells the sidecar whether it may free the memory. Some memory must not be freed while it is mapped here."""
         assert self._bell is not None
-        # A forked child may hold the socket open: only a shutdown ends it then.
+        # A forked child may hold the socket open, so that only a shutdown ends it.
         with contextlib.suppress(OSError):
             if not self._mapped:
                 self._bell.send(_UNMAPPED, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -235,16 +238,16 @@ class WindowCopier:
         filled: deque[int] = deque()
         for number, part in enumerate(parts):
             if len(filled) == self._stages:
-                reason = reason or self._back(filled.popleft())
+                reason = reason or self._wait_returned(filled.popleft())
             if reason:
                 break
             at = number % self._stages
             self.memory.copy("store", _placed(part.pieces, at * self._stage_bytes), event)
             self._hand_over(at, State.FILLED, part)
             filled.append(at)
-        # All come back, also behind a refusal: then nothing of this job is copied any more.
+        # Wait for all stages even after a refusal, so that no copy of this job is in flight.
         for at in filled:
-            back = self._back(at)
+            back = self._wait_returned(at)
             reason = reason or back
         return reason
 
@@ -259,14 +262,14 @@ class WindowCopier:
             at = number % self._stages
             self._hand_over(at, State.WANTED, part)
             wanted.append((at, part))
-        # All come back, also behind a refusal, which no later stage makes good.
+        # Wait for all stages even after a refusal, which no later stage can undo.
         for at, part in wanted:
-            back = self._back(at) if reason else self._scatter(at, part, event)
+            back = self._wait_returned(at) if reason else self._scatter(at, part, event)
             reason = reason or back
         return reason
 
     def _scatter(self, at: int, part: Staged, event: Any) -> str:
-        reason = self._back(at)
+        reason = self._wait_returned(at)
         if not reason:
             self.memory.copy("load", _placed(part.pieces, at * self._stage_bytes), event)
         return reason
@@ -275,30 +278,30 @@ class WindowCopier:
         self._out.add(at)
         self._page.hand_over(at, state, part.runs)
         assert self._bell is not None
-        # One that is full is heard all the same; one that nobody holds is seen while waiting.
+        # If the bell is full, its peer is woken anyway. If the peer is gone, the wait below detects it.
         with contextlib.suppress(OSError):
             self._bell.send(_RING, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
-    def _back(self, at: int) -> str:
-        """Waits until a stage is back. Returns why it was refused, or ""."""
+    def _wait_returned(self, at: int) -> str:
+        """Waits until a stage is returned. Returns why it was refused, or ""."""
         assert self._bell is not None
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         began = time.monotonic()
-        deadline = began + min(_PATIENCE_S, self._patience_s)
+        deadline = began + min(_STAGE_TIMEOUT_S, self._timeout_s)
         over = False
         while True:
             try:
                 word = self._page.back(at)
             except ValueError as error:
-                raise WindowLostError(f"the flag page is torn: {error}") from None
+                raise WindowLostError(f"invalid word in the flag page: {error}") from None
             if word is not None:
                 self._out.discard(at)
-                self._patience_s -= time.monotonic() - began
+                self._timeout_s -= time.monotonic() - began
                 return "" if word.state == State.MOVED else word.reason
             left = deadline - time.monotonic()
             if over or left <= 0:
-                raise WindowLostError("the sidecar hung up" if over else "no answer in time")
+                raise WindowLostError("the sidecar closed the bell" if over else "no response in time")
             if poll.poll(left * 1000):
                 try:
                     over = not self._bell.recv(64, socket.MSG_DONTWAIT)
@@ -315,4 +318,4 @@ def _memory(layout: Layout, reply: WindowReply, fd: int | None) -> Memory:
         from .cuda_window import CudaMemory
 
         return CudaMemory(layout, reply, fd)
-    raise SharedMemoryError(f"a window of kind {reply.kind} is of no use to KV blocks on {layout.device}")
+    raise SharedMemoryError(f"KV blocks on {layout.device} cannot use a window of kind {reply.kind}")

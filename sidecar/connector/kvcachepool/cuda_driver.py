@@ -1,4 +1,4 @@
-"""The CUDA driver for the connector's own threads, which call it while vLLM captures CUDA graphs on another one."""
+"""The CUDA driver for the connector's own threads, which call it while vLLM captures CUDA graphs on another thread."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _NON_BLOCKING = 1
 
 
 def library() -> ctypes.CDLL:
-    """The driver's library. Raises `OSError` where there is none."""
+    """The driver's library. Raises `OSError` if there is none."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 @contextlib.contextmanager
 def beside_captures() -> Iterator[None]:
-    """Calls within neither fail for a capture of another thread nor end it. Also a decorator. Raises `RuntimeError`.
+    """Calls inside neither fail because of another thread's capture nor end it. Also a decorator. Raises
+    `RuntimeError`.
 
-    Torch captures in the global mode: then allocations, page locks, synchronous copies and questions to events are
-    refused on every thread that has not said that it means no capture, and the capture is lost. The mode is the
-    thread's own and is given back, whoever's thread it is.
+    Torch captures in the global mode. Allocations, page locks, synchronous copies and event queries are then refused on
+    all threads in that mode, and end the capture. This sets the thread's own mode and restores it afterwards.
     """
     driver = library()
     mode = ctypes.c_int(_RELAXED)
@@ -45,10 +45,10 @@ def device_number(device: torch.device) -> int:
 
 @beside_captures()
 def make_current(device: torch.device) -> None:
-    """Makes a device, on which this process has memory, and its context current on this thread. Raises `RuntimeError`.
+    """Makes the context of a device on which this process has memory current on this thread. Raises `RuntimeError`.
 
-    Older torch makes no context current when it is told the device that it takes for the thread's own anyway, as the
-    first one is: what asks the driver itself would be refused.
+    Older torch does not make a context current if the device is already the thread's default, which the first device
+    is. Direct calls of the driver would then fail.
     """
     torch.cuda.set_device(device)
     driver = library()
@@ -59,7 +59,7 @@ def make_current(device: torch.device) -> None:
         code = code or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
         if code == 0:
             code = driver.cuCtxSetCurrent(context)
-            # It stays: who allocated the memory holds it.
+            # The context stays alive, because the owner of the memory retains it.
             driver.cuDevicePrimaryCtxRelease_v2(handle)
     if code != 0:
         raise RuntimeError(f"no context: the driver failed with {code}")
@@ -67,10 +67,10 @@ def make_current(device: torch.device) -> None:
 
 @beside_captures()
 def own_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream of lowest priority on this device that nobody else has, until `destroy`. Raises `RuntimeError`.
+    """A stream of lowest priority on this device that no other code uses, until `destroy`. Raises `RuntimeError`.
 
-    Torch hands out the same 32 streams of a priority in turn, and its lowest priority is that of everybody: one of
-    them may be the stream on which vLLM captures a graph, and what was asked of it would become part of the graph.
+    Torch hands out the same 32 streams per priority in turn, and its lowest priority is the default. vLLM may capture a
+    graph on one of them, and work on that stream would become part of the graph.
     """
     driver = library()
     least, greatest, made = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_void_p(0)
@@ -84,5 +84,5 @@ def own_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def destroy(stream: torch.cuda.Stream) -> None:
-    """Ends a stream of `own_stream`; what was asked of it is still done. Its device's context is current."""
+    """Destroys a stream of `own_stream`; its pending work still completes. The context of its device is current."""
     library().cuStreamDestroy_v2(ctypes.c_void_p(stream.cuda_stream))

@@ -1,8 +1,8 @@
-"""A window in device memory, imported from the sidecar by the driver's C interface.
+"""A window in device memory, imported from the sidecar through the driver's C interface.
 
-Copies to and from KV blocks stay on the device, by kernels where blocks lie in small pieces and the driver takes them,
-else by copy engines. All calls are made beside captures of vLLM's CUDA graphs, and none on the default stream, whose
-work a capture may be made to wait for. Never run on a GPU yet: its tests run it over a made-up driver.
+Copies to and from KV blocks stay on the device. Kernels copy small pieces if the driver accepts them, and copy engines
+copy the rest. All calls use the mode that does not disturb captures of CUDA graphs, and none use the default stream,
+because a capture may have to wait for it. Not run on a GPU yet: tests use a fake driver.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class CudaMemory:
 
     @beside_captures()
     def __init__(self, layout: Layout, reply: WindowReply, fd: int | None) -> None:
-        """Imports it; the descriptor stays the caller's. Raises `SharedMemoryError`, `RuntimeError`, and, where it was
-        imported and could not be given back, `StillMappedError`.
+        """Imports the memory. The caller keeps the descriptor. Raises `SharedMemoryError`, `RuntimeError`, and
+        `StillMappedError` if the memory was imported and could not be unmapped.
         """
         self._layout = layout
         self._device = layout.storages[0].device
@@ -73,7 +73,7 @@ class CudaMemory:
             if self._by_handle:
                 self._open(reply.handle)
             elif fd is None:
-                raise SharedMemoryError("a window came without its descriptor")
+                raise SharedMemoryError("WINDOW response without the descriptor of the memory")
             else:
                 self._map(fd)
             self._check_device()
@@ -98,14 +98,14 @@ class CudaMemory:
         self._call("cuMemSetAccess", self._address, size, ctypes.byref(access), ctypes.c_size_t(1))
 
     def _check_device(self) -> None:
-        """Memory of another device can be mapped, too: all bytes would go from one to the other, right and slowly."""
-        lies, own = ctypes.c_int(-1), cuda_driver.device_number(self._device)
-        self._call("cuPointerGetAttribute", ctypes.byref(lies), _ORDINAL, self._address)
-        if lies.value != own:
-            raise SharedMemoryError(f"the window is memory of device {lies.value}, the KV blocks are on device {own}")
+        """Memory of another device could be mapped too, but all copies would cross devices, slowly."""
+        ordinal, own = ctypes.c_int(-1), cuda_driver.device_number(self._device)
+        self._call("cuPointerGetAttribute", ctypes.byref(ordinal), _ORDINAL, self._address)
+        if ordinal.value != own:
+            raise SharedMemoryError(f"the window is on device {ordinal.value}, the KV blocks are on device {own}")
 
     def _load_kernels(self) -> None:
-        """A window works without them, whatever the reason."""
+        """A window works without kernels, so no failure here is an error."""
         address, stream = self._address.value, self._stream.cuda_stream
         try:
             if groups := small_groups(self._layout, self._bases):
@@ -117,7 +117,7 @@ class CudaMemory:
 
     def _do_without(self, error: NoKernelsError) -> None:
         self.no_kernels = error.reason
-        logger.warning("no kernels for small pieces of KV blocks, copy engines move them: %s", error)
+        logger.warning("kernels cannot be used, copy engines copy small pieces of KV blocks: %s", error)
 
     def _call(self, name: str, *arguments: Any) -> None:
         try:
@@ -153,7 +153,7 @@ class CudaMemory:
 
     @beside_captures()
     def copy(self, kind: str, pieces: Sequence[Piece], event: Any) -> None:
-        """Moves pieces, whose offsets are in the window, behind `event`; returns when the bytes are there."""
+        """Copies pieces with offsets in the window, after `event`. Returns when the bytes have arrived."""
         with torch.cuda.stream(self._stream):
             try:
                 small = self._placed(pieces)
@@ -166,13 +166,13 @@ class CudaMemory:
                     to, source = (batch.device, window) if kind == "load" else (window, batch.device)
                     self._submit(to, source, batch.sizes, False, self._stream.cuda_stream)
             finally:
-                # Also what was submitted before an error has ended when the caller goes on.
+                # Submitted copies have ended when the caller continues, even after an error.
                 self._stream.synchronize()
         if moved and self._kernels is not None and self._kernels.refused(self._stream.cuda_stream):
-            raise RuntimeError("kernels were given blocks that the KV cache has not")
+            raise RuntimeError("kernels got block ids that are not in the KV cache")
 
     def _placed(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Those that kernels shall move, of which they know the blocks now."""
+        """The pieces for the kernels, which have their block ids now."""
         if self._kernels is None:
             return []
         small = [piece for piece in pieces if self._kernels.takes(piece)]
@@ -185,7 +185,7 @@ class CudaMemory:
         return small
 
     def _launched(self, kind: str, pieces: Sequence[Piece]) -> set[int]:
-        """Has kernels move them. Returns the groups that they move."""
+        """Launches the kernels. Returns the groups that they copy."""
         if self._kernels is None:
             return set()
         try:
@@ -196,8 +196,8 @@ class CudaMemory:
         return {piece.group for piece in pieces}
 
     def _lose_kernels(self, error: NoKernelsError) -> None:
-        """Copies do without them from now on, also of what was just launched."""
-        # What was launched reads their tables.
+        """Stops using kernels, including for the copies that were just launched."""
+        # Launched kernels may still read their tables.
         self._stream.synchronize()
         self._give_kernels_back()
         self._do_without(error)
@@ -209,11 +209,13 @@ class CudaMemory:
 
     @beside_captures()
     def close(self) -> bool:
-        """Unmaps it. False: the driver refused, and keeps it mapped, or the device's context is lost."""
+        """Unmaps the memory. Returns False if the driver refused and keeps it mapped, or if the device's context is
+        lost.
+        """
         if self._closed:
             return True
         try:
-            # Any thread may be the one that closes it.
+            # Any thread may close it.
             self.begin_thread()
         except RuntimeError:
             return False

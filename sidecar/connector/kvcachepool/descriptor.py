@@ -1,4 +1,4 @@
-"""The model descriptor: everything that decides KV values, picked from vLLM's config by the identity table."""
+"""The model descriptor: everything that decides KV values, selected from vLLM's config by the identity table."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import identity, weights
-from .preflight import tell_connector
+from .preflight import pass_facts
 from .weights import Digests
 
 logger = logging.getLogger("kvcachepool")
 
-#: Keys of a Hugging Face config that say where it came from.
+#: Keys of a Hugging Face config that record where it was loaded from.
 _VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
 #: Keys of a Hugging Face config that name other repositories, whose weights are loaded too.
 _OTHER_REPOSITORIES = ("text_model_id", "audio_model_id")
-#: Why weights are not shared until their hash is known.
+#: Reason for not sharing weights until their hash is known.
 HASHING = "WeightsHashing"
 _SERVICE = re.compile(r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)\Z")
 
 
 class OpaqueError(Exception):
-    """A value whose content cannot be written down; the message is the name of its type."""
+    """A value cannot be serialized. The message is the name of its type."""
 
 
 class Described(NamedTuple):
-    """A descriptor. pending: the hash of weights is not known yet; `unshared` says so until it is."""
+    """A descriptor. pending: the hash of the weights is unknown, and `unshared` applies until it is known."""
 
     parts: dict[str, Any]
     pending: bool
 
 
 def plain(value: Any, volatile: frozenset[str] = frozenset()) -> Any:
-    """A JSON-shaped copy that is equal in all processes exactly where the value is.
+    """A JSON-like copy that is equal in all processes if and only if the value is.
 
     Raises:
-        OpaqueError: the content of a value cannot be told.
+        OpaqueError: the value cannot be serialized.
     """
     if isinstance(value, enum.Enum):
         return value.name
@@ -61,7 +61,7 @@ def plain(value: Any, volatile: frozenset[str] = frozenset()) -> Any:
         return sorted((plain(v, volatile) for v in value), key=str)
     if isinstance(value, pathlib.PurePath):
         return str(value)
-    # Before dataclasses: a Hugging Face config is one, and holds more than its class declares.
+    # Before dataclasses, because a Hugging Face config is one and holds more than its class declares.
     if callable(getattr(value, "to_dict", None)) and not isinstance(value, type):
         return plain(value.to_dict(), volatile)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -75,7 +75,7 @@ def plain(value: Any, volatile: frozenset[str] = frozenset()) -> Any:
 
 
 class _Describer:
-    """One pass over a VllmConfig."""
+    """One traversal of a VllmConfig."""
 
     def __init__(self, vllm_config: Any, instance: str, digests: Digests) -> None:
         self._config = vllm_config
@@ -84,11 +84,11 @@ class _Describer:
         self._start = _extra_config(vllm_config).get(weights.START)
         self.pending = False
         self._weights_found: list[dict[str, str]] = []
-        #: Names for which this domain is the instance's own; the first is shown.
+        #: Reasons why this domain is process-local. The first one is shown.
         self.reasons: list[str] = []
 
     def _own(self, reason: str) -> None:
-        """This domain is the instance's own, for this reason."""
+        """Makes this domain process-local, for this reason."""
         self.reasons.append(reason)
 
     def unshared(self, reason: str) -> dict[str, str]:
@@ -105,7 +105,7 @@ class _Describer:
         if parts["model"] and parts["model"].get("multimodal_config") is not None:
             parts["libraries"] = _processor_versions()
         if self.pending:
-            # Which of several models is hashed first differs from rank to rank.
+            # Ranks may hash several models in different orders.
             for found in self._weights_found:
                 found.clear()
                 found.update(self.unshared(HASHING))
@@ -116,7 +116,9 @@ class _Describer:
         return parts
 
     def _fields(self, kind: str, config: Any, load: Any) -> dict[str, Any]:
-        """The identity fields of a config object; a field that the table does not know is a reason."""
+        """The identity fields of a config object. A field that the table does not list makes the domain
+        process-local.
+        """
         table = identity.CLASSES[kind]
         known = table.names()
         declared = getattr(type(config), "__dataclass_fields__", None)
@@ -141,7 +143,7 @@ class _Describer:
             load = getattr(config, "draft_load_config", None) or load
             return None if value is None else self._fields(nested, value, load)
         if (kind, name) == ("ModelConfig", "model"):
-            # A path says where this machine keeps the files, not what they are: their digest does.
+            # A path depends on this machine. The digest of the files is used instead.
             return None if os.path.isdir(value) else value
         if (kind, name) == ("MultiModalConfig", "mm_encoder_fp8_scale_path") and value is not None:
             try:
@@ -177,7 +179,7 @@ class _Describer:
             self._own("ProcessorUnreadable")
 
     def _weights(self, source: weights.Source, load: Any) -> dict[str, str]:
-        """`{"kind": "files", "digest": hex}`, or why this process alone knows what they are."""
+        """`{"kind": "files", "digest": hex}`, or why only this process can identify the weights."""
         load_format = str(getattr(load, "load_format", "auto"))
         reason = weights.unshareable_source(source.location, load_format)
         if not reason:
@@ -186,7 +188,7 @@ class _Describer:
                 if folder is None:
                     reason = "NoLocalWeights"
                 else:
-                    # Once before, because nobody needs the hash of changed files, and once behind the reading.
+                    # Checked before, because the hash of changed files is useless, and again after the files were read.
                     reason = weights.changed_since(source, folder, self._start)
                     digest = None if reason else weights.weights_digest(folder, self._digests)
                     if not reason and digest is None:
@@ -212,7 +214,7 @@ class _Describer:
         return {name: os.environ[name] for name in identity.ENVIRONMENT.identity if name in os.environ}
 
 
-#: Fields that hold another class of the table.
+#: Fields that hold an instance of another class in the table.
 _NESTED = {
     ("VllmConfig", "model_config"): "ModelConfig",
     ("VllmConfig", "cache_config"): "CacheConfig",
@@ -227,7 +229,7 @@ _NESTED = {
     ("SpeculativeConfig", "draft_model_config"): "ModelConfig",
     ("SpeculativeConfig", "draft_load_config"): "LoadConfig",
 }
-#: They turn images, video and audio into what the model sees.
+#: They transform images, video and audio into the model's input.
 _PROCESSOR_LIBRARIES = (
     "transformers",
     "pillow",
@@ -241,30 +243,30 @@ _CLASS_VARIABLE = getattr(dataclasses, "_FIELD_CLASSVAR", None)
 
 
 def describe(vllm_config: Any, instance: str, digests: Digests) -> Described:
-    """The worker's part of the model descriptor; equal on all ranks of an instance once it is not pending."""
+    """The worker's part of the model descriptor. Equal on all ranks of an instance once it is not pending."""
     one = _Describer(vllm_config, instance, digests)
     parts = one.parts()
     return Described(parts, one.pending)
 
 
 def _extra_config(vllm_config: Any) -> dict[str, Any]:
-    """Our connector's own settings: in its processes it sees them without a MultiConnector around."""
+    """The settings of this connector. In its processes they are not wrapped by a MultiConnector."""
     return getattr(getattr(vllm_config, "kv_transfer_config", None), "kv_connector_extra_config", None) or {}
 
 
 def witness(vllm_config: Any) -> None:
-    """Writes what the model's folders hold now, before the workers load them, into our connector's settings."""
+    """Records the state of the model's folders, before the workers load them, in this connector's settings."""
     load = vllm_config.load_config
     sources = [weights.source_of(vllm_config.model_config, load)]
     draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
     if draft is not None:
         sources.append(weights.source_of(draft, load))
-    seen = {weights.START: weights.look(sources) | {"run": os.urandom(16).hex()}}
-    tell_connector(vllm_config.kv_transfer_config, **seen)
+    seen = {weights.START: weights.record_files(sources) | {"run": os.urandom(16).hex()}}
+    pass_facts(vllm_config.kv_transfer_config, **seen)
 
 
 def run_of(vllm_config: Any) -> str:
-    """A name of this start of this engine, which no other has: also where a user chose the engine's id."""
+    """A unique name of this start of the engine, even if a user chose the engine's id."""
     transfer = getattr(vllm_config, "kv_transfer_config", None)
     start = _extra_config(vllm_config).get(weights.START)
     run = start.get("run", "") if isinstance(start, dict) else ""
@@ -273,7 +275,7 @@ def run_of(vllm_config: Any) -> str:
 
 
 def _plugins() -> list[str]:
-    """Installed plugins of vLLM, which may replace models and platforms, and their versions."""
+    """Installed plugins of vLLM with their versions. They may replace models and platforms."""
     found = set()
     for group in ("vllm.general_plugins", "vllm.platform_plugins"):
         for point in importlib.metadata.entry_points(group=group):
@@ -294,7 +296,7 @@ def _processor_versions() -> dict[str, str]:
 
 
 def _is_service_link(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether Kubernetes set it for a Service whose name begins with `vllm-`."""
+    """Whether Kubernetes set the variable for a Service whose name begins with `vllm-`."""
     for at in (i for i, letter in enumerate(name) if letter == "_"):
         service, rest = name[:at], name[at + 1 :]
         if _SERVICE.match(rest) and {f"{service}_SERVICE_HOST", f"{service}_SERVICE_PORT"} <= environ.keys():

@@ -1,6 +1,6 @@
 """The flag page of a window: one record per stage, in memory that the sidecar maps too.
 
-Twin of `protocol/src/window.rs`. The worker owns the ring: it writes a record, then the state word, which is one
+Twin of `protocol/src/window.rs`. The worker owns the ring. It writes a record and then the state word, which is one
 aligned store of 8 bytes. The sidecar answers by exchanging that word.
 """
 
@@ -22,7 +22,7 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 16 << 10
 RUNS_AT = 64
 RUNS_MAX = (RECORD_BYTES - RUNS_AT) // 16
-#: Each run begins at a multiple of so many bytes of its stage.
+#: Each run starts at a multiple of this many bytes in its stage.
 RUN_ALIGN = 256
 PATTERN_BYTES = 64
 
@@ -32,7 +32,7 @@ _VERSION = 1
 
 
 class State(IntEnum):
-    """What a stage is in; see `State` of the sidecar's side."""
+    """State of a stage; see `State` of the sidecar's side."""
 
     FREE = 0
     FILLED = 1
@@ -51,12 +51,12 @@ class Word(NamedTuple):
     sequence: int
 
     def encode(self) -> int:
-        """The word as it stands in the page."""
+        """The word as stored in the page."""
         return self.sequence << 16 | REASONS.index(self.reason) << 8 | self.state
 
     @staticmethod
     def decode(word: int) -> Word:
-        """Reads a word. Raises `ValueError` where neither side can have written it."""
+        """Decodes a word. Raises `ValueError` if neither side can have written it."""
         reason = word >> 8 & 0xFF
         if reason >= len(REASONS):
             raise ValueError(f"state word {word:#x}")
@@ -64,20 +64,20 @@ class Word(NamedTuple):
 
 
 def page_bytes(stages: int) -> int:
-    """Bytes of a page for so many stages."""
+    """Bytes of a page for this many stages."""
     return HEADER_BYTES + stages * RECORD_BYTES
 
 
 def encode_runs(runs: npt.NDArray[np.uint32]) -> bytes:
-    """A record behind its state word, of rows (slot, generation, offset in the slot, bytes)."""
+    """Encodes the record after the state word from rows (slot, generation, offset in the slot, bytes)."""
     return struct.pack("<I", len(runs)).ljust(RUNS_AT - 8, b"\0") + runs.astype("<u4").tobytes()
 
 
 class FlagPage:
-    """The page, mapped. For one thread at a time."""
+    """The mapped page. For one thread at a time."""
 
     def __init__(self, fd: int, stages: int, stage_bytes: int) -> None:
-        """Maps it; the descriptor stays the caller's. Raises `SharedMemoryError`."""
+        """Maps the page. The caller keeps the descriptor. Raises `SharedMemoryError`."""
         self._bytes = page_bytes(stages)
         if os.fstat(fd).st_size < self._bytes:
             raise SharedMemoryError("the flag page is shorter than its records")
@@ -92,7 +92,7 @@ class FlagPage:
         self._sequences = [0] * stages
 
     def hand_over(self, stage: int, state: State, runs: npt.NDArray[np.uint32]) -> None:
-        """Gives a stage to the sidecar, behind all that was written to it and its record."""
+        """Hands a stage to the sidecar, after all writes to the stage and its record."""
         record = encode_runs(runs)
         ctypes.memmove(self._address + HEADER_BYTES + stage * RECORD_BYTES + 8, record, len(record))
         self._sequences[stage] += 1
@@ -100,7 +100,7 @@ class FlagPage:
         self._words[stage] = Word(state, "None", self._sequences[stage]).encode()
 
     def back(self, stage: int) -> Word | None:
-        """The word with which the sidecar gave a stage back; None while it has it. Raises `ValueError`."""
+        """The word with which the sidecar returned a stage, or None while it holds the stage. Raises `ValueError`."""
         word = Word.decode(int(self._words[stage]))
         if word.sequence != self._sequences[stage] or word.state not in (State.MOVED, State.REFUSED):
             return None

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class HeldBlocks:
-    """All references that are held, by number. For the engine's thread only.
+    """All held references, by number. For the engine's thread only.
 
-    What is written down stays true where a call into the pool raises half-way: a block's own count says whether its
-    reference was taken or given back.
+    The records stay correct if a call into the pool raises half-way: a block's own reference count shows whether its
+    reference was taken or released.
 
     bytes: of the chunks whose blocks are held.
     """
@@ -32,7 +32,7 @@ class HeldBlocks:
         return len(self._held)
 
     def hold(self, blocks: Sequence[Any], size: int) -> int:
-        """Takes a reference on each block of a chunk of `size` bytes. Returns the number to give them back by."""
+        """Takes a reference on each block of a chunk of `size` bytes. Returns the number for `release`."""
         assert self._pool is not None
         number = next(self._numbers)
         counts = [block.ref_cnt for block in blocks]
@@ -48,7 +48,7 @@ class HeldBlocks:
         return number
 
     def release(self, number: int) -> None:
-        """Gives the references back, last block first; those that were given back already are left alone."""
+        """Releases the references, last block first. Does nothing for those that were already released."""
         if number not in self._held:
             return
         assert self._pool is not None
@@ -64,7 +64,7 @@ class HeldBlocks:
         self.bytes -= size
 
     def release_all_but(self, numbers: set[int]) -> None:
-        """Gives back what nobody knows of any more, as far as the pool takes it."""
+        """Releases all references except for these, as far as the pool accepts it."""
         for number in self._held.keys() - numbers:
             self.release(number)
         self.bytes = sum(size for _, size in self._held.values())

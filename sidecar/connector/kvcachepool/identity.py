@@ -1,20 +1,20 @@
 """The identity table: which settings of vLLM decide the bytes of a KV cache, and which do not.
 
 Data only. Every field of the listed config classes and every environment variable of vLLM is in exactly one list.
-*Identity*: the value goes into the model descriptor, so engines with other values never share KV. *Irrelevant*: the
-value cannot change KV, for the reason that is given. A test compares the table with vLLM's source; at run time a name
-that is in neither list makes the domain process-local (`UnknownIdentityField`).
+*Identity*: the value is part of the model descriptor, so engines with different values never share KV. *Irrelevant*:
+the value cannot change KV, for the given reason. A test compares the table with vLLM's source. At run time, a name that
+is in neither list makes the domain process-local (`UnknownIdentityField`).
 
-Where two settings compute the same function in the same precision and differ only in the order of additions, they are
-irrelevant: vLLM's own prefix cache mixes such values too, because they also depend on the other requests of a step.
-When in doubt a setting is identity: that costs a cold cache after a change of it, never a wrong token.
+Settings that compute the same function in the same precision and differ only in the order of additions are irrelevant:
+vLLM's own prefix cache mixes such values too, because the order also depends on the other requests of a step. When in
+doubt, a setting is identity: that costs a cold cache after a change, but never a wrong token.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-LAYOUT = "the LayoutId says it"
+LAYOUT = "part of the LayoutId"
 PLACE = "decides where or when something is computed or kept, not what"
 ROUNDING = "the same function in the same precision: only the order of additions may differ"
 TOKENS = "decides token ids at most, which are in every block hash"
@@ -26,12 +26,12 @@ BUILD = "read when vLLM is built or started; the LayoutId has the version"
 CACHED_COUNTS = "how many blocks there are and how long they are kept"
 MAMBA = "state of Mamba layers, which is not served"
 DERIVED = "derived from settings and files that are identity"
-CONTENT = "says where files are; their content is identity"
+CONTENT = "location of files; their content is identity"
 ITEM_HASH = "the item's hash covers what it changes"
 
 
 class Fields(NamedTuple):
-    """The fields of one class. `irrelevant` maps a reason to the names that it holds for."""
+    """The fields of one class. `irrelevant` maps a reason to names."""
 
     identity: tuple[str, ...]
     irrelevant: dict[str, tuple[str, ...]]
@@ -44,7 +44,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-#: Class name -> its fields, of every supported version together.
+#: Class name -> its fields in all supported versions.
 CLASSES: dict[str, Fields] = {
     "VllmConfig": Fields(
         identity=_words(
@@ -254,7 +254,7 @@ CLASSES: dict[str, Fields] = {
     ),
 }
 
-#: Environment variables: those of vLLM's `envs.py`, those that vLLM reads elsewhere, and a few of its libraries.
+#: Environment variables: those of vLLM's `envs.py`, others that vLLM reads, and a few of its libraries.
 ENVIRONMENT = Fields(
     identity=_words(
         # Precision and kernels of another precision.

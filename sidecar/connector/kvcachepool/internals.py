@@ -1,6 +1,6 @@
-"""Everything of vLLM that the connector uses beyond its connector API, in one list that is checked at start.
+"""All names of vLLM that the connector uses beyond its connector API, in one list that is checked at start.
 
-What is missing turns the cache off by name (`VllmInternalsChanged/<name>`), where it would fail at the first request.
+A missing name turns the cache off (`VllmInternalsChanged/<name>`). Otherwise the first request would fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _EVENTS = "vllm.distributed.kv_events"
 _UTILS = "vllm.v1.core.kv_cache_utils"
 
-#: By module: its names that are used; a dot leads to an attribute of a class, also one that only instances have.
+#: Used names by module. A dot leads to an attribute of a class, including those that only instances have.
 NEEDED: dict[str, tuple[str, ...]] = {
     _BASE: (
         "KVConnectorBase_V1",
@@ -57,7 +57,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
         "SchedulerOutput.total_num_scheduled_tokens",
     ),
     "vllm.v1.core.sched.scheduler": ("Scheduler.get_kv_connector",),
-    # Weights change through these: where one is missing, they would change unseen.
+    # Weights change through these. If one is missing, changes of weights would be missed.
     "vllm.v1.engine.core": (
         "EngineCore.add_lora",
         "EngineCore.collective_rpc",
@@ -84,15 +84,15 @@ NEEDED: dict[str, tuple[str, ...]] = {
     ),
 }
 
-#: Used where a version of vLLM has them.
+#: Names that are used if a version of vLLM has them.
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "vllm": ("_custom_ops",),
-    # Without these, no item is known to be named by its content: requests with images are not cached.
+    # Without these, no item is known to be named by its content, so requests with images are not cached.
     "vllm.multimodal.processing.inputs": ("ProcessorInputs",),
     "vllm.platforms": ("current_platform",),
     "vllm.v1.core": ("kv_cache_utils",),
     "vllm.v1.engine.input_processor": ("InputProcessor",),
-    # Without these, KV events name no kind of KV group.
+    # Without these, KV events do not name a kind of KV group.
     "vllm.v1.kv_cache_interface": ("get_kv_cache_spec_kind", "get_kv_cache_spec_sliding_window"),
     "vllm.v1.kv_cache_layout": ("KVCacheLayout",),
     "vllm.v1.metrics.cache_hit_source": ("CacheHitSource",),
@@ -115,7 +115,7 @@ def changed_internals() -> str | None:
 
 
 def _has(owner: Any, name: str) -> bool:
-    """Whether a class, or what its constructor makes, has this attribute."""
+    """Whether a class or its instances have this attribute."""
     if hasattr(owner, name) or (dataclasses.is_dataclass(owner) and name in _fields(owner)):
         return True
     for base in getattr(owner, "__mro__", ()):

@@ -1,7 +1,6 @@
-"""What travels between the scheduler side and the worker side of the connector: copy jobs out, their ends back.
+"""The messages between the scheduler side and the worker side: copy jobs, and their results.
 
-Everything here is pickled by vLLM once per step, so it is flat and small: references stay packed as the sidecar sent
-them.
+vLLM pickles them once per step, so they are flat and small: references stay packed as the sidecar sent them.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ class Chunk(NamedTuple):
     """One chunk of a job.
 
     refs: packed `SectionRef`s (16 bytes each), one per section of the domain; slot NO_SLOT = not part of the job.
-    blocks: per KV group, in vLLM's order, the block ids of the chunk's blocks, first to last. Id 0 (vLLM's null
-        block) means "do not touch": the block is freed already, or it is held locally and shared with running requests.
+    blocks: per KV group, in vLLM's order, the block ids of the chunk's blocks, first to last. Id 0 (vLLM's null block)
+        means that the block is not copied: it was freed, or the engine holds it and shares it with running requests.
     """
 
     refs: bytes
@@ -30,9 +29,9 @@ class Chunk(NamedTuple):
 class Job(NamedTuple):
     """Chunks that are copied together, and end together.
 
-    id: unique per engine process, counts up.
+    id: unique per engine process, increasing.
     kind: "load" (arena to KV cache) or "store" (KV cache to arena).
-    request_id: vLLM's request id; a load reports it, in `finished_recving`.
+    request_id: vLLM's request id; a load reports it in `finished_recving`.
     region: arena region of all references.
     """
 
@@ -48,12 +47,12 @@ class Job(NamedTuple):
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """What the scheduler side tells all workers in one engine step.
+    """The scheduler side's message to all workers in one engine step.
 
     jobs: to be queued, in this order.
-    forget: ids of jobs that need not be done any more: cancelled where not begun, and reported like ended ones.
+    forget: ids of jobs to cancel; those that have not started are dropped and reported as ended.
     idle: the step has no tokens, so no forward pass.
-    timed: number of the step, where its end is to be reported; 0 = it is not.
+    timed: number of the step if its end is to be reported, 0 otherwise.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -63,14 +62,14 @@ class StepMetadata(KVConnectorMetadata):
 
 
 class Ended(NamedTuple):
-    """How many ranks ended a store job, and how many of them dropped it (nothing, or not all, was committed)."""
+    """Number of ranks that ended a store job, and of ranks that dropped it (not all of it was committed)."""
 
     ranks: int
     dropped: int
 
 
 class EndedLoad(NamedTuple):
-    """A load that ended on one rank. failed: None, or the blocks of a failed load, as far as they are known."""
+    """A load that ended on one rank. failed: None, or the known blocks of a failed load."""
 
     request_id: str
     failed: set[int] | None
@@ -78,9 +77,9 @@ class EndedLoad(NamedTuple):
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """Store jobs that ended since the last report, by job id (loads are reported by `finished_recving`).
+    """Store jobs that ended since the last report, by job id. Loads are reported by `finished_recving`.
 
-    timed: number of the step that this report is of; 0 = it is not timed.
+    timed: number of the step of this report, 0 if it is not timed.
     """
 
     stores: dict[int, Ended] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Which tokens make a chunk, and by which hash it is asked for.
+"""Splits prompts into chunks and computes their keys.
 
-Keys come from `request.block_hashes` only: vLLM mixes LoRA, multimodal content, prompt embeddings and salts into
-them, and truncates them where a streaming session edits its tokens.
+Keys come only from `request.block_hashes`: vLLM mixes LoRA, multimodal content, prompt embeddings and salts into them,
+and truncates them if a streaming session edits its tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-#: Engine hashes that the slot table keeps per chunk; longer lists are not sent (KV events then lack the chunk).
+#: Engine hashes that the slot table keeps per chunk. Longer lists are not sent, and KV events do not have such chunks.
 MAX_BLOCK_HASHES = 24
 HASH_BYTES = 32
 
@@ -28,9 +28,11 @@ HASH_BYTES = 32
 class GroupSize:
     """One KV group as the scheduler sees it.
 
-    block_tokens: tokens of one block id. window_tokens: how far attention looks back, 0 = over the whole prefix (then
-    a block is never freed while the request runs). shards: sections of a chunk. token_bytes: per token over all
-    layers of one rank.
+    block_tokens: tokens per block id.
+    window_tokens: how far attention looks back, 0 = over the whole prefix (then a block is never freed while the
+        request runs).
+    shards: sections of a chunk.
+    token_bytes: per token over all layers of one rank.
     """
 
     block_tokens: int
@@ -50,7 +52,7 @@ class Geometry:
 
     @property
     def has_windows(self) -> bool:
-        """Some group does not keep its whole prefix."""
+        """Whether some group does not keep its whole prefix."""
         return any(group.window_tokens for group in self.groups)
 
     @property
@@ -75,7 +77,7 @@ class Chunks:
 
 
 def packed_hashes(geometry: Geometry, chunks: Chunks, block_hashes: Sequence[bytes]) -> bytes:
-    """Hash of every chunk's last block, 32 bytes each without separators."""
+    """Hash of each chunk's last block, 32 bytes each without separators."""
     step = geometry.chunk // geometry.hash_block
     hashes = block_hashes[step - 1 : chunks.full * step : step]
     packed = b"".join(hashes)
@@ -90,7 +92,7 @@ def last_hash(geometry: Geometry, end: int, block_hashes: Sequence[bytes]) -> by
 
 
 def packed_blocks(geometry: Geometry, block_hashes: Sequence[bytes], begin: int, end: int) -> bytes:
-    """Hashes of all blocks of the chunk of tokens `begin..end`; empty where they are too many, or not all there."""
+    """Hashes of all blocks of the chunk of tokens `begin..end`. Empty if they are too many or incomplete."""
     count = (end - begin) // geometry.hash_block
     if count > MAX_BLOCK_HASHES:
         return b""
@@ -115,7 +117,7 @@ def geometry(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_toke
     """Sizes of this engine, with chunks of at least `chunk_tokens` tokens.
 
     Raises:
-        layout.Unserved: a group is of a kind whose blocks are not addressed by prefix hashes.
+        layout.Unserved: blocks of a group are not addressed by prefix hashes.
     """
     scheduler_block, hash_block = block_tokens(vllm_config, kv_cache_config)
     shapes = group_shapes(vllm_config, kv_cache_config)
@@ -127,16 +129,16 @@ def geometry(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_toke
 
 
 def _bytes_per_token(group: Any) -> int:
-    """Over all layers of one rank; where layers were merged into one spec, its page holds them all."""
+    """Over all layers of one rank. If layers were merged into one spec, its page holds all of them."""
     spec = group.kv_cache_spec
     layers = 1 if getattr(spec, "kv_cache_specs", None) else len(group.layer_names)
     return max(1, int(spec.page_size_bytes) * layers // int(spec.block_size))
 
 
 def hashing(algorithm: str, hash_block: int) -> Hashing | None:
-    """How this process hashes blocks; None while EngineCore has not drawn the root yet.
+    """How this process hashes blocks. None until EngineCore has drawn the root.
 
-    The pickle behind `sha256` differs between Python minors, so the minor becomes part of its name.
+    The pickle behind `sha256` differs between minor versions of Python, so the version is part of the name.
     """
     from vllm.v1.core import kv_cache_utils
 

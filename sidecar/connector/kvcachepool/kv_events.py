@@ -1,8 +1,8 @@
-"""KV events for routers: what this pod's cache holds beside the GPU, in vLLM's own event types.
+"""KV events for routers: the content of this pod's cache outside the GPU, as vLLM's own event types.
 
-The feed compares what the sidecar holds with what routers were told, and tells the difference. So a lost stretch of the
-sidecar's events is repaired from a snapshot by the same code that tells changes, and nothing queues up without bound.
-Chunks may overlap: a block is told with its first chunk and taken back with its last.
+The feed publishes the difference between what the sidecar holds and what was published. After lost events of the
+sidecar, the same code repairs the state from a snapshot, and no queue grows without bound. Chunks may overlap: a block
+is published with its first chunk and removed with its last.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-#: (medium, locality) by tier. Redis and S3 are shared: other pods and the servers themselves remove objects there, and
-#: a claim that nobody takes back would be false.
+#: (medium, locality) by tier. Redis and S3 are excluded: other pods and the servers themselves remove objects there, so
+#: a published block might never be removed.
 _PLACES = {"memory": ("CPU", "LOCAL"), "disk": ("STORAGE", "LOCAL")}
-#: Chunks per tier that routers are told of, about 2 KiB each; chunks beyond that are not told.
+#: Maximum published chunks per tier, about 2 KiB each.
 MAX_CHUNKS = 65_536
-#: Chunks whose tokens are kept, about 2 KiB each; the oldest go first, and are told without tokens if they come again.
+#: Maximum chunks with tokens, about 2 KiB each. The oldest are dropped, and are published without tokens if they are
+#: stored again.
 MAX_CONTENTS = 16_384
-#: Chunks told in one step: a step's share of the engine's thread stays in the order of a millisecond.
+#: Chunks published per step, so that a step takes about a millisecond of the engine's thread at most.
 _STORED_PER_STEP = 64
 _REMOVED_PER_STEP = 256
-#: Kinds of KV groups whose blocks routers put into their prefix trees.
+#: Kinds of KV groups whose blocks routers index in their prefix trees.
 _PREFIX_KINDS = ("full_attention", "mla_attention", "sink_full_attention")
 _STORED_FIELDS = frozenset(BlockStored.__struct_fields__)
 _REMOVED_FIELDS = frozenset(BlockRemoved.__struct_fields__)
@@ -41,7 +42,7 @@ _REMOVED_FIELDS = frozenset(BlockRemoved.__struct_fields__)
 
 @dataclass(frozen=True)
 class EventGroup:
-    """The KV group that events are about: blocks of the others are there wherever its blocks are, or are not needed."""
+    """The KV group of the events. Blocks of other groups exist wherever its blocks do, or are not needed."""
 
     index: int
     kind: str | None
@@ -51,7 +52,7 @@ class EventGroup:
 
 
 def event_group(kv_cache_config: KVCacheConfig, geometry: Geometry) -> EventGroup:
-    """The first group of a kind that routers index, else the first one."""
+    """The first group of a kind that routers index, or else the first group."""
     kinds: list[tuple[str | None, int | None]] = []
     for group in kv_cache_config.kv_cache_groups:
         try:
@@ -59,7 +60,7 @@ def event_group(kv_cache_config: KVCacheConfig, geometry: Geometry) -> EventGrou
 
             spec = group.kv_cache_spec
             kinds.append((get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)))
-        except ImportError:  # this version's events do not tell the kind
+        except ImportError:  # this version's events do not have the kind
             kinds.append((None, None))
     index = next((at for at, (kind, _) in enumerate(kinds) if kind in _PREFIX_KINDS), 0)
     kind, window = kinds[index]
@@ -89,7 +90,9 @@ class _Chunk(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What a request of this process said of a chunk. No `token_ids`: the block hashes are of more than tokens."""
+    """What a request of this process contributes about a chunk. Without `token_ids`, the hashes cover more than
+    tokens.
+    """
 
     first_token: int
     hashes: bytes
@@ -98,60 +101,60 @@ class _Content(NamedTuple):
 
 
 class _Tier:
-    """Chunks that a tier holds, chunks that routers were told of, and the keys of what is still to be told."""
+    """The chunks that a tier holds, the published chunks, and the keys of pending publications."""
 
     def __init__(self, medium: str, locality: str) -> None:
         self.medium = medium
         self.locality = locality
         self.held: dict[bytes, _Chunk] = {}
-        self.told: dict[bytes, _Chunk] = {}
-        self.bare: set[bytes] = set()  # told without tokens
-        self.blocks: dict[Any, int] = {}  # told chunks by block
-        self.orphans: dict[Any, dict[bytes, None]] = {}  # by the block before them, which is not told
-        self.came: dict[bytes, None] = {}
-        self.gone: dict[bytes, None] = {}
+        self.published: dict[bytes, _Chunk] = {}
+        self.without_tokens: set[bytes] = set()  # published without tokens
+        self.blocks: dict[Any, int] = {}  # number of published chunks by block
+        self.orphans: dict[Any, dict[bytes, None]] = {}  # chunks whose parent block is not published, by that block
+        self.to_store: dict[bytes, None] = {}
+        self.to_remove: dict[bytes, None] = {}
 
     def stored(self, chunk: _Chunk) -> bool:
-        """False: there are too many."""
+        """Returns False if there are too many chunks."""
         key = chunk.key
         before = self.held.get(key)
         if before is None and len(self.held) >= MAX_CHUNKS:
             return False
         if before is None or (chunk.parent and not before.parent):
             self.held[key] = chunk
-        if key not in self.told or key in self.gone:
-            self.came[key] = None
+        if key not in self.published or key in self.to_remove:
+            self.to_store[key] = None
         return True
 
-    def adopt(self, block: Any) -> None:
-        """The block is told: chunks behind it have a place now."""
+    def enqueue_children(self, block: Any) -> None:
+        """A block was published: chunks behind it can be published too."""
         for key in self.orphans.pop(block, ()):
-            if key in self.held and key not in self.told:
-                self.came[key] = None
+            if key in self.held and key not in self.published:
+                self.to_store[key] = None
 
     def removed(self, key: bytes) -> None:
         self.held.pop(key, None)
-        self.came.pop(key, None)
-        if key in self.told:
-            self.gone[key] = None
+        self.to_store.pop(key, None)
+        if key in self.published:
+            self.to_remove[key] = None
 
-    def lose(self) -> None:
-        """Nothing is known to be held."""
+    def clear(self) -> None:
+        """The sidecar's content is unknown."""
         self.held.clear()
-        self.came.clear()
-        self.gone.update(dict.fromkeys(self.told))
+        self.to_store.clear()
+        self.to_remove.update(dict.fromkeys(self.published))
 
-    def anew(self, keys: Iterable[bytes]) -> None:
-        """Tells chunks again: a removal first, since routers count stores."""
+    def republish(self, keys: Iterable[bytes]) -> None:
+        """Publishes chunks again: first a removal, because routers count stores."""
         for key in keys:
             if key in self.held:
-                self.told.setdefault(key, self.held[key])
-                self.gone[key] = None
-                self.came[key] = None
+                self.published.setdefault(key, self.held[key])
+                self.to_remove[key] = None
+                self.to_store[key] = None
 
 
 class EventFeed:
-    """Fed by the client's reader, emptied by the engine's thread, which never waits for it."""
+    """Filled by the client's reader thread and emptied by the engine's thread, which never waits for it."""
 
     def __init__(self, group: EventGroup) -> None:
         self._group = group
@@ -160,21 +163,21 @@ class EventFeed:
         self._namespaces: dict[bytes, Adapter] = {b"": Adapter()}
         self._contents: dict[bytes, _Content] = {}  # by hash of the last block; engine thread only
         self._noted: deque[bytes] = deque(maxlen=MAX_CONTENTS)
-        self._told_before = False
-        #: Chunks that were not told because of `MAX_CHUNKS`.
+        self._has_published = False
+        #: Number of chunks that were not published because of `MAX_CHUNKS`.
         self.over_limit = 0
 
     # -- from the sidecar, on the reader's thread
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Takes changes, in order."""
+        """Applies changes in order."""
         with self._lock:
             for event in events:
                 tier = self._tiers.get(event.tier)
                 if tier is None:
                     continue
                 if event.kind == "cleared":
-                    tier.lose()
+                    tier.clear()
                     continue
                 chunk = self._chunk(event)
                 if chunk is None:
@@ -185,33 +188,33 @@ class EventFeed:
                     tier.removed(chunk.key)
 
     def replace(self, events: Iterable[Event]) -> None:
-        """Takes a snapshot: all that is held now."""
-        there: dict[str, dict[bytes, _Chunk]] = {name: {} for name in self._tiers}
+        """Applies a snapshot of everything that is held."""
+        snapshot: dict[str, dict[bytes, _Chunk]] = {name: {} for name in self._tiers}
         for event in sorted(events, key=lambda event: event.first_token):  # parents first
             chunk = self._chunk(event)
-            if chunk is not None and event.tier in there:
-                there[event.tier][chunk.key] = chunk
+            if chunk is not None and event.tier in snapshot:
+                snapshot[event.tier][chunk.key] = chunk
         with self._lock:
             for name, tier in self._tiers.items():
-                for key in [key for key in tier.held if key not in there[name]]:
+                for key in [key for key in tier.held if key not in snapshot[name]]:
                     tier.removed(key)
-                for chunk in there[name].values():
+                for chunk in snapshot[name].values():
                     if chunk.namespace in self._namespaces:
                         self.over_limit += not tier.stored(chunk)
-            if not self._told_before:
-                # A router may remember what this pod told before vLLM was started again.
-                self._told_before = True
+            if not self._has_published:
+                # A router may remember blocks that this pod published before vLLM restarted.
+                self._has_published = True
                 for tier in self._tiers.values():
-                    tier.anew(list(tier.held))
+                    tier.republish(list(tier.held))
 
-    def lose(self) -> None:
-        """The sidecar is away: its chunks cannot be loaded."""
+    def clear(self) -> None:
+        """The sidecar is disconnected, so its chunks cannot be loaded."""
         with self._lock:
             for tier in self._tiers.values():
-                tier.lose()
+                tier.clear()
 
     def _chunk(self, event: Event) -> _Chunk | None:
-        """The chunk of an event, None if no request of this engine can name it."""
+        """The chunk of an event, or None if no request of this engine can name it."""
         if event.namespace not in self._namespaces or len(event.hash) != HASH_BYTES:
             return None
         return _Chunk(event.namespace, event.hash, event.block_hashes, event.parent, event.first_token, event.tokens)
@@ -219,8 +222,8 @@ class EventFeed:
     # -- from the scheduler
 
     def serve(self, namespace: bytes, adapter: Adapter) -> bool:
-        """Requests of this engine can name chunks of a namespace from now on, and those of the adapter no others. True:
-        the namespace is new, and chunks of it may be there already.
+        """Requests of this engine can name chunks of this namespace, and those of the adapter no others. Returns True
+        if the namespace is new; chunks of it may already exist.
         """
         if namespace in self._namespaces:
             return False
@@ -232,7 +235,7 @@ class EventFeed:
         return True
 
     def forget(self) -> None:
-        """Requests of this engine find nothing of what was stored before."""
+        """Requests of this engine no longer find anything that was stored before."""
         with self._lock:
             for namespace in list(self._namespaces):
                 self._drop(namespace)
@@ -244,11 +247,11 @@ class EventFeed:
                 tier.removed(key)
 
     def knows(self, last: bytes) -> bool:
-        """Whether the content of the chunk that ends with this block was noted."""
+        """Whether the content of the chunk that ends with this block is known."""
         return last in self._contents
 
     def note(self, request: Request, begin: int, end: int) -> None:
-        """Keeps what a request says of its chunk of the tokens `begin..end`."""
+        """Records the content of a request's chunk of the tokens `begin..end`."""
         size = self._group.hash_tokens
         hashes = request.block_hashes[begin // size : end // size]
         if len(hashes) != (end - begin) // size:
@@ -271,49 +274,53 @@ class EventFeed:
 
     @property
     def pending(self) -> bool:
-        return any(tier.gone or tier.came for tier in self._tiers.values())
+        return any(tier.to_remove or tier.to_store for tier in self._tiers.values())
 
-    def anew(self) -> None:
-        """vLLM told its routers that all blocks of this worker are gone: what the tiers hold is told again."""
+    def republish(self) -> None:
+        """vLLM reported to routers that all blocks of this worker are gone. Publishes the content of the tiers
+        again.
+        """
         with self._lock:
             for tier in self._tiers.values():
-                tier.anew(list(tier.held))
+                tier.republish(list(tier.held))
 
-    def take(self) -> list[KVCacheEvent]:
-        """What is to be told in this step: removals first."""
+    def take_events(self) -> list[KVCacheEvent]:
+        """The events of this step, removals first."""
         if not (self._noted or self.pending) or not self._lock.acquire(blocking=False):
             return []
         try:
-            self._learn()
+            self._republish_noted()
             events: list[KVCacheEvent] = []
             for tier in self._tiers.values():
                 events += self._removals(tier)
             for tier in self._tiers.values():
-                if not tier.gone:
+                if not tier.to_remove:
                     events += self._stores(tier)
             return events
         finally:
             self._lock.release()
 
-    def _learn(self) -> None:
-        """Chunks that were told without tokens, or not at all, are told again once a request has named them."""
+    def _republish_noted(self) -> None:
+        """Publishes chunks whose tokens became known through a request: those published without tokens, and unpublished
+        ones.
+        """
         while self._noted:
             last = self._noted.popleft()
             for namespace in self._namespaces:
                 key = namespace + last
                 for tier in self._tiers.values():
-                    if key in tier.bare:
-                        if self._has_tokens(tier.told[key]):
-                            tier.anew((key,))
-                    elif key in tier.held and key not in tier.told:
-                        tier.came[key] = None
+                    if key in tier.without_tokens:
+                        if self._has_tokens(tier.published[key]):
+                            tier.republish((key,))
+                    elif key in tier.held and key not in tier.published:
+                        tier.to_store[key] = None
 
     def _removals(self, tier: _Tier) -> list[KVCacheEvent]:
         removed: list[Any] = []
-        for key in list(tier.gone)[:_REMOVED_PER_STEP]:
-            del tier.gone[key]
-            tier.bare.discard(key)
-            for block in self._external(self._hashes(tier.told.pop(key))):
+        for key in list(tier.to_remove)[:_REMOVED_PER_STEP]:
+            del tier.to_remove[key]
+            tier.without_tokens.discard(key)
+            for block in self._external(self._hashes(tier.published.pop(key))):
                 left = tier.blocks.pop(block, 1) - 1
                 if left:
                     tier.blocks[block] = left
@@ -326,50 +333,50 @@ class EventFeed:
 
     def _stores(self, tier: _Tier) -> list[KVCacheEvent]:
         events: list[KVCacheEvent] = []
-        keys = list(tier.came)[:_STORED_PER_STEP]
+        keys = list(tier.to_store)[:_STORED_PER_STEP]
         for key in keys:
-            del tier.came[key]
+            del tier.to_store[key]
         for chunk in sorted((tier.held[key] for key in keys), key=lambda chunk: chunk.first_token):
-            if chunk.key not in tier.told:
+            if chunk.key not in tier.published:
                 events += self._store(tier, chunk)
         return events
 
     def _store(self, tier: _Tier, chunk: _Chunk) -> list[BlockStored]:
-        """Nothing where the chunk's place in a prefix tree is not known: it is told once a request names it."""
+        """Empty if the chunk's position in a prefix tree is unknown. It is published once a request names it."""
         hashes, content = self._hashes(chunk), self._content(chunk)
         parent = chunk.parent or (content.parent if content is not None else b"")
         if len(hashes) * self._group.hash_tokens != chunk.tokens * HASH_BYTES or (chunk.first_token and not parent):
             return []
         before = self._convert(parent) if chunk.first_token else None
         if before is not None and before not in tier.blocks:
-            # A walk through the tree would not come here, and llm-d drops blocks behind one that it does not know.
+            # Routers could not reach it in the tree, and llm-d drops blocks behind an unknown one.
             if len(tier.orphans) >= MAX_CHUNKS:
                 tier.orphans.clear()
             tier.orphans.setdefault(before, {})[chunk.key] = None
             return []
         token_ids = content.token_ids if content is not None else None
-        tier.told[chunk.key] = chunk._replace(hashes=hashes)
+        tier.published[chunk.key] = chunk._replace(hashes=hashes)
         if token_ids is None:
-            tier.bare.add(chunk.key)
+            tier.without_tokens.add(chunk.key)
         blocks = self._external(hashes)
         chain = [before, *blocks]
         events, run = [], 0
         for at, block in enumerate(blocks):
-            told = tier.blocks.get(block, 0)
-            tier.blocks[block] = told + 1
-            if told:
+            count = tier.blocks.get(block, 0)
+            tier.blocks[block] = count + 1
+            if count:
                 if run < at:
                     events.append(self._run(tier, chunk, chain, run, at, token_ids))
                 run = at + 1
         if run < len(blocks):
             events.append(self._run(tier, chunk, chain, run, len(blocks), token_ids))
-        tier.adopt(blocks[-1])
+        tier.enqueue_children(blocks[-1])
         return events
 
     def _run(
         self, tier: _Tier, chunk: _Chunk, chain: list[Any], begin: int, end: int, token_ids: array[int] | None
     ) -> BlockStored:
-        """The event of the chunk's blocks `begin..end`; `chain`: the parent, then all blocks."""
+        """The event of the chunk's blocks `begin..end`. `chain`: the parent, then all blocks."""
         size, adapter = self._group.block_tokens, self._namespaces[chunk.namespace]
         fields = {
             "block_hashes": chain[begin + 1 : end + 1],
@@ -397,12 +404,12 @@ class EventFeed:
         return content is not None and content.token_ids is not None
 
     def _hashes(self, chunk: _Chunk) -> bytes:
-        """Hashes of the chunk's blocks, where the sidecar keeps them or a request said them."""
+        """Hashes of the chunk's blocks, from the sidecar or from a request."""
         content = None if chunk.hashes else self._content(chunk)
         return content.hashes if content is not None else chunk.hashes
 
     def _external(self, packed: bytes) -> list[Any]:
-        """Hashes of the group's blocks as vLLM's events have them: of each, the last hash block's."""
+        """Hashes of the group's blocks as in vLLM's events: for each block, that of its last hash block."""
         step = self._group.block_tokens // self._group.hash_tokens * HASH_BYTES
         ends = range(step, len(packed) + 1, step)
         return [self._convert(packed[end - HASH_BYTES : end]) for end in ends]

@@ -1,9 +1,9 @@
-"""Where the bytes of a KV block lie: found from shapes, strides, `KVCacheTensor` and the layout's name, checked
-against the table.
+"""Finds the bytes of each KV block from shapes, strides, `KVCacheTensor` and the layout's name, checked against the
+table.
 
 A block of a group is a list of *planes* (one per layer, or per layer and head, or one for all layers): block `b` of a
-plane starts at `base + b * block_stride` and has `nbytes` bytes. A section holds `[block][plane][bytes]`. Whatever
-the table (`layouts.json`, a copy of the protocol's) does not know is `Unserved`: the cache is off, by name.
+plane starts at `base + b * block_stride` and has `nbytes` bytes. A section holds `[block][plane][bytes]`. A layout that
+is not in the table (`layouts.json`, a copy of the protocol's) is `Unserved`: the cache is off, with a named reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Unserved(Exception):
-    """This vLLM's KV cache cannot be served. `reason` is the name that status and metrics show."""
+    """This vLLM's KV cache is not supported. `reason` is the name in status and metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -32,8 +32,10 @@ class Unserved(Exception):
 class GroupShape(NamedTuple):
     """A KV group, as both sides of the connector see it.
 
-    kind: `full` or `window`. block_tokens: tokens of one block id. shards: distinct parts over all ranks.
-    window_tokens: tokens that a window reaches back, 0 for `full`.
+    kind: `full` or `window`.
+    block_tokens: tokens per block id.
+    shards: distinct parts over all ranks.
+    window_tokens: length of the window in tokens, 0 for `full`.
     """
 
     kind: str
@@ -43,14 +45,14 @@ class GroupShape(NamedTuple):
 
 
 class ShardOf(NamedTuple):
-    """Which shard of a group a rank holds, and whether it is the replica that writes it."""
+    """The shard of a group that a rank holds, and whether this replica writes it."""
 
     shard: int
     writer: bool
 
 
 class Ranks(NamedTuple):
-    """Parallel sizes of the instance and the coordinates of one rank in them."""
+    """Parallel sizes of the instance, and the coordinates of one rank."""
 
     tp: int = 1
     pp: int = 1
@@ -60,7 +62,7 @@ class Ranks(NamedTuple):
 
     @property
     def world(self) -> int:
-        """Ranks of the instance (without data parallelism, whose replicas are instances of their own)."""
+        """Ranks of the instance. Replicas of data parallelism are separate instances."""
         return self.tp * self.pp
 
     @property
@@ -83,7 +85,8 @@ class GroupLayout(NamedTuple):
 class Layout(NamedTuple):
     """The KV cache of this rank.
 
-    storages: one flat byte view per allocation; planes point into them. num_blocks: block ids are below it.
+    storages: one flat byte view per allocation; planes point into them.
+    num_blocks: block ids are below it.
     descriptor: what decides the arrangement, the same on all ranks of an instance and on equal instances.
     """
 
@@ -110,7 +113,7 @@ def ranks_of(vllm_config: Any) -> Ranks:
     parallel = vllm_config.parallel_config
     if int(getattr(parallel, "prefill_context_parallel_size", 1) or 1) > 1:
         raise Unserved(
-            "PrefillContextParallelUnsupported", "blocks of a prefix are spread over ranks by prefill, not by head"
+            "PrefillContextParallelUnsupported", "prefill context parallelism splits the blocks of a prefix over ranks"
         )
     return Ranks(
         tp=int(parallel.tensor_parallel_size),
@@ -120,12 +123,12 @@ def ranks_of(vllm_config: Any) -> Ranks:
 
 
 def shards_in_tp(ranks: Ranks, parts: int, dcp_sharded: bool) -> int:
-    """Distinct shards of a group over the tensor-parallel ranks, of which tensor parallelism tells `parts` apart."""
+    """Distinct shards of a group over the tensor-parallel ranks, of which tensor parallelism distinguishes `parts`."""
     return min(ranks.tp, parts * (ranks.dcp if dcp_sharded else 1))
 
 
 def shard_of(ranks: Ranks, shape_shards: int, parts: int, dcp_sharded: bool) -> ShardOf:
-    """The shard of one rank. Replicas of a part are consecutive ranks, and context shards lie among them."""
+    """The shard of one rank. Replicas of a part are consecutive ranks, and context shards are among them."""
     in_tp = shape_shards // ranks.pp
     replicas = ranks.tp // parts
     context = in_tp // parts if dcp_sharded else 1
@@ -146,24 +149,24 @@ def _spec_row(spec: Any) -> dict[str, Any]:
 
 
 def _tp_shards(ranks: Ranks, spec: Any, row: dict[str, Any]) -> int:
-    """Parts of a group that tensor parallelism tells apart, before context parallelism cuts them.
+    """Number of parts of a group that tensor parallelism distinguishes, before context parallelism splits them.
 
-    Ranks beyond them hold replicas, which only vLLM's own word proves: a model's number of KV heads says nothing of a
-    layer, because layers of some models differ in it. Unknown is not replicated, as in vLLM's contract.
+    Further ranks hold replicas. Only vLLM's own declaration proves that: a model's number of KV heads is not enough,
+    because layers of some models differ in it. Unknown means not replicated, as in vLLM's contract.
     """
     if not hasattr(spec, "max_tp_shards"):
-        # vLLM 0.30 says it by the kind of the group only.
+        # vLLM 0.30 declares it only by the kind of the group.
         return 1 if row["shards"] == "one" else ranks.tp
     return min(ranks.tp, int(spec.max_tp_shards or ranks.tp))
 
 
 def _context_sharded(spec: Any) -> bool:
-    """Are this group's tokens spread over the decode context parallel ranks?"""
+    """Whether this group's tokens are split over the decode context parallel ranks."""
     return bool(getattr(spec, "dcp_sharded", True))
 
 
 def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
-    """Shapes of all KV groups, in vLLM's order; works without tensors. Raises `Unserved`."""
+    """Shapes of all KV groups, in vLLM's order. Needs no tensors. Raises `Unserved`."""
     ranks = ranks_of(vllm_config)
     groups = kv_cache_config.kv_cache_groups
     if not groups:
@@ -208,7 +211,7 @@ def runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
 
 
 def merged(planes: list[Plane]) -> list[Plane]:
-    """Planes by address, with those that touch each other in every block joined into one."""
+    """Planes by address. Those that are adjacent in every block are joined."""
     out: list[Plane] = []
     for plane in sorted(planes):
         last = out[-1] if out else None
@@ -236,7 +239,7 @@ def _member(tensor: torch.Tensor, num_blocks: int, placed: Any, index: int, stor
     block_stride = tensor.stride(0) * ratio * itemsize
     base = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
     if base != placed.offset + index * placed.layer_stride or block_stride != placed.block_stride:
-        raise Unserved("LayoutUnknown/Placement", "a layer does not lie where its KVCacheTensor says")
+        raise Unserved("LayoutUnknown/Placement", "the address of a layer differs from its KVCacheTensor")
     shape = (ratio, *tensor.shape[1:])
     offsets, length = runs(shape, tuple(tensor.stride()), itemsize)
     if length * len(offsets) != math.prod(shape) * itemsize or len(offsets) > 1024:
@@ -249,7 +252,7 @@ def _member(tensor: torch.Tensor, num_blocks: int, placed: Any, index: int, stor
 def detect(
     vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, Any], ranks: Ranks, engine_version: str
 ) -> Layout:
-    """The layout of this rank's KV cache, checked in full. Raises `Unserved`; what is odd in any way is not served."""
+    """The fully checked layout of this rank's KV cache. Raises `Unserved` for anything unexpected."""
     import torch
 
     name = _layout_name(vllm_config, kv_cache_config)
@@ -291,7 +294,7 @@ def detect(
         for plane in planes:
             end = plane.offset + (kv_cache_config.num_blocks - 1) * plane.block_stride + plane.nbytes
             if end > flat[plane.storage].numel():
-                raise Unserved("LayoutUnknown/Bounds", "a block lies outside of its allocation")
+                raise Unserved("LayoutUnknown/Bounds", "a block is outside of its allocation")
         spec = group.kv_cache_spec
         spec_row = _spec_row(spec)
         parts = _tp_shards(ranks, spec, spec_row)
@@ -328,7 +331,7 @@ def _describe(
     device: str,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    """What decides the arrangement of one group; nothing that depends on the rank or on the number of blocks."""
+    """What decides the arrangement of one group, independent of the rank and of the number of blocks."""
     spec_name = type(spec).__name__
     modules = vllm_config.compilation_config.static_forward_context
     backends, paths, contents = set(), set(), set()
@@ -352,7 +355,7 @@ def _describe(
         contents.add(known["content"])
     head_size = [int(spec.head_size), int(getattr(spec, "head_size_v", spec.head_size) or 0)]
     members = list(layers.values())
-    # Where key and value have two lengths, or something lies between, nobody takes a state apart.
+    # If key and value differ in length, or bytes are between them, no codec can split a state.
     halves = contents == {"halves"} and [2 * size for size in head_size] == [members[0].shape[-1]] * 2
     known_form = form(row["order"], halves, members, planes) if halves or contents == {"one"} else None
     return {
@@ -360,8 +363,7 @@ def _describe(
         "spec": spec_name,
         "backends": sorted(backends),
         "isa": sorted(paths),
-        # With pipeline stages each rank sees layers of its own only, so they are described by their number in the
-        # model.
+        # With pipeline stages a rank sees only its own layers, so they are described by their number in the model.
         "layers": list(layers) if ranks.pp == 1 else vllm_config.model_config.get_total_num_hidden_layers(),
         "block_tokens": shape.block_tokens,
         "window_tokens": shape.window_tokens,
@@ -385,7 +387,7 @@ def canonical(descriptor: dict[str, Any]) -> str:
 
 
 class Strip(NamedTuple):
-    """Planes that lie at equal distances: one strided view `[planes, blocks, bytes]` covers them.
+    """Planes at equal distances, which one strided view `[planes, blocks, bytes]` covers.
 
     at: offset of the first plane in a block's bytes of the section.
     """
@@ -400,7 +402,7 @@ class Strip(NamedTuple):
 
 
 def strips(planes: tuple[Plane, ...]) -> list[Strip]:
-    """Fewest runs of equally spaced planes, in section order."""
+    """Fewest strips of equally spaced planes, in section order."""
     out: list[Strip] = []
     at = 0
     for plane in planes:

@@ -1,4 +1,4 @@
-"""Loads under way: from a promised hit to the report of all ranks."""
+"""Loads in flight, from a promised hit to the report of all ranks."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Loads:
         self._jobs: deque[Job] = deque()
         self._forget: deque[int] = deque()
         self._loads: dict[str, _Load] = {}
-        #: Requests whose loads must not be used any more; those of which vLLM is still to hear that.
+        #: Requests whose loads must not be used any more, and those of them that vLLM has not been told yet.
         self.outdated: set[str] = set()
         self._again: set[str] = set()
         self._keys: dict[tuple[bytes, bytes], str] = {}  # (namespace, chunk hash) -> request that loads it
 
     @property
     def pending(self) -> bool:
-        """Workers write into blocks, or are about to."""
+        """Whether workers write into blocks, or are about to."""
         return bool(self._loads)
 
     def request_ids(self) -> tuple[str, ...]:
@@ -56,25 +56,24 @@ class Loads:
         return request_id in self._loads
 
     def loader_of(self, state: RequestState, chunk_hash: bytes) -> str:
-        """The request that loads this chunk, "" = none: once it has, the engine holds it itself."""
+        """The request that loads this chunk, or "". Once it has ended, the engine holds the chunk itself."""
         return self._keys.get((state.namespace or b"", chunk_hash), "")
 
     def begin(
         self, state: RequestState, plan: Plan | None, tables: Sequence[Sequence[int]], tokens: int
     ) -> dict[str, int]:
-        """Pins what will be read and plans the job. vLLM waits for the request's load from now on, whatever happens
-        here.
+        """Pins the chunks and plans the job. From now on vLLM waits for the request's load, whatever happens here.
 
         Args:
             tables: block ids of the request per group, from its first token on; 0 where the engine keeps no block.
-            tokens: how many of the promised tokens vLLM took.
+            tokens: how many of the promised tokens vLLM accepted.
 
         Returns:
             Tokens by tier, of `tokens`.
         """
         request_id = state.request.request_id
         if plan is None or tokens > plan.tokens:
-            self.doom(request_id, tokens)
+            self.fail_load(request_id, tokens)
             return {"memory": tokens}
         lookup = plan.lookup
         firsts = (plan.local // group.block_tokens for group in lookup.geometry.groups)
@@ -90,13 +89,13 @@ class Loads:
             bounds = index * lookup.geometry.chunk, lookup.end_of(index + 1)
             chunk = _chunk(refs, lookup.geometry.groups, tables, bounds, (plan.local, end))
             if chunk is None:
-                logger.warning("request %s: a promised block cannot be loaded, it is recomputed", request_id)
-                self.doom(request_id, tokens, beyond)
+                logger.warning("request %s: a promised block cannot be loaded and is recomputed", request_id)
+                self.fail_load(request_id, tokens, beyond)
                 return {"memory": tokens}
             chunks.append(chunk)
         tag = lookup.tag
         if tag is None or not chunks:
-            self.doom(request_id, tokens, beyond)
+            self.fail_load(request_id, tokens, beyond)
             return {"memory": tokens}
         self._client.send(Op.PIN, Pin(request=request_id, probe=tag, from_=plan.first, to=last))
         job = Job(next(self._job_ids), LOAD, request_id, plan.answer.region, chunks)
@@ -107,11 +106,11 @@ class Loads:
             self._keys.setdefault(key, request_id)
         return tiers
 
-    def doom(self, request_id: str, tokens: int = 0, tables: Sequence[Sequence[int]] = ()) -> None:
-        """Plans a load that every rank reports as failed (nobody maps region 0): vLLM then recomputes.
+    def fail_load(self, request_id: str, tokens: int = 0, tables: Sequence[Sequence[int]] = ()) -> None:
+        """Plans a load that every rank reports as failed, because no rank maps region 0. vLLM then recomputes.
 
         Args:
-            tables: blocks of the request that hold nothing yet, as far as they are known.
+            tables: known blocks of the request without content.
         """
         chunks = [Chunk(b"", tuple(map(tuple, tables)))] if tables else []
         job = Job(next(self._job_ids), LOAD, request_id, 0, chunks)
@@ -120,7 +119,7 @@ class Loads:
         self._again.discard(request_id)
 
     def _register(self, load: _Load) -> None:
-        """The load is under way. One that was planned for the request and not shipped is replaced: each rank reports
+        """Registers a load. Replaces one that was planned for the request and not sent, because each rank reports
         one.
         """
         request_id = load.job.request_id
@@ -131,20 +130,20 @@ class Loads:
         self._jobs.append(load.job)
 
     def take(self, jobs: list[Job], forget: list[int]) -> None:
-        """Moves the jobs to ship and the jobs to cancel, one by one: what was moved is not moved again."""
+        """Moves the jobs to send and the jobs to cancel, one by one, so that no job is moved twice."""
         while self._jobs:
             jobs.append(self._jobs.popleft())
         while self._forget:
             forget.append(self._forget.popleft())
 
     def forget(self, request_id: str) -> None:
-        """The request ended while it loads: workers need not begin, but must report."""
+        """The request ended during its load. Workers need not start it, but must report."""
         load = self._loads.get(request_id)
         if load is not None:
             self._forget.append(load.job.id)
 
     def outdate(self, request_ids: Iterable[str]) -> None:
-        """What these requests load was computed with other weights: their loads end as failed."""
+        """These requests load KV of other weights, so their loads end as failed."""
         for request_id in request_ids:
             load = self._loads.get(request_id)
             if load is not None and request_id not in self.outdated:
@@ -160,8 +159,8 @@ class Loads:
         return {name for name, load in self._loads.items() if not blocks.isdisjoint(load.job.block_ids())}
 
     def withhold_outdated(self, finished: set[str], failed: set[str], present: Container[str]) -> tuple[str, ...]:
-        """Takes loads that went well, of KV that must not be used any more, out of `finished`. Returns the requests
-        whose loads are to be planned once more, as failed: vLLM has looked for failures already.
+        """Removes successful loads of outdated KV from `finished`. Returns the requests whose loads are to be planned
+        again, as failed, because vLLM has already checked for failures.
 
         Args:
             present: requests that have not ended.
@@ -193,9 +192,10 @@ def _chunk(
     bounds: tuple[int, int],
     wanted: tuple[int, int],
 ) -> Chunk | None:
-    """A chunk of tokens `bounds`, of which only blocks inside `wanted` are written; None where one cannot be.
+    """A chunk of tokens `bounds`, of which only blocks inside `wanted` are written. None if one cannot be written.
 
-    What the engine holds itself is shared with running requests: its ids become 0, as those of freed window blocks are.
+    Blocks that the engine holds itself are shared with running requests, so their ids become 0, like those of freed
+    window blocks.
     """
     ids: list[tuple[int, ...]] = []
     section = 0

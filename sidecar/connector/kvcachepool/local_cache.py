@@ -1,4 +1,4 @@
-"""What vLLM's own prefix cache holds, without asking its scheduler."""
+"""Reads the content of vLLM's own prefix cache without its scheduler."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class LocalCache:
         self.outdated = False
 
     def check_outdated(self, requests: Mapping[str, RequestState]) -> None:
-        """It holds nothing from before a change of weights once it was empty, and no request that ran then is left."""
+        """Clears `outdated` once the cache has been empty and no request from before the change of weights is left."""
         cached = getattr(self.pool, "cached_block_hash_to_block", None)
         if cached is not None and not len(cached) and not any(state.stale for state in requests.values()):
             self.outdated = False
 
     def held(self, hashes: Sequence[bytes], geometry: Geometry) -> int | None:
-        """A hint: tokens of a prompt that the only KV group holds, in whole scheduler blocks; None = unknown.
+        """A hint: number of tokens of a prompt that the only KV group holds, in whole scheduler blocks; None = unknown.
 
-        Galloping, then halving: a prefix is held or not, so a dozen reads do for 128k tokens. Only reads, so any thread
-        may ask; what changes meanwhile makes the hint stale, not wrong.
+        A galloping binary search, so about a dozen reads suffice for 128k tokens. It only reads, so any thread may call
+        it. Concurrent changes make the hint stale, not wrong.
         """
         pool = self.pool
         if len(geometry.groups) != 1 or not getattr(pool, "enable_caching", False):

@@ -1,7 +1,7 @@
 """The lookups of all requests: PROBEs, polls, the bounded wait at a request's first poll, and RELEASEs.
 
 A PROBE is sent when the request arrives, when vLLM's scheduler polls it and lower tiers have to fetch more, and when
-its answer has aged. `probes` says how many tokens an answer allows to load.
+its answer has aged. `probes` computes how many tokens an answer allows to load.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from .local_cache import LocalCache
 from .messages import Probe, Release
 from .namespaces import CONTENT_UNKNOWN, Namespaces
 from .prefill import PrefillSpeed
-from .probes import STALE_AFTER_S, Lookup, LookupResult, Plan, unasked, weigh
+from .probes import STALE_AFTER_S, Lookup, LookupResult, Plan, longest_hits, not_queried
 from .registration import Registration
 from .requests import PendingPoll, RequestState
 from .wire import Op
 
-#: Answers to a poll: nothing will be loaded, and "ask again".
+#: Results of a poll: nothing will be loaded, and "ask again".
 NOTHING: tuple[int, bool] = (0, False)
 ASK_AGAIN: tuple[None, bool] = (None, False)
 
 
 class Lookups:
-    """Called with the scheduler side's lock held, but for `still_waits`, `poll`, `renew_aged` and `adapter_known`."""
+    """Called with the scheduler side's lock held, except for `is_unchanged`, `poll`, `renew_aged` and
+    `adapter_known`.
+    """
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class Lookups:
         local_cache: LocalCache,
         speed: PrefillSpeed,
     ) -> None:
-        """`lock`: the scheduler side's. `requests`: those that are present."""
+        """`lock`: the scheduler side's. `requests`: all requests that have not ended."""
         self._registration = registration
         self._client = registration.client
         self._namespaces = namespaces
@@ -51,24 +53,24 @@ class Lookups:
         self._loads = loads
         self._local_cache = local_cache
         self._speed = speed
-        self._patience = Patience()
-        self._idle = False  # the last step computed nothing, and nothing is under way that further steps move on
-        self._version = 0  # changes with what all requests that wait depend on: connection, epoch
+        self._wait_budget = WaitBudget()
+        self._idle = False  # the last step computed nothing, and nothing is in flight that needs further steps
+        self._version = 0  # changes with state that all waiting requests depend on: connection, epoch
         self._unnamed: dict[str, None] = {}  # requests whose early PROBE waits for their adapter's content
-        self._to_release: dict[str, None] = {}  # requests, in order, whose RELEASE goes out with the step
+        self._to_release: dict[str, None] = {}  # requests, in order, whose RELEASE is sent with the step
         self._aged: deque[tuple[RequestState, Lookup]] = deque()  # to be renewed by the reporting thread
 
     # -- PROBE
 
     def probe_early(self, state: RequestState) -> None:
-        """The PROBE before the first poll; where the adapter's content is not known yet, once it is."""
+        """Sends the PROBE before the first poll, or once the adapter's content is known."""
         if self._why_not(state) is None:
             self._probe(state, self._local_cache.held(state.request.block_hashes, self._registration.geometry))
         elif state.refusal == CONTENT_UNKNOWN:
             self._unnamed[state.request.request_id] = None
 
     def adapter_known(self, path: str) -> None:
-        """The content of an adapter is known, on the thread that read its files."""
+        """The content of an adapter is known. Called on the thread that read its files."""
         with self._lock:
             for request_id in list(self._unnamed):
                 state = self._requests.get(request_id)
@@ -79,7 +81,7 @@ class Lookups:
                     self.probe_early(state)
 
     def _why_not(self, state: RequestState) -> str | None:
-        """Why this request cannot load anything now; None = it can."""
+        """Why this request cannot load anything now, or None."""
         if state.failed:
             return "failedBefore"
         if state.request.skip_reading_prefix_cache:
@@ -96,7 +98,7 @@ class Lookups:
         return None
 
     def _probe(self, state: RequestState, local: int | None) -> None:
-        """Sends a PROBE; its answer will replace that of the request's earlier one."""
+        """Sends a PROBE. Its answer replaces that of the request's earlier one."""
         request, geometry = state.request, self._registration.geometry
         chunks = Chunks(geometry, request.num_tokens)
         if request.num_tokens > request.num_prompt_tokens:
@@ -125,7 +127,7 @@ class Lookups:
             prefill_tokens_per_s=self._speed.tokens_per_s,
         )
         if request.request_id in self._to_release:
-            self.send_releases()  # it ends what was asked before, not this
+            self.send_releases()  # before this PROBE, because RELEASE ends all earlier ones
         lookup.tag = self._client.ask(Op.PROBE, body, lookup.on_reply)
         if lookup.tag is None:
             return
@@ -134,7 +136,7 @@ class Lookups:
         state.asked = lookup
 
     def _usable(self, state: RequestState, now_s: float) -> Lookup | None:
-        """The request's lookup, unless it is of another connection, epoch or prompt, or too old."""
+        """The request's lookup, unless it belongs to another connection, epoch or prompt, or is too old."""
         asked = state.asked
         if asked is not None and (
             asked.result is not None or state.lookup is None or not self._fits(state, state.lookup, now_s)
@@ -156,17 +158,17 @@ class Lookups:
     # -- polls
 
     def new_step(self, idle: bool) -> None:
-        """A `schedule()` has ended. `idle`: it computed nothing, and nothing is under way."""
-        self._patience.new_step()
+        """A `schedule()` has ended. `idle`: it computed nothing, and nothing is in flight."""
+        self._wait_budget.new_step()
         self._idle = idle
 
     def invalidate(self) -> None:
-        """What all requests that wait depend on has changed: their next polls are decided anew."""
+        """State that all waiting requests depend on has changed. Their next polls are decided again."""
         self._version += 1
 
-    def still_waits(self, state: RequestState, pending: PendingPoll, local: int) -> bool:
-        """Whether a poll is decided as the last one: the common case of a queue that waits. Where vLLM has nothing
-        else to do, this waits for a newer answer first. Call without the lock.
+    def is_unchanged(self, state: RequestState, pending: PendingPoll, local: int) -> bool:
+        """Whether a poll has the same result as the last one, the common case of a waiting request. If vLLM has nothing
+        else to do, this first waits for a newer answer. Call without the lock.
         """
         lookup, asked = state.lookup, state.asked
         if not (
@@ -183,7 +185,7 @@ class Lookups:
             return True
         newest = asked or lookup
         known = newest.result
-        return known is None or known.final or not self._patience.rest(newest, known)
+        return known is None or known.final or not self._wait_budget.wait_idle(newest, known)
 
     def poll(self, state: RequestState, local: int) -> tuple[int | None, bool]:
         """Tokens beyond `local` that will be loaded asynchronously; None = ask again. Call without the lock."""
@@ -214,7 +216,7 @@ class Lookups:
             if first:
                 state.first_poll_s, state.deadline_s = now_s, now_s + settings.load_timeout_ms / 1000
         if first and lookup.result is None:
-            self._patience.wait(lookup, settings.first_poll_wait_us / 1e6, settings.step_wait_us / 1e6)
+            self._wait_budget.wait(lookup, settings.first_poll_wait_us / 1e6, settings.step_wait_us / 1e6)
         with self._lock:
             result = lookup.result
             decided = self._decide(state, lookup, result, local)
@@ -229,27 +231,27 @@ class Lookups:
         self, state: RequestState, lookup: Lookup, result: LookupResult | None, local: int
     ) -> tuple[int | None, bool]:
         if result is None:
-            if self._patience.may_be_late(state.first_poll_s):
+            if self._wait_budget.may_poll_again(state.first_poll_s):
                 return ASK_AGAIN
             state.missed = (("unanswered", math.inf),)
             return NOTHING
-        self._patience.answered()
+        self._wait_budget.answered()
         answer = result.answer
         if answer is None or result.error:
             state.missed = ((result.error or "refused", math.inf),)
             return NOTHING
         state.blocker = ""
-        worth = weigh(lookup, answer, local, self._load_limit(state, local))
-        plan, settings, now_s = worth.ready, self._client.settings, time.monotonic()
+        hits = longest_hits(lookup, answer, local, self._load_limit(state, local))
+        plan, settings, now_s = hits.ready, self._client.settings, time.monotonic()
         left_ms = (state.deadline_s - now_s) * 1000
         in_time = left_ms > 0 and answer.pending_ms <= left_ms
-        end, why = worth.pending_end, answer.declined
-        if end - worth.held_end < settings.min_load_tokens:
-            end, why = worth.held_end, "minLoadTokens"  # lower tiers are left alone for so little
+        end, why = hits.pending_end, answer.declined
+        if end - hits.held_end < settings.min_load_tokens:
+            end, why = hits.held_end, "minLoadTokens"  # too few tokens to fetch from lower tiers
         longer = end > plan.end and end - local >= settings.min_load_tokens
-        left = worth.pending_end - max(plan.end, worth.held_end) if why else 0
-        # The early PROBE fetches nothing, or not enough; what memory holds it waits for by itself.
-        more = longer and end > worth.held_end if lookup.local is None else unasked(lookup, answer, local)
+        left = hits.pending_end - max(plan.end, hits.held_end) if why else 0
+        # The early PROBE fetches nothing, or not enough. Chunks in memory need no second PROBE.
+        more = longer and end > hits.held_end if lookup.local is None else not_queried(lookup, answer, local)
         if more and in_time and state.asked is None:
             self._probe(state, local)
         self._renew(state, lookup, now_s - result.arrived_s)
@@ -260,7 +262,7 @@ class Lookups:
         return ASK_AGAIN if state.blocker else self._promise(state, plan, why, left)
 
     def _promise(self, state: RequestState, plan: Plan, why: str, left: int) -> tuple[int, bool]:
-        """Promises a hit, if it is worth it. `left` tokens behind it stay in a lower tier, and `why`."""
+        """Promises a hit if it is large enough. `left` tokens behind it stay in a lower tier for the reason `why`."""
         state.missed = ((why, left),) if left > 0 else ()
         if plan.tokens <= 0:
             return NOTHING
@@ -279,14 +281,14 @@ class Lookups:
         return tokens
 
     def _renew(self, state: RequestState, lookup: Lookup, age_s: float) -> None:
-        """Soft pins expire: a request that still waits asks again in the background, and goes on with what it knows."""
+        """Soft pins expire, so a waiting request sends another PROBE in the background and keeps its current answer."""
         if state.asked is None and not lookup.renewed and age_s > lookup.renew_after_s:
             lookup.renewed = True
             self._aged.append((state, lookup))
 
     def renew_aged(self) -> None:
-        """PROBEs of requests whose answers have aged. A frame that wakes the sidecar costs the kernel some 0.1 ms, and
-        these have time: the engine's thread does not wait for them, nor for more than one at once.
+        """Sends PROBEs of requests whose answers have aged. Waking the sidecar costs about 0.1 ms in the kernel, and
+        these are not urgent, so the engine's thread does not wait for more than one of them.
         """
         while self._aged:
             with self._lock:
@@ -299,7 +301,7 @@ class Lookups:
     # -- the end of a lookup
 
     def learn_present(self, state: RequestState) -> None:
-        """Chunks that the sidecar has need no GRANT (those with windows may lack sections)."""
+        """Chunks that the sidecar has need no GRANT. Those with windows may lack sections."""
         lookup, geometry = state.lookup, self._registration.geometry
         answer = lookup.result.answer if lookup is not None and lookup.result is not None else None
         if not lookup or not answer or lookup.geometry is not geometry or lookup.epoch != self._namespaces.epoch:
@@ -309,14 +311,14 @@ class Lookups:
         self._registration.reporter.learn(state.request, lookup, answer.states)
 
     def consume(self, state: RequestState) -> None:
-        """Answers are used once: the request's next poll asks anew."""
+        """Drops the lookup. An answer is used once, and the request's next poll sends another PROBE."""
         if state.asked is not None and state.asked.tag is not None:
             self._client.drop(state.asked.tag)
         state.lookup = state.asked = None
         state.first_poll_s = state.deadline_s = 0.0
 
     def end(self, state: RequestState) -> None:
-        """The request needs its lookup no more. Unless it loads, its leases end too."""
+        """The request no longer needs its lookup. Its leases end unless it loads."""
         self._unnamed.pop(state.request.request_id, None)
         if not state.loading and (state.lookup is not None or state.asked is not None):
             self.release(state.request.request_id)
@@ -324,7 +326,7 @@ class Lookups:
 
     @property
     def pending(self) -> bool:
-        """Leases have ended: an idle engine must go on stepping."""
+        """Whether leases have ended: an idle engine must keep stepping."""
         return bool(self._to_release)
 
     def release(self, request_id: str) -> None:
@@ -332,21 +334,22 @@ class Lookups:
         self._to_release[request_id] = None
 
     def send_releases(self) -> None:
-        """One RELEASE for all requests that need one; what no connection takes, the next HELLO does not name."""
+        """Sends one RELEASE for all requests that need one. If it cannot be sent, the next HELLO does not name them."""
         if self._to_release:
             self._client.send(Op.RELEASE, Release(requests=list(self._to_release)))
             self._to_release.clear()
 
 
-class Patience:
-    """How long the engine thread may wait for answers: per request, per step, and not at all while the breaker is open.
+class WaitBudget:
+    """Limits how long the engine thread waits for answers: per request, per step, and not at all while the breaker is
+    open.
 
-    A request whose answer is late is polled again for a little while: another step costs less than computing what the
-    sidecar holds. The breaker opens after three requests in a row whose answers did not come in that time, for 1 s and
-    twice as long each time up to 30 s.
+    A request with a late answer is polled again for a short time, because another step costs less than recomputing what
+    the sidecar holds. The breaker opens after three consecutive requests without an answer in that time, for 1 s at
+    first and twice as long each time, up to 30 s.
 
-    An engine that has nothing to compute waits longer in each step. Without that it would step again and again, and
-    take the processor from the sidecar, whose digests or fetches it waits for.
+    An engine that has nothing to compute waits longer in each step. Otherwise it would step continuously and take
+    processor time from the sidecar, whose digests or fetches it waits for.
     """
 
     _MISSES = 3
@@ -366,12 +369,14 @@ class Patience:
         self._spent_s = 0.0
 
     def answered(self) -> None:
-        """An answer came: the breaker counts from the beginning."""
+        """An answer arrived. Resets the breaker."""
         self._misses = 0
         self._open_s = self._OPEN_FIRST_S
 
-    def may_be_late(self, first_poll_s: float) -> bool:
-        """Whether a request that was first polled then is asked about again; where not, that counts as a miss."""
+    def may_poll_again(self, first_poll_s: float) -> bool:
+        """Whether to poll a request again that was first polled at this time. If not, it counts as a miss of the
+        breaker.
+        """
         now_s = time.monotonic()
         if now_s < self._open_until_s:
             return False
@@ -392,8 +397,8 @@ class Patience:
         lookup.wait(allowed)
         self._spent_s += time.monotonic() - begun
 
-    def rest(self, lookup: Lookup, known: LookupResult) -> bool:
-        """One bounded wait of an idle engine for a newer answer; is it there? Call without any lock."""
+    def wait_idle(self, lookup: Lookup, known: LookupResult) -> bool:
+        """One bounded wait of an idle engine for a newer answer. Returns whether it arrived. Call without any lock."""
         begun = time.monotonic()
         allowed = self._IDLE_S - self._spent_s
         if allowed <= 0:

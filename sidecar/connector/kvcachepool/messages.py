@@ -1,7 +1,7 @@
-"""Bodies of all messages; field names and meanings are those of `protocol/src/message.rs`, which documents each.
+"""Bodies of all messages. Names and meanings of fields are those of `protocol/src/message.rs`.
 
-msgspec structs: unknown fields are ignored and absent ones take their default, since versions differ by one during an
-upgrade. Times are milliseconds where the name does not say otherwise.
+msgspec structs: unknown fields are ignored and absent ones have their default, because versions may differ by one
+during an upgrade. Times are in milliseconds unless the name says otherwise.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Sections(Message):
 
 
 class Abort(Message):
-    """A scheduler's ABORT: chunks of the GRANT with this tag; no hashes = all of it."""
+    """A scheduler's ABORT: chunks of the GRANT with this tag; without hashes, all of it."""
 
     grant: int
     hashes: bytes = b""
@@ -248,10 +248,10 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(body: Message | dict[str, Any]) -> bytes:
-    """msgpack map of a body."""
+    """Encodes a body as a msgpack map."""
     return _encoder.encode(body)
 
 
 def decode(raw: bytes | memoryview, kind: type[_M]) -> _M:
-    """The body as a message. Raises `msgspec.DecodeError` (a `ValidationError` where fields are wrong)."""
+    """Decodes a body. Raises `msgspec.DecodeError` (`ValidationError` if fields are invalid)."""
     return msgspec.msgpack.decode(raw, type=kind)

@@ -1,7 +1,7 @@
-"""What the connector counts: REPORTs to the sidecar, and vLLM's stats.
+"""The connector's counters: REPORTs to the sidecar, and vLLM's stats.
 
-Requested tokens are counted once per request, at its admission, together with what they were: hits by tier and misses
-by reason. So requested = hits + misses in every REPORT.
+Requested tokens are counted once per request, at its admission, together with its hits by tier and misses by reason. So
+requested = hits + misses in every REPORT.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CacheStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """What vLLM writes into its log line."""
+        """The numbers in vLLM's log line."""
         return {_LOG_NAMES.get(name, name): value for name, value in self.data.items()}
 
     def is_empty(self) -> bool:
@@ -59,12 +59,13 @@ class Counters:
         self._dirtied()
 
     def admitted(self, requested: int, hits: dict[str, int], misses: Iterable[tuple[str, int]]) -> None:
-        """Counts one request. What `hits` and `misses` leave of `requested` is a miss by reason `absent`.
+        """Counts one request. Requested tokens that are neither hits nor misses count as misses with the reason
+        `absent`.
 
         Args:
             requested: prompt tokens that the engine did not hold itself.
             hits: of them, tokens that will be loaded, by tier.
-            misses: of them, tokens that were not looked up, or not taken, by reason.
+            misses: of them, tokens that were not looked up or not used, by reason.
         """
         left = requested
         with self._lock:
@@ -85,7 +86,7 @@ class Counters:
         self._dirtied()
 
     def load_failed(self, tokens: int) -> None:
-        """Counts tokens whose load failed after admission; they stay counted as hits."""
+        """Counts tokens whose load failed after admission. They stay counted as hits."""
         with self._lock:
             self._report.load_failed_tokens += tokens
             self._stats["failed"] += tokens
@@ -99,7 +100,7 @@ class Counters:
         return report
 
     def put_back(self, report: Report) -> None:
-        """A REPORT could not be sent: its increments go with the next one."""
+        """A REPORT could not be sent. The next one includes its increments."""
         with self._lock:
             now = self._report
             now.requested_tokens += report.requested_tokens
@@ -109,7 +110,7 @@ class Counters:
                     _add(getattr(now, field), name, count)
 
     def take_stats(self) -> CacheStats | None:
-        """vLLM's stats since the last call, None where nothing happened."""
+        """vLLM's stats since the last call, or None if nothing changed."""
         with self._lock:
             data = {name: count for name, count in self._stats.items() if count}
             self._stats.clear()
@@ -122,7 +123,7 @@ def _add(counts: dict[str, int], name: str, tokens: int) -> None:
 
 
 def hit_sources(tiers: dict[str, int], tokens: int) -> dict[Any, int]:
-    """vLLM's hit sources of a load of `tokens` tokens, by what our tiers are to it: host memory, disk, elsewhere."""
+    """vLLM's hit sources of a load of `tokens` tokens, mapped from this cache's tiers: host memory, disk, elsewhere."""
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
     names = {"memory": CacheHitSource.HOST, "disk": CacheHitSource.DISK}

@@ -1,6 +1,4 @@
-"""In whose name the KV of requests is cached: epochs, and LoRA adapters whose content is known and never changed under
-their name.
-"""
+"""The namespaces of requests: epochs, and LoRA adapters with known, unchanged content."""
 
 from __future__ import annotations
 
@@ -19,15 +17,16 @@ CONTENT_UNKNOWN = "loraContentUnknown"
 
 
 class Namespaces:
-    """Its methods are called with the scheduler side's lock held. `epoch`: what was drawn last, empty before.
+    """Its methods are called with the scheduler side's lock held. `epoch`: the last drawn epoch, empty before.
 
-    vLLM tells adapters apart by id, and KV of its own prefix cache by name and path. Both may stand for other weights
-    after a while; then nobody knows which of them made a block, so it is not cached any more.
+    vLLM identifies adapters by id, and KV of its own prefix cache by name and path. Both may refer to other weights
+    after a while. Then it is unknown which of them computed a block, so it is not cached any more.
     """
 
     def __init__(self, reporter: Reporter, on_known: Callable[[str], None]) -> None:
         """`on_known` is called with an adapter's path, on a background thread, when its content is known for all uses
-        that began before."""
+        that began before.
+        """
         self.epoch = ""
         self.hashes = AdapterHashes(on_known)
         self._reporter = reporter
@@ -35,7 +34,7 @@ class Namespaces:
         self._contents: dict[tuple[str, str], bytes] = {}
 
     def assign(self, state: RequestState) -> None:
-        """Gives the request its namespace, or the reason why it is not cached."""
+        """Sets the request's namespace, or the reason why it is not cached."""
         try:
             state.namespace = namespace(
                 state.request, state.controls, self.epoch, lambda lora: self._digest(lora, state.since_s)
@@ -46,17 +45,19 @@ class Namespaces:
             state.namespace = None
             state.refusal = str(reason)
 
-    def begin_anew(self, state: RequestState) -> None:
-        """The request holds no blocks: what it will hold is of the present epoch, and is stored from the beginning."""
-        state.begin_anew()
+    def restart(self, state: RequestState) -> None:
+        """The request holds no blocks. Its future blocks belong to the current epoch and are stored from the
+        beginning.
+        """
+        state.restart()
         self.assign(state)
 
     def draw_epoch(self) -> None:
-        """Requests share nothing with what was computed before."""
+        """Separates requests from everything that was computed before."""
         self.epoch = os.urandom(16).hex()
 
     def _digest(self, lora: Any, since_s: float) -> bytes:
-        """Content hash of an adapter's files, for a use that began then (monotonic). Raises `Uncacheable`."""
+        """Content hash of an adapter's files, for a use that began at this monotonic time. Raises `Uncacheable`."""
         if lora.lora_int_id in self._replaced:
             self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
             raise Uncacheable("loraLoadedInPlace")
@@ -72,9 +73,9 @@ class Namespaces:
         return self.hashes.soon(lora.lora_path, lora.lora_int_id)
 
     def adapter_loaded(self, lora: Any) -> bool:
-        """vLLM is about to load this adapter. Returns whether that puts other weights under an id that has some."""
+        """vLLM is about to load this adapter. Returns whether that replaces the weights of an id in use."""
         if not getattr(lora, "load_inplace", False):
-            self.hashes.get(lora.lora_path, lora.lora_int_id, time.monotonic())  # hashes it as it is now
+            self.hashes.get(lora.lora_path, lora.lora_int_id, time.monotonic())  # hashes the current content
             return False
         first = lora.lora_int_id not in self._replaced
         self._replaced.add(lora.lora_int_id)

@@ -1,11 +1,11 @@
-"""Gather and scatter of KV blocks by kernels in vLLM's own context, for groups whose blocks lie in small pieces.
+"""Gathers and scatters KV blocks by kernels in vLLM's own context, for groups whose blocks are in small pieces.
 
-A copy engine needs about as long for a piece of a few KiB as for one of 28: below that, threads that each move some
-words are faster. The kernels are the project's (`pages.ptx`, copied from the crate of kernels), launched as
-`kernels.json` says. A kernel that went astray would end vLLM's context. So every plane is compared with its storage
-before the first launch, every run of blocks with the window before its own, and a kernel leaves out and counts the
-blocks that the cache has not. Never run on a GPU yet: tests run the kernels' sources on the host, over a made-up
-driver.
+A copy engine needs about as long for a piece of a few KiB as for one of 28 KiB. Below that, threads that each move a
+few words are faster. The kernels are the project's (`pages.ptx`, copied from the crate of kernels), and `kernels.json`
+describes their launch. An out-of-bounds access of a kernel would end vLLM's context. So every plane is compared with
+its storage before the first launch, and every run of blocks with the window before its launch. A kernel skips and
+counts blocks that the cache does not have. Not run on a GPU yet: tests run the kernels' sources on the host, with a
+fake driver.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from .layout import GroupLayout, Layout
 from .pieces import Piece
 
 _MODULE, _GATHER, _SCATTER = "pages", "kv_gather", "kv_scatter"
-#: Of the PTX that this file is written for: its files may be newer than the code of a process that runs on.
+#: Version of the PTX that this file is written for. The files may be newer than the code of a running process.
 _PTX_SHA256 = "edd322191e5941d81e4345e14f7b27dd000417885b9ab47e4825d2eceecb8484"
-#: The compute capability for which that PTX is, and where a device says its own.
+#: The compute capability that the PTX needs, and the attributes in which a device reports its own.
 _CAPABILITY = (8, 0)
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
-#: From so many bytes a piece on, copy engines are as fast (H100), and take no part of the processors from the model.
+#: From this piece size on, copy engines are as fast (H100), and use no multiprocessors of the model.
 _COPY_ENGINE_FROM = 28 << 10
 _GRID_MAX = 65_535
-#: Room for the count of what was refused: block ids behind it are aligned.
+#: Space for the count of skipped blocks, aligned for the block ids behind it.
 _COUNT_BYTES = 16
 _TYPES: dict[str, Any] = {"pointer": ctypes.c_uint64, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64}
 _ARGUMENTS = (
     *("planes", "plane_count", "blocks", "block_count"),
     *("cache_blocks", "section", "block_bytes", "refused"),
 )
-#: Of what the driver answers to PTX that it does not take, and to a lack of memory.
+#: Names of the driver's errors for PTX that it does not accept, and for a lack of memory.
 _REASONS = {
     2: "OutOfMemory",
     200: "PtxRefused",
@@ -55,7 +55,7 @@ _REASONS = {
 
 
 class NoKernelsError(RuntimeError):
-    """Kernels are of no use here. `reason` is the name that logs and events show."""
+    """Kernels cannot be used here. `reason` is the name in logs and events."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -63,14 +63,16 @@ class NoKernelsError(RuntimeError):
 
 
 class Rows(NamedTuple):
-    """Planes of a group as kernels read them: rows (address, block stride, bytes, place in a block's section bytes)."""
+    """Planes of a group as kernels read them: rows (address, block stride, bytes, offset in a block's section
+    bytes).
+    """
 
     table: npt.NDArray[np.uint64]
     block_bytes: int
 
     @staticmethod
     def of(group: GroupLayout, bases: Sequence[int]) -> Rows:
-        """Neighbours in every block are one row. `bases`: device address of each storage."""
+        """Planes that are adjacent in every block become one row. `bases`: device address of each storage."""
         rows: list[list[int]] = []
         at = 0
         for plane in group.planes:
@@ -92,18 +94,18 @@ class Rows(NamedTuple):
 
 
 def small_groups(layout: Layout, bases: Sequence[int]) -> dict[int, Rows]:
-    """The groups that kernels are for. Raises `NoKernelsError` where a block would lie outside of its storage."""
+    """The groups to copy by kernels. Raises `NoKernelsError` if a block would exceed its storage."""
     for plane in (plane for group in layout.groups for plane in group.planes):
         end = plane.offset + (layout.num_blocks - 1) * plane.block_stride + plane.nbytes
         storage = layout.storages[plane.storage]
         if plane.offset < 0 or plane.block_stride < 0 or end > storage.numel() * storage.element_size():
-            raise NoKernelsError("BadLayout", f"blocks from byte {plane.offset} to {end} of a storage that is shorter")
+            raise NoKernelsError("BadLayout", f"blocks from byte {plane.offset} to {end} exceed their storage")
     rows = {number: Rows.of(group, bases) for number, group in enumerate(layout.groups)}
     return {number: group for number, group in rows.items() if group.small}
 
 
 class _Entry(NamedTuple):
-    """A kernel that is loaded, and how it is launched."""
+    """A loaded kernel, and how to launch it."""
 
     function: ctypes.c_void_p
     manifest: dict[str, Any]
@@ -118,9 +120,9 @@ class PageKernels:
     """The kernels in the current context, with tables of the planes in device memory. Used by one thread at a time."""
 
     def __init__(self, groups: dict[int, Rows], cache_blocks: int, window: int, window_bytes: int, stream: int) -> None:
-        """`groups`: of `small_groups`, at least one. `cache_blocks`: block ids are below it. `window`: device address
-        of as many bytes. `stream`: a stream of the current context, for which this waits. Raises `NoKernelsError` and
-        what reading a package raises; nothing is left behind then.
+        """`groups`: from `small_groups`, at least one. `cache_blocks`: block ids are below it. `window`: device address
+        of `window_bytes` bytes. `stream`: a stream of the current context, which this waits for. Raises
+        `NoKernelsError` and errors of reading a package; nothing is left behind then.
         """
         self._groups = groups
         self._cache_blocks = cache_blocks
@@ -135,36 +137,37 @@ class PageKernels:
             self._check_device()
             self._entries = self._load()
             self._place_planes(stream)
-            # The first launch of a kernel is slow, and may hold up the device: without blocks it moves nothing.
+            # The first launch of a kernel is slow and may stall the device. A launch without blocks copies nothing.
             for kind, number in itertools.product(("load", "store"), groups):
                 self._launch(kind, number, 0, 0, window, stream)
             self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
         except BaseException:
-            # One of the launches may still run.
+            # A launch may still be running.
             with contextlib.suppress(NoKernelsError):
                 self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
             self.close()
             raise
 
     def takes(self, piece: Piece) -> bool:
-        """Are its blocks better moved by these kernels?"""
+        """Whether these kernels should copy the group's blocks."""
         return piece.group in self._groups
 
     def place(self, pieces: Sequence[Piece], stream: int) -> None:
-        """Has the stream bring the block ids of the next `copy` to the device: before it is made to wait for anything,
-        as this waits for all that was asked of it. Raises `NoKernelsError`.
+        """Queues the copy of the block ids of the next `copy` to the device. Call it before the stream waits for
+        anything, because it waits for all queued work. Raises `NoKernelsError`.
         """
         blocks = np.concatenate([np.asarray(piece.blocks, dtype=np.uint32) for piece in pieces])
         if len(blocks) > self._blocks_max:
             raise NoKernelsError("TooManyBlocks", f"{len(blocks)} blocks at once, of at most {self._blocks_max}")
-        # The count of what was refused, and the ids behind it; kept, as a driver may read pageable memory late.
+        # The count of skipped blocks, and the ids behind it. Kept alive, because a driver may read pageable memory
+        # late.
         self._kept = np.concatenate((np.zeros(_COUNT_BYTES // 4, dtype=np.uint32), blocks))
         self._write(self._refused, self._kept, stream)
 
     def copy(self, kind: str, pieces: Sequence[Piece], stream: int) -> None:
-        """Asks the stream to move the pieces that `place` was given, whose offsets are in the window. Raises
-        `NoKernelsError` where a launch fails, `ValueError` for what is outside of the window; what was asked for before
-        may still run. `refused` says, once the stream is done, whether all was moved.
+        """Queues the copy of the pieces that `place` was given, with offsets in the window. Raises `NoKernelsError` if
+        a launch fails, and `ValueError` for offsets outside of the window; earlier launches may still run. After the
+        stream has finished, `refused` returns how many pieces were skipped.
         """
         first = 0
         for piece in pieces:
@@ -173,12 +176,14 @@ class PageKernels:
             for begin, end in itertools.pairwise([0, *cuts.tolist(), len(piece.offsets)]):
                 at, count = piece.offsets[begin], end - begin
                 if at < 0 or at + count * size > self._window_bytes:
-                    raise ValueError(f"{count} blocks at byte {at} end outside of the window")
+                    raise ValueError(f"{count} blocks at byte {at} exceed the window")
                 self._launch(kind, piece.group, first + begin, count, self._window + at, stream)
             first += len(piece.offsets)
 
     def refused(self, stream: int) -> int:
-        """How many pieces of the last `copy` were left out, as the cache has no such block. Waits for the stream."""
+        """Number of pieces of the last `copy` that were skipped because the cache has no such block. Waits for the
+        stream.
+        """
         count = ctypes.c_uint32(0)
         self._call(
             "cuMemcpyDtoHAsync_v2",
@@ -188,7 +193,7 @@ class PageKernels:
         return count.value
 
     def close(self) -> None:
-        """Gives module and memory back. No kernel may run any more."""
+        """Releases module and memory. No kernel may be running."""
         memory, module = self._memory, self._module
         self._memory, self._module = ctypes.c_uint64(0), ctypes.c_void_p(0)
         if memory.value:
@@ -197,7 +202,7 @@ class PageKernels:
             self._cuda.cuModuleUnload(module)
 
     def _check_device(self) -> None:
-        """To a driver PTX for a newer device is as good as none."""
+        """The driver cannot use PTX for a newer device."""
         device, major, minor = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0)
         self._call("cuCtxGetDevice", ctypes.byref(device))
         for attribute, value in ((_CAPABILITY_MAJOR, major), (_CAPABILITY_MINOR, minor)):
@@ -214,21 +219,21 @@ class PageKernels:
         for each in manifest["modules"]:
             module = each if each["name"] == _MODULE else module
         if not hashlib.sha256(ptx).hexdigest() == module["ptx_sha256"] == _PTX_SHA256:
-            raise NoKernelsError("BadPackage", f"{_MODULE}.ptx, kernels.json and the code are not of one version")
+            raise NoKernelsError("BadPackage", f"{_MODULE}.ptx, kernels.json and the code have different versions")
         entries = {entry["name"]: entry for entry in module["entries"]}
         found: dict[str, _Entry] = {}
         self._call("cuModuleLoadDataEx", ctypes.byref(self._module), ptx, 0, None, None)
         for kind, name in (("load", _SCATTER), ("store", _GATHER)):
             entry = entries.get(name, {"arguments": []})
             if tuple(argument["name"] for argument in entry["arguments"]) != _ARGUMENTS:
-                raise NoKernelsError("BadPackage", f"kernels.json has no {name} with the arguments that it is given")
+                raise NoKernelsError("BadPackage", f"kernels.json has no {name} with the expected arguments")
             function = ctypes.c_void_p(0)
             self._call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
             found[kind] = _Entry(function, entry)
         return found
 
     def _place_planes(self, stream: int) -> None:
-        """Device memory: planes by group, the count of what was refused, and block ids."""
+        """Allocates device memory for the planes by group, the count of skipped blocks, and block ids."""
         tables = {number: rows.table for number, rows in self._groups.items()}
         nbytes = sum(table.nbytes for table in tables.values()) + _COUNT_BYTES + 4 * self._blocks_max
         self._call("cuMemAlloc_v2", ctypes.byref(self._memory), ctypes.c_size_t(nbytes))
@@ -238,11 +243,11 @@ class PageKernels:
             self._write(at, table, stream)
             at += table.nbytes
         self._refused, self._blocks = at, at + _COUNT_BYTES
-        # The driver may read what lies here, too, after these calls.
+        # The driver may read this memory after these calls too.
         self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def _write(self, address: int, content: npt.NDArray[Any], stream: int) -> None:
-        """`content`, pageable memory, stays until the stream has been waited for."""
+        """`content` is pageable memory and must stay alive until the stream has finished."""
         self._call(
             "cuMemcpyHtoDAsync_v2",
             *(ctypes.c_uint64(address), ctypes.c_void_p(content.ctypes.data)),

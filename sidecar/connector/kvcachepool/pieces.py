@@ -1,4 +1,4 @@
-"""What a job means for one rank: which blocks move from where to where."""
+"""Computes the copies of a job on one rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Piece(NamedTuple):
 
 
 class ChunkLike(Protocol):
-    """`jobs.Chunk`, named by shape so that this file needs no vLLM."""
+    """The interface of `jobs.Chunk`. With it this file needs no vLLM."""
 
     @property
     def refs(self) -> bytes: ...
@@ -27,7 +27,7 @@ class ChunkLike(Protocol):
 
 
 class Plan(NamedTuple):
-    """What a job means for this rank: pieces to move, and the references of this rank's sections (packed, and read)."""
+    """A job on this rank: pieces to copy, and the references of this rank's sections (packed, and decoded)."""
 
     pieces: list[Piece]
     packed: bytes
@@ -46,7 +46,7 @@ class Planner:
         self._count = sum(group.shape.shards for group in layout.groups)
 
     def plan(self, chunks: Sequence[ChunkLike], store: bool) -> Plan:
-        """The plan of a job's chunks. Raises `ValueError` where they do not fit this rank's KV cache."""
+        """The plan of a job's chunks. Raises `ValueError` if they do not fit this rank's KV cache."""
         pieces = [Piece(group, [], []) for group in range(len(self._groups))]
         packed: list[bytes] = []
         nbytes = 0
@@ -63,7 +63,7 @@ class Planner:
                 wanted = [(i, block) for i, block in enumerate(blocks) if block]
                 if slot == NO_SLOT:
                     if wanted and not store:
-                        raise ValueError("a load needs a section that the chunk lacks")
+                        raise ValueError("the chunk lacks a section that the load needs")
                     continue
                 if not store and not wanted:
                     continue

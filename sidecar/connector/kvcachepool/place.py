@@ -1,4 +1,4 @@
-"""Where the sidecar is: in the folder on PYTHONPATH that this package lies in."""
+"""Paths of the sidecar, which are in the folder on PYTHONPATH that contains this package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def folder() -> Path:
-    """The folder that holds the package, the socket and `settings.json`."""
+    """The folder with the package, the socket and `settings.json`."""
     return Path(__file__).resolve().parent.parent
 
 
@@ -19,7 +19,7 @@ def socket_path() -> str:
 
 
 def settings() -> dict[str, Any]:
-    """What was written beside the package (`existingConnector`); empty where there is nothing readable."""
+    """Settings beside the package (`existingConnector`). Empty if the file is missing or unreadable."""
     try:
         loaded = json.loads((folder() / "settings.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

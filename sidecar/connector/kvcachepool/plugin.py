@@ -1,8 +1,8 @@
-"""The general plugin: gives every vLLM engine that can be served our connector, without a launch argument.
+"""The general plugin: sets this connector in every vLLM engine that it can serve, without a launch argument.
 
-`register` runs in each process of vLLM before any config is built. It wraps `EngineArgs.create_engine_config`,
-through which all entry points go. Whatever is wrong becomes a named "cache off" that the sidecar is told; nothing
-here raises into vLLM.
+`register` runs in each process of vLLM before any config is built. It wraps `EngineArgs.create_engine_config`, which
+all entry points use. A failure turns the cache off, with a reason that is reported to the sidecar. Nothing here raises
+into vLLM.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from typing import Any
 
 from . import place
-from .client import say_off
+from .client import report_off as send_report
 from .descriptor import witness
 from .internals import changed_internals
 from .preflight import (
@@ -25,7 +25,7 @@ from .preflight import (
     arguments_refusal,
     model_refusal,
     own_config,
-    tell_connector,
+    pass_facts,
 )
 from .provenance import watch_front
 
@@ -59,54 +59,55 @@ def _wrapped(original: Any) -> Any:
             logger.exception("the KV cache pool's checks failed")
             chosen, reason = None, f"PluginFailed/{type(error).__name__}"
         if chosen is None and reason:
-            tell_off(reason)
+            report_off(reason)
         if chosen is None:
             config = original(self, *args, **kwargs)
             try:
                 if own_config(config.kv_transfer_config):
-                    _tell_connector(original, self, turned_off, config, *args, **kwargs)
+                    _pass_facts(original, self, turned_off, config, *args, **kwargs)
             except Exception:
-                logger.exception("the KV cache pool's connector could not be told of its engine")
-            return _witnessed(config)
+                logger.exception("facts about the engine could not be passed to the connector")
+            return _with_records(config)
         self.kv_transfer_config = chosen
         try:
             config = original(self, *args, **kwargs)
-            _tell_connector(original, self, turned_off, config, *args, **kwargs)
+            _pass_facts(original, self, turned_off, config, *args, **kwargs)
             reason = model_refusal(config)
         except Exception as error:
             config, reason = None, f"RefusedByVllm/{type(error).__name__}"
             logger.warning("vLLM refuses the KV cache connector here: %s", error)
         if not reason:
             logger.info("KV cache pool: connector set, sidecar at %s", place.socket_path())
-            return _witnessed(config)
+            return _with_records(config)
         self.kv_transfer_config = given
-        config = original(self, *args, **kwargs)  # an error of the user's own comes up here, as without this plugin
-        tell_off(reason)
+        # An error in the user's own arguments is raised here, as without this plugin.
+        config = original(self, *args, **kwargs)
+        report_off(reason)
         return config
 
     return create_engine_config
 
 
-def _witnessed(config: Any) -> Any:
-    """Notes what only this process sees: the model's files before they are loaded, and who names images."""
+def _with_records(config: Any) -> Any:
+    """Records what only this process can see: the model's files before they are loaded, and who names images."""
     if not own_config(config.kv_transfer_config):
         return config
     try:
         witness(config)
     except Exception:
-        logger.exception("the model's files could not be looked at")
+        logger.exception("the model's files could not be read")
     try:
-        # Results of an encoder elsewhere come by name: nobody here knows what they were made of.
+        # Results of an external encoder are identified by name, and their content is unknown here.
         alone = getattr(config, "ec_transfer_config", None) is None
         if alone and config.model_config.multimodal_config is not None:
             watch_front()
     except Exception:
-        logger.exception("images are not cached: it cannot be known who names them")
+        logger.exception("requests with images are not cached: the origin of image names is unknown")
     return config
 
 
-def _tell_connector(original: Any, engine_args: Any, turned_off: bool, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Hands our connector what only this process knows.
+def _pass_facts(original: Any, engine_args: Any, turned_off: bool, config: Any, *args: Any, **kwargs: Any) -> None:
+    """Passes facts that only this process knows to the connector.
 
     Args:
         turned_off: the user gave `--no-enable-prefix-caching`.
@@ -116,17 +117,17 @@ def _tell_connector(original: Any, engine_args: Any, turned_off: bool, config: A
         facts[COMPOSED] = True
     if turned_off and _keeps_prefix_caching(original, engine_args, *args, **kwargs):
         facts[PREFIXES_WORK] = True
-    tell_connector(config.kv_transfer_config, **facts)
+    pass_facts(config.kv_transfer_config, **facts)
 
 
 def _keeps_prefix_caching(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> bool:
     """Whether prefix caching would be on in this engine if the user had not turned it off.
 
-    vLLM turns it off for backends and models that cannot compute behind a prefix, and only vLLM knows them: its config
-    is made once more, with vLLM's default.
+    vLLM turns it off for backends and models that cannot continue from a prefix, and only vLLM knows them. So its
+    config is built once more, with vLLM's default.
     """
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
-        # Backends that refuse prefixes then are known only when the model has been loaded.
+        # Backends that do not support prefixes are known only after the model has been loaded.
         return False
     asked = copy.copy(engine_args)
     asked.enable_prefix_caching = None
@@ -138,7 +139,7 @@ def _keeps_prefix_caching(original: Any, engine_args: Any, *args: Any, **kwargs:
 
 
 def _choose(args: Any) -> tuple[Any, str | None]:
-    """(config to set, None) or (None, why not); (None, None) where the user's own config names our connector."""
+    """(config to set, None) or (None, reason); (None, None) if the user's own config names this connector."""
     existing = str(place.settings().get("existingConnector", "Refuse"))
     reason = arguments_refusal(args, existing) or changed_internals()
     if reason:
@@ -163,7 +164,9 @@ def _ours() -> dict[str, Any]:
 
 
 def composed(given: Any) -> dict[str, Any]:
-    """A MultiConnector of the user's P/D transports, first, and ours. Loads that fail are recomputed, also theirs."""
+    """A MultiConnector of the user's P/D transports, which come first, and this connector. Failed loads of all are
+    recomputed.
+    """
     if given.kv_connector == "MultiConnector":
         children = list(given.kv_connector_extra_config["connectors"])
     else:
@@ -188,12 +191,12 @@ def composed(given: Any) -> dict[str, Any]:
     }
 
 
-def tell_off(reason: str) -> None:
-    """Says why there is no cache: to the log, and to the sidecar, in the background for 60 s."""
+def report_off(reason: str) -> None:
+    """Reports why there is no cache: in the log, and to the sidecar, in the background for 60 s."""
     logger.warning("the KV cache pool is off in this vLLM: %s", reason)
     try:
         import vllm
 
-        say_off(place.socket_path(), reason, str(getattr(vllm, "__version__", "")))
+        send_report(place.socket_path(), reason, str(getattr(vllm, "__version__", "")))
     except Exception:
-        logger.exception("the sidecar could not be told")
+        logger.exception("the reason could not be reported to the sidecar")

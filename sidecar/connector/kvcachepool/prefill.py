@@ -1,4 +1,4 @@
-"""How fast this engine prefills: the sidecar weighs a load from a lower tier against computing the same tokens."""
+"""Measures the prefill speed of this engine. The sidecar compares it with loads from lower tiers."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Mapping
 
 from .requests import RequestState
 
-#: Steps count whose tokens are prompt tokens to this part at least, and that have so many of them: a decode step takes
-#: its time for other reasons.
+#: A step counts if at least this part of its tokens are prompt tokens, and at least this many. The time of a decode
+#: step has other causes.
 _PROMPT_SHARE = 0.75
 _LEAST_TOKENS = 64
-#: Steps that an answer rests on at least, and what the past weighs with each further one.
+#: Minimum steps for an answer, and the weight of the past with each further step.
 _LEAST_STEPS = 3
 _FADES = 0.9
-#: A step of such a length was held up by something else.
+#: A step that takes this long was delayed by something else.
 _LONGEST_S = 60.0
-#: Steps that were scheduled and whose end is not known yet; vLLM has two at most.
+#: Maximum scheduled steps whose end is unknown. vLLM has two at most.
 _MOST_OPEN = 8
 
 
 class PrefillSpeed:
-    """Prompt tokens per second of the steps that are mostly prefill. The engine's thread only.
+    """Prompt tokens per second of steps that are mostly prefill. For the engine's thread only.
 
-    A step's time begins when it was scheduled, or when the step before it ended: with asynchronous scheduling it waits
-    for that one.
+    The time of a step starts when it was scheduled, or when the step before it ended, because asynchronous scheduling
+    waits for that one.
 
-    due: number of the step that was scheduled last, until it is shipped; 0 = its end need not be reported.
+    due: number of the last scheduled step until it is sent, 0 if its end need not be reported.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class PrefillSpeed:
     def step(
         self, now_s: float, scheduled: Mapping[str, int], all_tokens: int, requests: Mapping[str, RequestState]
     ) -> None:
-        """A step was scheduled, of so many tokens by request. `due` is its number where it computes prompts."""
+        """A step with these numbers of tokens by request was scheduled. Sets `due` if it computes prompts."""
         tokens = 0
         if all_tokens <= 2 * len(scheduled):
             return  # decode
@@ -51,7 +51,7 @@ class PrefillSpeed:
         self.due = self.began(now_s, tokens, all_tokens)
 
     def began(self, now_s: float, prompt_tokens: int, all_tokens: int) -> int:
-        """A step was scheduled. Returns the number to say at its end; 0 = its end need not be said."""
+        """A step was scheduled. Returns the number for `ended`, or 0 if its end need not be reported."""
         if prompt_tokens < _LEAST_TOKENS or prompt_tokens < _PROMPT_SHARE * all_tokens:
             return 0
         self._number += 1
@@ -61,7 +61,7 @@ class PrefillSpeed:
         return self._number
 
     def ended(self, now_s: float, number: int) -> None:
-        """A step ended; `number` as `began` gave it."""
+        """A step ended. `number` is the result of `began`."""
         begun = self._open.pop(number, None)
         if begun is not None:
             seconds = now_s - max(begun[0], self._ended_s)
@@ -73,7 +73,7 @@ class PrefillSpeed:
 
     @property
     def tokens_per_s(self) -> int:
-        """Tokens per second; 0 = too little was seen."""
+        """Tokens per second, 0 if there are too few measurements."""
         if self._steps < _LEAST_STEPS:
             return 0
         return max(1, round(self._tokens / self._seconds))

@@ -1,6 +1,6 @@
-"""Everything that could make vLLM fail with a connector, checked before it is given one. Each check has a name.
+"""Checks for everything that could make vLLM fail with a connector, before one is set. Each check has a named reason.
 
-Reasons are what status and metrics of the sidecar show; docs/guides/troubleshooting.md explains each.
+The sidecar's status and metrics show the reasons, and the troubleshooting guide explains them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 CONNECTOR = "KVCachePoolConnector"
 MODULE = "kvcachepool.connector"
 
-#: Hooks that the connector needs on vLLM's base class; all are there since 0.30.
+#: Hooks that the connector needs on vLLM's base class. All exist since 0.30.
 REQUIRED_HOOKS = (
     "get_transfer_results",
     "has_pending_push_work",
@@ -20,19 +20,20 @@ REQUIRED_HOOKS = (
     "reset_cache",
 )
 
-#: Key of our extra config: prefix caching is off because the user turned it off, and vLLM would have kept it.
+#: Key of this connector's extra config: the user turned prefix caching off, and vLLM would have kept it on.
 PREFIXES_WORK = "kvcachepool.prefixes_work"
-#: Key of our extra config: ours is one of several connectors in a MultiConnector.
+#: Key of this connector's extra config: it is one of several connectors in a MultiConnector.
 COMPOSED = "kvcachepool.composed"
 
-#: Connectors that hand KV from prefill to decode and keep none: ours can stand beside them in a MultiConnector.
+#: Transports: connectors that hand KV from prefill to decode and keep none. This connector can run beside them in a
+#: MultiConnector.
 TRANSPORTS = frozenset(
     {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"}
 )
 
 
 def version_refusal() -> str | None:
-    """`VllmTooOld` where the base class lacks a hook that correctness needs."""
+    """`VllmTooOld` if the base class lacks a hook that correctness needs."""
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     except ImportError:
@@ -43,7 +44,7 @@ def version_refusal() -> str | None:
 def device_refusal() -> str | None:
     """`DeviceUnsupported/<device>` on anything but CPUs and NVIDIA GPUs.
 
-    ROCm is told by name, because torch calls its devices `cuda`.
+    ROCm is detected by name, because torch calls its devices `cuda`.
     """
     import torch
     from vllm.platforms import current_platform
@@ -58,10 +59,10 @@ def device_refusal() -> str | None:
 
 
 def arguments_refusal(args: Any, existing: str, environ: Any = os.environ) -> str | None:
-    """Why this `EngineArgs` gets no connector, None where it does.
+    """Why this `EngineArgs` gets no connector, or None.
 
     Args:
-        existing: what to do where the user set a connector, `Refuse` or `Compose`.
+        existing: what to do if the user set a connector, `Refuse` or `Compose`.
     """
     if environ.get("KVCACHEPOOL_DISABLE", "") not in ("", "0"):
         return "Disabled"
@@ -80,7 +81,7 @@ def arguments_refusal(args: Any, existing: str, environ: Any = os.environ) -> st
 
 
 def _expandable_segments(args: Any, environ: Any) -> bool:
-    """vLLM refuses any connector with these, unless its own allocator holds the KV cache."""
+    """vLLM refuses all connectors with these, unless its own allocator holds the KV cache."""
     if getattr(args, "enable_sleep_mode", False) or getattr(args, "enable_cumem_allocator", False):
         return False
     return any(
@@ -90,7 +91,7 @@ def _expandable_segments(args: Any, environ: Any) -> bool:
 
 
 def connector_refusal(config: Any, existing: str) -> str | None:
-    """Whether a connector of the user's stands in the way."""
+    """Whether a connector of the user conflicts with this one."""
     name = getattr(config, "kv_connector", None)
     if name is None:
         return None
@@ -121,12 +122,12 @@ def _extra(config: Any) -> dict[str, Any]:
 
 
 def is_composed(config: Any) -> bool:
-    """Whether the plugin said that our connector, whose config this is, is one of several."""
+    """Whether the plugin recorded that this connector, whose config this is, is one of several."""
     return bool(_extra(config).get(COMPOSED))
 
 
-def tell_connector(config: Any, **facts: Any) -> None:
-    """Hands facts that only the plugin can know to our connector: in its extra config, which reaches every process."""
+def pass_facts(config: Any, **facts: Any) -> None:
+    """Passes facts that only the plugin knows to this connector, in its extra config, which reaches every process."""
     if config.kv_connector == CONNECTOR:
         config.kv_connector_extra_config = {**_extra(config), **facts}
         return
@@ -136,7 +137,7 @@ def tell_connector(config: Any, **facts: Any) -> None:
 
 
 def model_refusal(vllm_config: Any) -> str | None:
-    """What only the finished config shows: models that no connector, or not ours, can serve."""
+    """Checks of the complete config: models that no connector, or not this one, can serve."""
     model = getattr(vllm_config, "model_config", None)
     if model is None:
         return None
@@ -155,10 +156,10 @@ def model_refusal(vllm_config: Any) -> str | None:
 
 
 def prefix_refusal(vllm_config: Any) -> str | None:
-    """`PrefixUnsupported` where vLLM has turned prefix caching off.
+    """`PrefixUnsupported` if vLLM has turned prefix caching off.
 
-    vLLM does that for attention backends and models that cannot compute behind a prefix: tokens after a hit would be
-    wrong. `--no-enable-prefix-caching` alone is no such case, see `plugin`.
+    vLLM does that for attention backends and models that cannot continue from a prefix: tokens after a hit would be
+    wrong. `--no-enable-prefix-caching` alone is a different case, see `plugin`.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     if not getattr(model, "is_prefix_caching_supported", True):
@@ -169,7 +170,7 @@ def prefix_refusal(vllm_config: Any) -> str | None:
 
 
 def transfer_refusal(config: Any) -> str | None:
-    """What a `--kv-transfer-config` of the user's must say for our connector to be on."""
+    """Requirements for a user's `--kv-transfer-config`."""
     if getattr(config, "kv_role", None) != "kv_both":
         return "KvRoleNotBoth"
     if getattr(config, "kv_load_failure_policy", "fail") != "recompute":
@@ -178,15 +179,15 @@ def transfer_refusal(config: Any) -> str | None:
 
 
 def engine_refusal(vllm_config: Any) -> str | None:
-    """Why our connector is off in an engine that has it, also where the plugin has not chosen it."""
+    """Why this connector is off in an engine that has it, even if the plugin did not set it."""
     return transfer_refusal(vllm_config.kv_transfer_config) or device_refusal() or model_refusal(vllm_config)
 
 
 def layout_wish(vllm_config: Any) -> str | None:
-    """Block-major on NVIDIA GPUs, where vLLM knows that layout.
+    """Block-major on NVIDIA GPUs, if vLLM supports that layout.
 
-    None beside other connectors: a MultiConnector refuses to start with two wishes, and the peers of a transport expect
-    the layout that it has without us. Every layout of the table is served.
+    None beside other connectors: a MultiConnector does not start with two different layouts, and the peers of a
+    transport expect the layout without this connector. Every layout of the table is supported.
     """
     from vllm.platforms import current_platform
 

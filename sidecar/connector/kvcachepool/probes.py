@@ -1,4 +1,4 @@
-"""One PROBE, its answers, and how many tokens of a request they allow to load. Nothing here sends."""
+"""One PROBE, its answers, and how many tokens of a request they allow to load. This module sends nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .shared import NO_SLOT
 _REF_BYTES = 16
 _READY = bytes([CHUNK_READY])
 _READY_OR_PENDING = b"\x01\x02"
-#: Answers of such an age are asked for anew while a request waits (soft pins expire after 30 s); drawn per lookup, so
-#: that requests which arrived together do not ask together.
+#: Age at which an answer is renewed while a request waits (soft pins expire after 30 s). Random per lookup, so that
+#: requests that arrived together are not renewed together.
 RENEW_AFTER_S = (8.0, 16.0)
 #: Answers of this age are no longer used.
 STALE_AFTER_S = 25.0
@@ -28,7 +28,9 @@ STALE_AFTER_S = 25.0
 class LookupResult(NamedTuple):
     """The answers to a lookup so far.
 
-    answer: the newest that fits the PROBE. error: why there is no better one. final: no more follow.
+    answer: the newest that matches the PROBE.
+    error: why there is no better one.
+    final: no more follow.
     """
 
     answer: ProbeReply | None
@@ -41,8 +43,8 @@ class LookupResult(NamedTuple):
 class Lookup:
     """One PROBE and its answers.
 
-    The reader thread replaces `result` as a whole, so its fields always belong together. All other fields are the
-    engine's.
+    The reader thread replaces `result` as a whole, so its fields are always consistent. All other fields belong to the
+    engine.
     """
 
     geometry: Geometry
@@ -60,7 +62,7 @@ class Lookup:
     waiter: threading.Event | None = None
 
     def on_reply(self, reply: Reply) -> None:
-        """Takes one answer, on the reader thread. One that does not fit the question counts as an empty final one."""
+        """Takes one answer, on the reader thread. One that does not match the request counts as an empty final one."""
         before = self.result or LookupResult(None, "", False, 0.0)
         answer, error = before.answer, before.error
         if reply.error is not None:
@@ -88,7 +90,9 @@ class Lookup:
         return whole and len(answer.states) == len(self.chunks)
 
     def wait(self, timeout_s: float, known: LookupResult | None = None) -> bool:
-        """Waits with the GIL released for an answer newer than `known`; is it there? Call without any lock."""
+        """Waits with the GIL released for an answer newer than `known`. Returns whether it arrived. Call without any
+        lock.
+        """
         if self.result is known:
             self.waiter = threading.Event()
             if self.result is known:
@@ -96,25 +100,25 @@ class Lookup:
         return self.result is not known
 
     def matches(self, block_hashes: list[bytes], num_tokens: int) -> bool:
-        """Whether the request still has the tokens that were asked for (a session may have edited them)."""
+        """Whether the request still has the tokens of the PROBE (a session may have edited them)."""
         if self.num_tokens != num_tokens:
             return False
         index = self.chunks.tokens // self.geometry.hash_block - 1
         return index < len(block_hashes) and block_hashes[index] == self.hashes[-HASH_BYTES:]
 
     def end_of(self, chunk: int) -> int:
-        """Tokens up to and with the first `chunk` chunks."""
+        """Number of tokens up to and including the first `chunk` chunks."""
         if chunk <= self.chunks.full:
             return chunk * self.geometry.chunk
         return self.chunks.tokens
 
     def hash_of(self, chunk: int) -> bytes:
-        """Hash by which a chunk was asked for."""
+        """Hash of a chunk in the PROBE."""
         return self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
 
 
 def refs_of(answer: ProbeReply, first: int, last: int) -> list[bytes]:
-    """Packed references of chunks `first..last`, all of which are ready in this very answer; one entry per chunk."""
+    """Packed references of chunks `first..last`, one entry per chunk. All of them are ready in this answer."""
     if first >= last:
         return []
     per_chunk = len(answer.refs) // answer.states.count(_READY)
@@ -123,9 +127,9 @@ def refs_of(answer: ProbeReply, first: int, last: int) -> list[bytes]:
 
 
 class Plan(NamedTuple):
-    """A hit that was promised: tokens `local..end` from chunks `first..last` of one answer to the lookup.
+    """A promised hit: tokens `local..end` from chunks `first..last` of one answer to the lookup.
 
-    The lookup may have a later answer by now, in which one of these chunks is gone: its references are others'.
+    The lookup may have a later answer in which one of these chunks is gone, and its references belong to others.
     """
 
     lookup: Lookup
@@ -141,10 +145,10 @@ class Plan(NamedTuple):
         return self.end - self.local
 
 
-class Worth(NamedTuple):
-    """What an answer is worth: tokens readable now, and tokens readable once what is pending has landed.
+class Hits(NamedTuple):
+    """The tokens of an answer that can be read now, and those that can be read once pending chunks have arrived.
 
-    held_end: of the latter, those that no tier below memory has to do with.
+    held_end: end of the latter without lower tiers.
     """
 
     ready: Plan
@@ -152,20 +156,20 @@ class Worth(NamedTuple):
     held_end: int
 
 
-def weigh(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> Worth:
+def longest_hits(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> Hits:
     """The longest hits behind `local` tokens, up to `limit`, by one answer to the lookup.
 
-    "Contiguous" starts at the local boundary. Where a group keeps only a window, a hit ends where that window is
-    there too, and one token before the request's end.
+    A hit is contiguous from the local boundary. If a group keeps only a window, a hit ends where that window exists
+    too, and one token before the request's end.
 
     Args:
-        limit: tokens of the request, or fewer where the caller caps the load; a multiple of the scheduler's block, or
-        the end.
+        limit: tokens of the request, or fewer if the caller limits the load; a multiple of the scheduler's block,
+            or the end.
     """
     geometry = lookup.geometry
     first = local // geometry.chunk
     if local >= lookup.chunks.tokens:
-        return Worth(Plan(lookup, answer, local, local, first, first), local, local)
+        return Hits(Plan(lookup, answer, local, local, first, first), local, local)
     states = answer.states[first:]
     readable = ready = first + len(states) - len(states.lstrip(_READY))
     pending = first + len(states) - len(states.lstrip(_READY_OR_PENDING))
@@ -183,10 +187,10 @@ def weigh(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> Worth:
     last = ready
     while last > first and lookup.end_of(last - 1) >= end:
         last -= 1
-    # Where nothing is on its way, what lacks a window will lack it.
+    # Without pending chunks, missing windows stay missing.
     pending_end = max(end, min(lookup.end_of(pending), limit)) if pending > readable else end
     held_end = max(local, min(lookup.end_of(held), pending_end))
-    return Worth(Plan(lookup, answer, local, end, first, last), pending_end, held_end)
+    return Hits(Plan(lookup, answer, local, end, first, last), pending_end, held_end)
 
 
 def _windows_there(lookup: Lookup, answer: ProbeReply, local: int, first: int, last: int) -> bool:
@@ -208,9 +212,9 @@ def _windows_there(lookup: Lookup, answer: ProbeReply, local: int, first: int, l
     return True
 
 
-def unasked(lookup: Lookup, answer: ProbeReply, local: int) -> bool:
-    """Whether lower tiers were not asked for a chunk that is not ready, between `local` and what the lookup named as
-    held locally: vLLM has evicted it since.
+def not_queried(lookup: Lookup, answer: ProbeReply, local: int) -> bool:
+    """Whether lower tiers were not queried for a missing chunk between `local` and the tokens that the lookup named as
+    local. vLLM has evicted it since then.
     """
     chunk = lookup.geometry.chunk
     states = answer.states[local // chunk : (lookup.local or 0) // chunk]
@@ -218,7 +222,7 @@ def unasked(lookup: Lookup, answer: ProbeReply, local: int) -> bool:
 
 
 def tier_tokens(plan: Plan) -> dict[str, int]:
-    """Tokens of a plan by the name of the tier that they come from; they add up to `plan.tokens`."""
+    """Tokens of a plan by the name of their tier. They add up to `plan.tokens`."""
     lookup, tiers = plan.lookup, plan.answer.tiers
     tokens: dict[str, int] = {}
     begin = plan.local

@@ -1,13 +1,12 @@
-"""Whether an image, video or audio clip is named by its content or by a user.
+"""Decides whether an image, video or audio clip is named by its content or by a user.
 
-vLLM's front process hashes what a request brings, unless the request names it; the scheduler sees only the name, and
-a user may choose one that looks like a hash. So the front process proves each request whose names it computed: it puts
-a token that no user knows into the request's `extra_args`. A request without it is not cached: that is what happens
-where the front process runs without this plugin, is not written in Python, or takes items that somebody else
-processed.
+vLLM's front process hashes the items of a request unless the request names them. The scheduler sees only the name, and
+a user may choose one that looks like a hash. So the front process proves each request whose names it computed: it adds
+a token that no user knows to the request's `extra_args`. A request without the token is not cached. That happens if the
+front process runs without this plugin, is not written in Python, or uses items that were processed elsewhere.
 
-vLLM keeps processed items by name. Where one that looks like a hash was given by somebody, later items of that content
-may be replaced by his: names that were ever given are never proven again.
+vLLM keeps processed items by name. If a user gave a name that looks like a hash, that item may replace later items with
+this content, so such a name is never proven again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ logger = logging.getLogger("kvcachepool")
 
 #: The token, for all processes that vLLM starts.
 VARIABLE = "KVCACHEPOOL_ITEM_PROOF"
-#: Where a request carries it.
+#: Key of the token in a request.
 KEY = "kvcachepool.item_proof"
 #: vLLM hashes items with BLAKE3, SHA-256 (64 hex digits) or SHA-512.
 _LIKE_A_HASH = re.compile(r"(?:[0-9a-f]{64}|[0-9a-f]{128})\Z")
@@ -38,10 +37,10 @@ _MARK = "_kvcachepool_original"
 
 
 class Given:
-    """Names that looked like hashes and were not computed from content here. Any thread."""
+    """Names that look like hashes and were not computed from content here. For any thread."""
 
     def __init__(self, limit: int = _MAX_GIVEN) -> None:
-        """Beyond `limit` names every name counts as given."""
+        """If there are more than `limit` names, every name counts as given."""
         self._limit = limit
         self._names: set[str] = set()
         self._lock = threading.Lock()
@@ -57,12 +56,12 @@ class Given:
             return len(self._names) > self._limit or name in self._names
 
 
-class _Front:
-    """What the front process knows of names."""
+class _FrontProcess:
+    """The front process's record of names."""
 
     def __init__(self) -> None:
         self.given = Given()
-        #: Strings that vLLM computed, by address: an equal string that a user sent is another object.
+        #: Strings that vLLM computed, by address. An equal string of a user is another object.
         self._computed: OrderedDict[int, str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -75,12 +74,12 @@ class _Front:
 
     def proves(self, name: Any) -> bool:
         with self._lock:
-            ours = self._computed.get(id(name)) is name
-        return ours and name not in self.given
+            computed_here = self._computed.get(id(name)) is name
+        return computed_here and name not in self.given
 
 
-_front = _Front()
-#: Of the process with the scheduler.
+_front = _FrontProcess()
+#: State of the process with the scheduler.
 _given = Given()
 
 
@@ -88,7 +87,7 @@ _given = Given()
 
 
 def watch_front() -> None:
-    """Wraps the places where vLLM names items and makes requests; where one is missing, nothing is ever proven."""
+    """Wraps the functions with which vLLM names items and creates requests. If one is missing, no request is proven."""
     from vllm.multimodal.processing.inputs import ProcessorInputs
     from vllm.v1.engine.input_processor import InputProcessor
 
@@ -130,7 +129,7 @@ def _note(inputs: Any, result: dict[str, list[str]]) -> None:
 
 
 def _names_itself(item: Any) -> bool:
-    """vLLM takes the EXIF tag ImageID for an image's hash where a program set it to a UUID."""
+    """vLLM uses the EXIF tag ImageID as an image's hash if a program set it to a UUID."""
     image = getattr(item, "media", item)
     read = getattr(image, "getexif", None)
     if read is None:
@@ -188,8 +187,8 @@ def _watched_injection(original: Any) -> Any:
 
 
 def proven(request: Any) -> bool:
-    """Whether all items of a request are named by their content. Call it for each request that arrives, cached or not:
-    a name that somebody gave is remembered.
+    """Whether all items of a request are named by their content. Call it for each request that arrives, cached or not,
+    because it remembers given names.
     """
     features = getattr(request, "mm_features", None) or ()
     if not features:
@@ -197,8 +196,8 @@ def proven(request: Any) -> bool:
     lora = getattr(request, "lora_request", None)
     names = [_without(feature.identifier, None if lora is None else lora.lora_name) for feature in features]
     token = os.environ.get(VARIABLE, "")
-    said = getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
-    if not token or not secrets.compare_digest(str(said.get(KEY, "")).encode(), token.encode()):
+    arguments = getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
+    if not token or not secrets.compare_digest(str(arguments.get(KEY, "")).encode(), token.encode()):
         _remember(names)
         return False
     return all(isinstance(name, str) and _LIKE_A_HASH.match(name) and name not in _given for name in names)

@@ -1,4 +1,4 @@
-"""What one rank is: its place among the others, its device, and what it registers."""
+"""Describes one rank: its coordinates, its device, and its registration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def current_ranks(vllm_config: VllmConfig) -> Ranks:
-    """Sizes of the groups of ranks, and this process's place in them."""
+    """Sizes of the groups of ranks, and this process's coordinates."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
     sizes = ranks_of(vllm_config)
@@ -52,9 +52,10 @@ def registration(
     device_uuid: str,
     digests: Digests,
 ) -> tuple[Register, bool]:
-    """(REGISTER of a rank, whether a better one follows once `digests` has worked).
+    """(REGISTER of a rank, whether a better one follows after `digests` has finished).
 
-    The chunk size is missing: the sidecar's settings say it. Reads the model's small files. Raises `layout.Unserved`.
+    The chunk size is missing, because it is in the sidecar's settings. Reads the model's small files. Raises
+    `layout.Unserved`.
     """
     model = describe(vllm_config, run_of(vllm_config), digests)
     scheduler_block, _ = keys.block_tokens(vllm_config, kv_cache_config)

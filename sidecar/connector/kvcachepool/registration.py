@@ -1,4 +1,4 @@
-"""REGISTER, once per connection: only behind it does the sidecar answer PROBEs and GRANTs."""
+"""REGISTER, once per connection. The sidecar answers PROBEs and GRANTs only after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ logger = logging.getLogger("kvcachepool")
 class Registration:
     """Its methods are called with the scheduler side's lock held.
 
-    geometry: sizes of this engine; another object after a HELLO with another chunk size. world: ranks of the engine.
+    geometry: sizes of this engine; a new object after a HELLO with another chunk size.
+    world: ranks of the engine.
     """
 
     def __init__(
@@ -35,10 +36,10 @@ class Registration:
         self.world = int(vllm_config.parallel_config.world_size)
         self._config = vllm_config
         self._algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
-        self._connection = 0  # the one that REGISTER went out on
+        self._connection = 0  # number of the connection on which REGISTER was sent
 
     def ensure(self) -> bool:
-        """Whether PROBEs and GRANTs are behind a REGISTER on this connection; sends it where it is time."""
+        """Sends REGISTER if it is due. Returns whether PROBEs and GRANTs follow a REGISTER on this connection."""
         client = self.client
         if not client.connected:
             return False
@@ -66,7 +67,7 @@ class Registration:
             logger.warning("the sidecar refused this engine: %s: %s", reply.error.code, reply.error.message)
 
     def take_chunk_tokens(self, chunk_tokens: int) -> bool:
-        """Takes the chunk size of a HELLO. Returns whether it is another one: lookups and stores then begin anew."""
+        """Sets the chunk size of a HELLO. Returns whether it changed, so that lookups and stores must restart."""
         old = self.geometry
         chunk = keys.effective_chunk_tokens(chunk_tokens, old.scheduler_block)
         if chunk == old.chunk:

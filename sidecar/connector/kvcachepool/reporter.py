@@ -1,5 +1,5 @@
-"""The background exchange with the sidecar: a thread sends REPORTs and renews aged PROBEs, and EVENTS brings the pool's
-events for vLLM's KV events.
+"""The background exchange with the sidecar: a thread sends REPORTs and renews aged PROBEs, and EVENTS returns the
+pool's events for vLLM's KV events.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _EVENTS_WAIT_MS = 10_000
 _REPORT_EVERY_S = 0.2
 _RETRY_S = 1.0
 _RENEW_EVERY_S = 1.0
-#: A sidecar that is away for longer serves nothing as far as routers are told.
+#: If a sidecar is disconnected for longer, its blocks are removed from the routers.
 _AWAY_S = 5.0
-#: An idle engine steps for so long after its start until the first snapshot is there to be told.
+#: An idle engine keeps stepping for this long after its start, until the first snapshot can be published.
 _FIRST_SNAPSHOT_S = 3.0
 
 
 class Reporter:
-    """REPORTs leave by a thread of their own, soon after something was counted; EVENTS is one long poll at a time, or
-    the pages of a snapshot where nothing is known yet or events were lost.
+    """A separate thread sends REPORTs soon after something was counted. EVENTS is one long poll at a time, or the pages
+    of a snapshot at the start and after lost events.
     """
 
     def __init__(self, client: Client, counters: Counters, group: EventGroup | None) -> None:
-        """`group`: the KV group of the events; None = vLLM publishes no KV events, so none are asked for."""
+        """`group`: the KV group of the events. None if vLLM publishes no KV events, and then none are requested."""
         self._client = client
         self._counters = counters
         self._feed = EventFeed(group) if group is not None else None
         self._cursor = self._boot = 0
-        self._stale = True  # the next EVENTS asks for a snapshot
-        self._page: int | None = None  # of the snapshot that is coming
+        self._stale = True  # the next EVENTS requests a snapshot
+        self._page: int | None = None  # of the incoming snapshot
         self._snapshot: list[Event] = []
         self._first_until_s = time.monotonic() + _FIRST_SNAPSHOT_S
         self._connected_s = time.monotonic()
@@ -65,22 +65,24 @@ class Reporter:
             return []
         blocks = getattr(pool, "cached_block_hash_to_block", None)
         if blocks is not self._local_blocks:
-            # The pool was reset, and vLLM has just published AllBlocksCleared, which routers take for all media.
+            # The pool was reset, and vLLM has just published AllBlocksCleared, which routers apply to all media.
             if self._local_blocks is not None:
-                self._feed.anew()
+                self._feed.republish()
             self._local_blocks = blocks
-        return self._feed.take()
+        return self._feed.take_events()
 
     @property
     def pending(self) -> bool:
-        """An idle engine must go on stepping: events are published in steps only."""
+        """An idle engine must keep stepping, because events are published only in steps."""
         if self._feed is None:
             return False
         first = not self._boot and time.monotonic() < self._first_until_s
         return first or self._feed.pending
 
     def serve(self, namespace: bytes | None, lora: Any, tags: Any) -> None:
-        """A request has this namespace. Chunks of tagged requests are not told: routers know nothing of tags."""
+        """A request has this namespace. Chunks of tagged requests are not published, because routers do not know
+        tags.
+        """
         if self._feed is None or namespace is None or tags:
             return
         adapter = Adapter(lora.lora_int_id, lora.lora_name) if lora is not None else Adapter()
@@ -106,7 +108,7 @@ class Reporter:
             self._feed.forget()
 
     def ask_events(self, connection: int) -> None:
-        """Begins the long poll on this connection."""
+        """Starts the long poll on this connection."""
         if self._feed is not None:
             self._stale |= self._page is not None
             self._page = None
@@ -124,13 +126,13 @@ class Reporter:
                 self._counters.event(f"eventsRefused/{reply.error.code}")
                 return
             answer = reply.read(EventsReply)
-            if not answer.boot:  # it says neither whose chunks they are nor what is there already
+            if not answer.boot:  # it does not identify the sidecar's boot or the initial content
                 self._counters.event("eventsOfOlderSidecar")
                 return
             if page is None:
                 self._changes(feed, answer)
             else:
-                self._page_came(feed, page, answer)
+                self._on_page(feed, page, answer)
             if feed.over_limit:
                 self._counters.event("eventsOverLimit", feed.over_limit)
                 feed.over_limit = 0
@@ -147,7 +149,7 @@ class Reporter:
         else:
             feed.apply(answer.events)
 
-    def _page_came(self, feed: EventFeed, page: int, answer: EventsReply) -> None:
+    def _on_page(self, feed: EventFeed, page: int, answer: EventsReply) -> None:
         if page == 0:
             self._cursor, self._boot = answer.cursor, answer.boot
         self._snapshot += answer.events
@@ -157,12 +159,12 @@ class Reporter:
             self._snapshot = []
 
     def _watch(self) -> None:
-        """Takes back what a sidecar held that has been away for long."""
+        """Removes the blocks of a sidecar that has been disconnected for long."""
         now_s = time.monotonic()
         if self._client.connected:
             self._connected_s = now_s
         elif self._feed is not None and now_s - self._connected_s > _AWAY_S:
-            self._feed.lose()
+            self._feed.clear()
             self._stale = True
 
     # -- REPORTs

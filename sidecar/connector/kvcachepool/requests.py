@@ -1,4 +1,4 @@
-"""What the scheduler side remembers of one request."""
+"""The scheduler side's state of one request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ NEVER = math.inf
 
 
 class PendingPoll(NamedTuple):
-    """What "ask again" was decided on: a poll that finds it unchanged, before `until_s`, says the same at once."""
+    """The inputs of a poll with the result "ask again". A poll before `until_s` with the same inputs has the same
+    result.
+    """
 
     local: int
     version: int
@@ -30,14 +32,15 @@ class PendingPoll(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """How far the chunks of a request are on their way into the cache, under one chunk size and one namespace.
+    """Progress of storing a request's chunks, for one chunk size and one namespace.
 
-    With another of these the request begins a new one; what was asked for under the old one ends there, unseen.
+    If one of these changes, the request gets a new object. GRANTs of the old one end there, unused.
 
-    statuses, tail_status: of full chunks, of the tail. tail: its index, below 0; each prompt of a session has a tail of
-    its own. retry_s: monotonic time before which nothing is asked for.
-    drops: chunks that had to be asked for once more. next_end: token at which the next chunk is complete; no work for
-    the request before it is scheduled.
+    statuses, tail_status: of full chunks, of the tail.
+    tail: its index, below 0; each prompt of a session has its own tail.
+    retry_s: monotonic time before which nothing is requested.
+    drops: chunks that were requested again.
+    next_end: token at which the next chunk is complete; the request needs no work before that.
     """
 
     statuses: bytearray = field(default_factory=bytearray)
@@ -48,22 +51,22 @@ class Progress:
     next_end: float = 0
 
     def new_prompt(self) -> None:
-        """Full chunks stay as they are, the tail is another one."""
+        """Full chunks keep their status. The tail is a new one."""
         self.tail -= 1
         self.tail_status = TODO
         self.next_end = 0
 
     def mark(self, index: int, status: int) -> None:
-        """Sets the status of a full chunk or of the tail; that of an earlier prompt does not count any more."""
+        """Sets the status of a full chunk or of the tail. Tails of earlier prompts are ignored."""
         if index == self.tail:
             self.tail_status = status
         elif 0 <= index < len(self.statuses):
             self.statuses[index] = status
 
     def mark_present(self, answer: ProbeReply, full: int) -> None:
-        """Takes an answer to PROBE, of whose chunks the first `full` are full ones.
+        """Applies an answer to PROBE, of whose chunks the first `full` are full ones.
 
-        Memory has those too that are pending because the engine holds them itself and they were not checked.
+        Pending chunks that the engine holds itself are in memory too, but were not checked.
         """
         if len(self.statuses) < full:
             self.statuses.extend(bytes(full - len(self.statuses)))
@@ -74,12 +77,12 @@ class Progress:
                 self.statuses[index] = DONE
 
     def parent_status(self, index: int) -> int:
-        """Status of the chunk before this one; below 0: before the tail."""
+        """Status of the chunk before this one. Indices below 0 are tails."""
         before = len(self.statuses) if index < 0 else index
         return self.statuses[before - 1] if 0 < before <= len(self.statuses) else DONE
 
     def again(self, index: int, after_s: float) -> None:
-        """The chunk goes to the backlog, and is asked for after so many seconds."""
+        """Moves the chunk to the backlog, to be requested again after this many seconds."""
         self.mark(index, TODO)
         self.next_end = 0
         self.retry_s = max(self.retry_s, time.monotonic() + after_s)
@@ -87,20 +90,24 @@ class Progress:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One request from its arrival to its end. Everything here is guarded by the scheduler side's lock.
+    """One request from its arrival to its end, guarded by the scheduler side's lock.
 
-    request: vLLM's object. From the input thread until `on_new_request` attached it: what was preprocessed.
-    namespace: id of who may share, None where the request is not cached (`refusal` says why) or that is not known yet.
-    since_s: monotonic time from which on vLLM may have loaded its adapter for it: its arrival, its last preemption.
-    first_poll_s, deadline_s: monotonic times of its first poll, and of the end of its `loadTimeout`; 0 before.
-    lookup: the PROBE that polls read. asked: a newer one, whose answer will replace it.
-    plan: what the last poll promised. missed: why it did not promise more.
-    blocker: the request whose load it waits for, "" = none.
-    pending_poll: the last poll, if its answer was "ask again".
-    loading: its load was promised and not reported yet; until then no byte of it is known to be there.
-    holds_blocks: vLLM has allocated blocks for it. stale: these are from before `reset_cache`, and are not stored.
+    request: vLLM's object; before `on_new_request`, the preprocessed one of the input thread.
+    namespace: who may share; None if the request is not cached (`refusal` has the reason) or if it is not known yet.
+    since_s: monotonic time since which vLLM may have loaded its adapter for it: its arrival or its last preemption.
+    first_poll_s, deadline_s: monotonic times of its first poll and of the end of its `loadTimeout`; 0 before.
+    lookup: the PROBE that polls read.
+    asked: a newer one, whose answer will replace it.
+    plan: the promise of the last poll.
+    missed: why it did not promise more.
+    blocker: the request whose load it waits for, or "".
+    pending_poll: the last poll, if its result was "ask again".
+    loading: its load was promised and not reported yet; none of its bytes are known to have arrived.
+    holds_blocks: vLLM has allocated blocks for it.
+    stale: its blocks are from before `reset_cache`, and are not stored.
     counted: its admission was counted.
-    decode: what it generates is stored too. progress: what of it is stored.
+    decode: generated tokens are stored too.
+    progress: progress of its stores.
     """
 
     request: Any
@@ -133,19 +140,19 @@ class RequestState:
         self.since_s = self.created_s
         self.prompt_tokens = self.request.num_prompt_tokens
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """The request holds no blocks."""
         self.holds_blocks = self.stale = False
         self.progress = Progress()
         self.since_s = time.monotonic()
 
     def new_prompt(self, prompt_tokens: int) -> None:
-        """A streaming session has got more input."""
+        """A streaming session got more input."""
         self.prompt_tokens = prompt_tokens
         self.progress.new_prompt()
 
     def store_limits(self) -> tuple[int, int]:
-        """(tokens of which full chunks may be stored, tokens of the prompt that may be stored)."""
+        """(tokens whose full chunks may be stored, tokens of the prompt that may be stored)."""
         controls = self.controls
         prompt = max(0, self.request.num_prompt_tokens - controls.skip_last_tokens)
         limit = self.request.num_tokens if self.decode and not controls.skip_last_tokens else prompt

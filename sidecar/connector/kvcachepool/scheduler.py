@@ -1,11 +1,11 @@
-"""vLLM's scheduler-side hooks: each goes to the owners of the state that it changes.
+"""vLLM's scheduler-side hooks. Each calls the owners of the state that it changes.
 
-`lookups` answers polls, `loads` and `stores` hold what is under way; `session` has built them, and changes them where
-all requests are concerned. Data flows one way: no part knows this module.
+`lookups` answers polls, and `loads` and `stores` own the transfers in flight. `session` creates them, and changes them
+for events that affect all requests. Dependencies have one direction: no part imports this module.
 
-Threads: the engine's (all hooks), the input thread (`arrive`: the early PROBE), the client's reader (answers, HELLO),
-one that sends what has time (`Reporter`), two that read the files of LoRA adapters. One lock guards all state; it is
-never held while waiting, nor over a file system call. Block pool calls happen on the engine thread only.
+Threads: the engine's (all hooks), the input thread (`arrive`: the early PROBE), the client's reader (responses, HELLO),
+one that sends what is not urgent (`Reporter`), two that read the files of LoRA adapters. One lock guards all state. It
+is never held while waiting or during a file system call. Only the engine thread calls the block pool.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-#: A preprocessed request that vLLM never added is forgotten after this.
+#: A preprocessed request that vLLM never added is dropped after this time.
 _ORPHAN_S = 60.0
 
 
 class Scheduler:
-    """One per EngineCore. Before HELLO's answer every lookup is a miss by reason `unconnected`."""
+    """One per EngineCore. Before the first HELLO response every lookup is a miss with the reason `unconnected`."""
 
     def __init__(
         self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, socket_path: str, engine_version: str
@@ -55,13 +55,13 @@ class Scheduler:
     # -- a request
 
     def arrive(self, request: Request) -> None:
-        """The early PROBE, from the input thread or the engine's; a request that is known already keeps its state."""
+        """Sends the early PROBE, from the input thread or the engine's. A known request keeps its state."""
         with self._lock:
             state = self._states.get(request.request_id)
             if state is None:
                 self._lookups.probe_early(self._add(request))
             elif request is not state.request:
-                provenance.proven(request)  # more input of a session: names are remembered
+                provenance.proven(request)  # more input of a session: remember its item names
 
     def on_new_request(self, request: Request) -> None:
         self.arrive(request)
@@ -87,7 +87,7 @@ class Scheduler:
         if state is None:
             with self._lock:
                 state = self._add(request)
-        elif state.pending_poll is not None and self._lookups.still_waits(state, state.pending_poll, local):
+        elif state.pending_poll is not None and self._lookups.is_unchanged(state, state.pending_poll, local):
             return ASK_AGAIN
         return self._lookups.poll(state, local)
 
@@ -97,7 +97,7 @@ class Scheduler:
             state = self._states.get(request.request_id)
             if state is None:
                 if tokens:
-                    self._loads.doom(request.request_id)
+                    self._loads.fail_load(request.request_id)
                 return
             plan, state.plan = state.plan, None
             state.holds_blocks = True
@@ -124,13 +124,13 @@ class Scheduler:
             state = self._states.get(request.request_id)
             return hit_sources(state.hit_tiers if state is not None else {}, tokens)
 
-    def doom(self, request_id: str) -> None:
-        """vLLM waits for a load that could not be planned: it is reported as failed."""
+    def fail_load(self, request_id: str) -> None:
+        """vLLM waits for a load that could not be planned, so it is reported as failed."""
         with self._lock:
-            self._loads.doom(request_id)
+            self._loads.fail_load(request_id)
 
     def finished(self, request_id: str) -> None:
-        """The request has ended in any way. A load under way keeps its lease until all ranks have reported it."""
+        """The request has ended in any way. A load in flight keeps its lease until all ranks have reported it."""
         with self._lock:
             self._end(request_id)
 
@@ -145,7 +145,7 @@ class Scheduler:
     # -- a step
 
     def step(self, output: SchedulerOutput) -> None:
-        """Ends a `schedule()`: stores begin here. Jobs stay queued until `ship` takes them, so a step that fails loses
+        """Ends a `schedule()` and starts stores. Jobs stay queued until `ship` moves them, so a failed step loses
         none.
         """
         now_s = time.monotonic()
@@ -164,7 +164,7 @@ class Scheduler:
             self._lookups.send_releases()
 
     def _is_idle(self, output: SchedulerOutput) -> bool:
-        """Whether the step computes nothing, and nothing is under way that further steps move on."""
+        """Whether the step computes nothing, and nothing is in flight that needs further steps."""
         return not (
             output.total_num_scheduled_tokens
             or self._stores.pending
@@ -172,13 +172,13 @@ class Scheduler:
         )
 
     def _preempted(self, request_id: str) -> None:
-        """Its blocks are gone; what it will ask for when it resumes is asked for now."""
+        """The request's blocks are gone. Sends the PROBE for its resumption."""
         state = self._states.get(request_id)
         if state is None:
             return
         state.plan = None
         self._lookups.consume(state)
-        self._namespaces.begin_anew(state)
+        self._namespaces.restart(state)
         self._lookups.probe_early(state)
 
     def _sweep(self, now_s: float) -> None:
@@ -188,8 +188,8 @@ class Scheduler:
                 self._end(request_id)
 
     def ship(self, metadata: StepMetadata) -> None:
-        """Moves all queued jobs into the metadata of a step. vLLM waits for a promised load for ever, and blocks are
-        held for a store until all ranks have ended it: so this also runs where `step` failed.
+        """Moves all queued jobs into the metadata of a step. It also runs after a failed `step`, because vLLM waits
+        indefinitely for a promised load, and stores hold blocks until all ranks have ended them.
         """
         with self._lock:
             self._loads.take(metadata.jobs, metadata.forget)
@@ -197,8 +197,8 @@ class Scheduler:
             metadata.timed, self._speed.due = self._speed.due, 0
 
     def output(self, output: KVConnectorOutput) -> None:
-        """What the workers reported, aggregated over all ranks. After an exception it is called once more: what was
-        taken note of is not counted twice.
+        """Processes the workers' reports, aggregated over all ranks. After an exception it is called once more, and
+        does not count reports twice.
         """
         with self._lock:
             failed = set(output.failed_recving or ())
@@ -207,7 +207,7 @@ class Scheduler:
             finished = output.finished_recving or set()
             for request_id in self._loads.withhold_outdated(finished, failed, self._states):
                 self._lookups.release(request_id)
-                self._loads.doom(request_id, self._loads.tokens(request_id))
+                self._loads.fail_load(request_id, self._loads.tokens(request_id))
             for request_id in finished:
                 self._load_ended(request_id, request_id in failed)
             report = output.kv_connector_worker_meta
@@ -222,11 +222,11 @@ class Scheduler:
         state = self._states.get(request_id)
         self._loads.ended(request_id, state, failed)
         if failed and state is not None:
-            self._namespaces.begin_anew(state)
+            self._namespaces.restart(state)
 
     def is_busy(self) -> bool:
-        """An idle engine must go on stepping: blocks are held for stores or written by loads, leases have ended, or KV
-        events are to be published.
+        """An idle engine must keep stepping: stores hold blocks, loads write blocks, leases have ended, or KV events
+        are to be published.
         """
         with self._lock:
             return self._stores.pending or self._loads.pending or self._lookups.pending or self.session.reporter.pending

@@ -1,7 +1,7 @@
-"""What concerns all requests of the scheduler side at once: the connection, the epoch, recovery after a bug.
+"""Events that affect all requests of the scheduler side: the connection, the epoch, recovery after a bug.
 
-`Session` builds the parts that own the state of lookups, loads and stores. No part knows it, or `scheduler`, which
-hands it vLLM's calls.
+`Session` creates the parts that own lookups, loads and stores. No part imports it, or `scheduler`, which passes vLLM's
+calls to it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 class Session:
     """The session with the sidecar (`client.Hooks`, on the client's reader thread). `lock` guards all state of all
-    parts; it is never held while waiting, nor over a file system call.
+    parts. It is never held while waiting or during a file system call.
     """
 
     def __init__(
         self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, socket_path: str, engine_version: str
     ) -> None:
-        """Raises `layout.Unserved` where a KV group cannot be served."""
+        """Raises `layout.Unserved` if a KV group is not supported."""
         transfer = vllm_config.kv_transfer_config
         instance = str((transfer.engine_id if transfer is not None else None) or "")
         self.lock = threading.RLock()
@@ -80,8 +80,8 @@ class Session:
     # -- epochs and adapters
 
     def adapter_loaded(self, lora: Any) -> None:
-        """vLLM is about to load this adapter, or to make sure that it is loaded. Requests that run with the weights it
-        replaces are not cached from here on.
+        """vLLM is about to load this adapter, or to make sure that it is loaded. Requests that run with replaced
+        weights are not cached from now on.
         """
         with self.lock:
             if not self.namespaces.adapter_loaded(lora):
@@ -94,7 +94,9 @@ class Session:
                     self.loads.outdate([request_id])
 
     def reset(self) -> None:
-        """A fresh epoch: nothing that was cached before is found, or kept under its name, by this process any more."""
+        """Draws an epoch, so that this process no longer finds anything that was cached before, and stores nothing
+        under an old name.
+        """
         with self.lock:
             self.namespaces.draw_epoch()
             self.lookups.invalidate()
@@ -106,23 +108,23 @@ class Session:
                 if state.holds_blocks:
                     state.stale = True
                 else:
-                    self.namespaces.begin_anew(state)
+                    self.namespaces.restart(state)
             self.stores.give_up()
 
     def weights_changed(self, what: str) -> None:
-        """A fresh epoch, because the engine computes with other weights from here on. vLLM's own prefix cache may go on
-        with KV of the old ones: what is computed behind that is not stored.
+        """Draws an epoch, because the engine's weights changed. vLLM's own prefix cache may keep KV of the old weights,
+        and what is computed behind it is not stored.
         """
         with self.lock:
             self.counters.event(f"epoch/{what}")
             self.local_cache.outdated = True
             self.reset()
 
-    # -- the safety net
+    # -- recovery
 
     def recover(self) -> None:
-        """A hook has failed half-way: nothing is trusted that is not written down elsewhere. Requests that are here
-        load and store nothing any more; stores that the workers do not have are given up.
+        """A hook failed half-way, so only state that is recorded elsewhere is trusted. Current requests no longer load
+        or store, and stores that the workers do not have are aborted.
         """
         with self.lock:
             self.lookups.invalidate()
@@ -134,23 +136,23 @@ class Session:
             self.lookups.send_releases()
 
     def turn_off(self, reason: str) -> None:
-        """Ends the session: lookups are misses, and nothing is stored. What workers have goes on to its end."""
+        """Ends the session: lookups are misses, and nothing is stored. Jobs of the workers continue."""
         threading.Thread(target=self.client.go_off, args=(reason,), name="kvcachepool-off", daemon=True).start()
 
     # -- client.Hooks
 
     def held(self, region: int | None) -> Held:
-        """Requests whose leases go on: those with a load under way."""
+        """Requests with a load in flight, whose leases continue."""
         with self.lock:
             return Held(requests=self.loads.request_ids())
 
     def behind_hello(self) -> None:
-        """Every GRANT that the last connection left unanswered is aborted."""
+        """Aborts every GRANT that the last connection left unanswered."""
         with self.lock:
             self.stores.repeat_aborts()
 
     def on_hello(self, reply: HelloReply) -> None:
-        """Takes the settings; another chunk size makes all that is known of requests worthless."""
+        """Applies the settings. Another chunk size invalidates the state of all requests."""
         with self.lock:
             if self.registration.take_chunk_tokens(reply.settings.chunk_tokens):
                 for state in self.requests.values():
@@ -160,13 +162,13 @@ class Session:
             self.registration.ensure()
 
     def on_lost(self) -> None:
-        """Nothing that was asked on this connection will be answered."""
+        """No request that was sent on this connection will be answered."""
         with self.lock:
             self.stores.lose()
             self.lookups.invalidate()
 
     def before_unmap(self) -> None:
-        """This side touches no memory."""
+        """Does nothing: this side uses no memory."""
 
     def on_off(self, reason: str) -> None:
         """Lookups are misses from now on."""

@@ -1,7 +1,7 @@
-"""What the whole process shares with the sidecar: incarnation, proof of death, arena and slot table.
+"""The process's shared state with the sidecar: incarnation, proof of death, arena and slot table.
 
-One instance per process (`shared()`), used by the scheduler part and the worker part alike: one pidfd, one byte of
-the lock file, one mapping. Rules that hold here: docs/internals/protocol.md, "Sessions" and "Shared memory".
+One instance per process (`shared()`), used by the scheduler part and the worker part: one pidfd, one byte of the lock
+file, one mapping. The protocol's documentation has the rules ("Sessions", "Shared memory").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 logger = logging.getLogger("kvcachepool")
 
-#: Arena bytes of one row of the slot table; a slot starts at `slot * ROW_BYTES`.
+#: Arena bytes per row of the slot table. A slot starts at `slot * ROW_BYTES`.
 ROW_BYTES = 64 << 10
 #: Slot number of an absent section.
 NO_SLOT = 0xFFFFFFFF
@@ -47,20 +47,20 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def lock_offset(number: int) -> int:
-    """The byte of the lock file that a process of this number locks."""
+    """The byte of the lock file that a process with this number locks."""
     return _LOCK_BASE + number
 
 
 class SharedMemoryError(Exception):
-    """Descriptors from the sidecar cannot be used; the message says why."""
+    """Descriptors from the sidecar cannot be used. The message has the reason."""
 
 
 class StillMappedError(SharedMemoryError):
-    """As that, and what was mapped of them could not be unmapped."""
+    """As `SharedMemoryError`, and the mapped memory could not be unmapped."""
 
 
 class Refs(NamedTuple):
-    """Packed section references, read: one entry per section, each array of the same length."""
+    """Decoded section references: one entry per section, all arrays of the same length."""
 
     slots: U32
     generations: U32
@@ -69,15 +69,15 @@ class Refs(NamedTuple):
 
     @staticmethod
     def read(packed: bytes) -> Refs:
-        """Reads 16-byte references. Raises `ValueError` where the bytes are no whole number of them."""
+        """Decodes 16-byte references. Raises `ValueError` if the length is not a multiple of 16."""
         words = np.frombuffer(packed, dtype="<u4").reshape(-1, 4)
         return Refs(words[:, 0], words[:, 1], words[:, 2], words[:, 3])
 
 
 def fence() -> None:
-    """Orders the copies before it with the reads of the slot table after it.
+    """Orders earlier copies before later reads of the slot table.
 
-    A lock that is taken and released twice: acquire and release on weakly ordered machines; x86 needs nothing.
+    A lock that is taken and released twice, for acquire and release on weakly ordered machines. x86 does not need it.
     """
     for _ in range(2):
         with _fence_lock:
@@ -88,7 +88,7 @@ _fence_lock = threading.Lock()
 
 
 def map_shared(fd: int, length: int, prot: int) -> int:
-    """Maps the first bytes of a file, kept out of forked children; returns the address. Raises `SharedMemoryError`."""
+    """Maps the first bytes of a file, hidden from forked children. Returns the address. Raises `SharedMemoryError`."""
     address = _libc.mmap(None, length, prot, mmap.MAP_SHARED, fd, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         raise SharedMemoryError(f"mmap of {length} bytes failed: {os.strerror(ctypes.get_errno())}")
@@ -100,29 +100,29 @@ def map_shared(fd: int, length: int, prot: int) -> int:
 
 
 def unmap(address: int, length: int) -> None:
-    """Ends what `map_shared` mapped."""
+    """Unmaps memory of `map_shared`."""
     _libc.munmap(address, length)
 
 
 class Mapping:
     """The arena (read and write) and the slot table (read only) of one region, mapped into this process.
 
-    Forked children get neither. After `close` no view of it may be touched: who holds one ends its copies first
+    Forked children get neither. After `close` no view may be used, so users end their copies first
     (`Participant.before_unmap`).
     """
 
     def __init__(self, region: int, arena_fd: int, table_fd: int, arena_bytes: int, table_bytes: int) -> None:
-        """Maps both and takes the descriptors. Raises `SharedMemoryError`, the descriptors then stay the caller's."""
-        for name, fd, want in (("arena", arena_fd, arena_bytes), ("slot table", table_fd, table_bytes)):
+        """Maps both and takes the descriptors. Raises `SharedMemoryError`; the caller then keeps the descriptors."""
+        for name, fd, expected in (("arena", arena_fd, arena_bytes), ("slot table", table_fd, table_bytes)):
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError as error:
-                raise SharedMemoryError(f"{name} is no memfd: {error}") from None
+                raise SharedMemoryError(f"{name} is not a memfd: {error}") from None
             if not seals & fcntl.F_SEAL_SHRINK:
-                raise SharedMemoryError(f"{name} could be cut short under its mapping")
+                raise SharedMemoryError(f"{name} is not sealed against shrinking")
             size = os.fstat(fd).st_size
-            if want == 0 or size < want:
-                raise SharedMemoryError(f"{name} has {size} bytes, {want} were promised")
+            if expected == 0 or size < expected:
+                raise SharedMemoryError(f"{name} has {size} bytes, {expected} were announced")
         self.region = region
         self.arena_bytes = arena_bytes
         self.table_bytes = table_bytes
@@ -158,25 +158,27 @@ class Mapping:
         return (ctypes.c_char * self.arena_bytes).from_address(self.arena_address)
 
     def inside(self, slots: U32, lengths: U32) -> bool:
-        """Do all these slots lie in the arena, with these lengths in bytes?"""
+        """Whether all these slots are inside the arena, with these lengths in bytes."""
         ends = slots.astype(np.uint64) * ROW_BYTES + lengths
         return bool((slots < len(self._rows)).all() and (ends <= self.arena_bytes).all())
 
     def same_generation(self, slots: U32, generations: U32) -> bool:
-        """Have all these slots still the generation that their references name?"""
+        """Whether all these slots still have the generation of their references."""
         return bool((self._rows[slots, 1] == generations).all())
 
     def granted_to(self, owner: int, slots: U32, generations: U32) -> bool:
-        """Are all these slots GRANTED to this owner (a lock number), in the generation that their references name?"""
+        """Whether all these slots are GRANTED to this owner (a lock number), with the generation of their
+        references.
+        """
         rows = self._rows[slots, :3]
         return bool(((rows[:, 0] == GRANTED) & (rows[:, 1] == generations) & (rows[:, 2] == owner)).all())
 
     def populate(self, slots: U32, lengths: U32) -> None:
-        """Maps the pages of these slots (lengths in bytes, all inside the arena) with one call per slot, once: as
-        faults of the copy, one page at a time, the same costs five times as much. For one thread at a time.
+        """Maps the pages of these slots (lengths in bytes, all inside the arena) with one call per slot, once. Page
+        faults of the copy would cost five times as much. For one thread at a time.
 
-        Only slots of a job: a page that the sidecar has not made yet would be charged to this process. A kernel that
-        refuses (before 5.14) leaves it to the copy.
+        Only slots of a job: a page that the sidecar has not allocated yet would be charged to this process. On kernels
+        without it (before 5.14), the copy faults the pages in.
         """
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
             rows = self._populated[slot : slot - (-length // ROW_BYTES)]
@@ -194,34 +196,36 @@ class Mapping:
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        """Closes the memfds only: what a forked child does, which has no mapping."""
+        """Closes only the memfds, in a forked child, which has no mapping."""
         for fd in (self.arena_fd, self.table_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
 
 class Participant(Protocol):
-    """A part of the process that uses what is shared: a `Client` with its role."""
+    """A part of the process that uses the shared state: a `Client` with its role."""
 
     #: `scheduler` or `worker`.
     role: str
     #: The engine that this part belongs to.
     instance: str
-    #: This part reads or writes the arena: descriptors are mapped instead of closed.
+    #: This part reads or writes the arena, so descriptors are mapped instead of closed.
     wants_memory: bool
 
     def before_unmap(self) -> None:
-        """End all copies and drop all views of the mapping; returns when none is touched any more."""
+        """Ends all copies and drops all views of the mapping. Returns when none is in use."""
 
     def reconnect(self) -> None:
-        """Say HELLO anew: another part of the process gave up what the last one named."""
+        """Sends another HELLO, because another part of the process released what the last one named."""
 
     def go_off(self, reason: str) -> None:
-        """Ends for good, by this name: a newer engine took over, or the other part of this one went off."""
+        """Turns off permanently, for this reason: a newer engine took over, or the other part of this one turned
+        off.
+        """
 
 
 class Shared:
-    """Process-wide state; thread safe. `greeting` is held from the making of a HELLO until its answer was processed."""
+    """Process-wide state; thread safe. `greeting` is held while a HELLO is created, sent and answered."""
 
     def __init__(self) -> None:
         self.greeting = threading.Lock()
@@ -240,7 +244,7 @@ class Shared:
     # -- participants
 
     def join(self, participant: Participant) -> None:
-        """Adds a part; an older one of the same role in this process goes off first."""
+        """Adds a part. An older one of the same role in this process is turned off first."""
         with self._lock:
             older = self._participants.get(participant.role)
         if older is not None and older is not participant:
@@ -249,9 +253,9 @@ class Shared:
             self._participants[participant.role] = participant
 
     def leave(self, participant: Participant) -> None:
-        """Removes a part that has ended its copies. The last that wants memory unmaps; the last of all unlocks the
-        byte. The other part of the same engine goes off too: with one alone nothing can be loaded or stored, and the
-        byte would go on saying that the slots of the other are owned.
+        """Removes a part that has ended its copies. The last part that uses memory unmaps, and the last one of all
+        unlocks the byte. The other part of the same engine is turned off too: alone it can neither load nor store, and
+        the locked byte would keep the slots of the removed part owned.
         """
         with self._lock:
             if self._participants.get(participant.role) is not participant:
@@ -266,7 +270,7 @@ class Shared:
             other.go_off(f"{participant.role.title()}Off")
 
     def _end_incarnation(self) -> None:
-        """Unlocks the byte, which says "dead"; what comes later in this process is another incarnation."""
+        """Unlocks the byte, which means "dead". Later parts in this process are another incarnation."""
         if self.lock_number is not None:
             with contextlib.suppress(OSError):
                 fcntl.lockf(self._lock_fds[-1], fcntl.LOCK_UN, 1, lock_offset(self.lock_number))
@@ -280,14 +284,14 @@ class Shared:
             return self._hello_numbers[role]
 
     def hello_fds(self) -> tuple[list[str], list[int], int | None]:
-        """Names and descriptors for a HELLO (pidfd; arena and table where any is mapped), and the mapped region."""
+        """Names and descriptors for a HELLO (pidfd; arena and table if mapped), and the mapped region."""
         with self._lock:
             names, fds = [], []
             if self._pidfd is None:
                 try:
                     self._pidfd = os.pidfd_open(os.getpid())
                 except (OSError, AttributeError) as error:
-                    logger.warning("no pidfd for this process (%s): the sidecar will ask the kernel for one", error)
+                    logger.warning("no pidfd for this process (%s); the sidecar opens one", error)
             if self._pidfd is not None:
                 names.append("pidfd")
                 fds.append(self._pidfd)
@@ -298,16 +302,18 @@ class Shared:
             return names, fds, self.mapping.region
 
     def take_lock(self, fd: int, number: int) -> None:
-        """Takes the byte of this number and keeps the descriptor for ever. Raises `OSError` where another holds it."""
+        """Locks the byte of this number and keeps the descriptor forever. Raises `OSError` if another process holds
+        it.
+        """
         with self._lock:
-            # No descriptor of the lock file is ever closed: closing any of them would drop the lock.
+            # No descriptor of the lock file is ever closed, because closing any of them would drop the lock.
             self._lock_fds.append(fd)
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, lock_offset(number))
             self.lock_number = number
 
     def start_over(self, by: Participant) -> None:
-        """The sidecar does not see our lock (its file is another one now): end all copies, unmap, unlock, be another
-        process.
+        """The sidecar does not see this process's lock, because its lock file changed. Ends all copies, unmaps,
+        unlocks, and continues as another incarnation.
         """
         self.unmap(by)
         with self._lock:
@@ -316,7 +322,7 @@ class Shared:
     # -- memory
 
     def adopt(self, region: int, arena_fd: int, table_fd: int, arena_bytes: int, table_bytes: int) -> None:
-        """Maps a region, or closes its descriptors where no part of this process wants memory. Raises
+        """Maps a region, or closes its descriptors if no part of this process uses memory. Raises
         `SharedMemoryError`.
         """
         with self._lock:
@@ -330,10 +336,12 @@ class Shared:
                 raise
             _close(arena_fd, table_fd)
             if wanted and self.mapping is not None and self.mapping.region != region:
-                raise SharedMemoryError(f"region {self.mapping.region} is mapped, the sidecar sent {region}")
+                raise SharedMemoryError(f"region {self.mapping.region} is mapped, but the sidecar sent region {region}")
 
     def unmap(self, by: Participant) -> None:
-        """Ends all copies of the process, then unmaps; all parts but `by`, which does so anyway, say HELLO anew."""
+        """Ends all copies of the process, then unmaps. All parts except `by`, which does so anyway, send another
+        HELLO.
+        """
         with self._lock:
             participants = list(self._participants.values())
         for participant in participants:

@@ -1,8 +1,8 @@
-"""From computed blocks to store jobs: which chunks are asked for, whose blocks are held, and until when.
+"""From computed blocks to store jobs: which chunks are requested, whose blocks are held, and until when.
 
-Blocks are protected by reference counts: `touch` in the very step that schedules a chunk's last token, released once
-all ranks have reported, on refusal, or when the sidecar owes an answer for too long. Block pool calls happen on the
-engine thread only.
+Reference counts protect blocks: `touch` in the step that schedules a chunk's last token, and a release once all ranks
+have reported, on refusal, or when the sidecar does not answer for too long. Only the engine thread calls the block
+pool.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from .wire import Op
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-#: Chunks asked for in one step, over all requests: what is left follows in the next ones.
+#: Maximum chunks requested per step, over all requests. The rest follows in later steps.
 MAX_CHUNKS_PER_STEP = 64
-#: A refused chunk is asked for again after this.
+#: Delay before a refused chunk is requested again.
 RETRY_S = 0.05
-#: A chunk that the workers dropped, or whose parent is gone, is asked for again after this, a few times.
+#: Delay before a chunk that the workers dropped, or whose parent is gone, is requested again, a few times.
 REWIND_S = 1.0
 MAX_REWINDS = 3
 _REF_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
-    """One chunk of a GRANT: where it belongs, the ids of its blocks, and the number under which they are held."""
+class _RequestedChunk:
+    """One chunk of a GRANT: its position, the ids of its blocks, and the number under which they are held."""
 
     index: int
     blocks: tuple[tuple[int, ...], ...]
@@ -51,13 +51,13 @@ class _Asked:
 
 @dataclass(slots=True, eq=False)
 class _Grant:
-    """A GRANT that was sent, or the store job it became. `given_up`: its answer does not count any more. `reports`: of
-    ranks that ended the job.
+    """A sent GRANT, or the store job that it became. `given_up`: its answer is ignored. `reports`: ranks that ended the
+    job.
     """
 
     request_id: str
     progress: Progress
-    chunks: list[_Asked] = field(default_factory=list)
+    chunks: list[_RequestedChunk] = field(default_factory=list)
     tag: int | None = None
     sent_s: float = field(default_factory=time.monotonic)
     answer: GrantReply | None = None
@@ -67,9 +67,9 @@ class _Grant:
 
 
 class Stores:
-    """All stores under way. Its methods are called with the scheduler side's lock held.
+    """All stores in flight. Its methods are called with the scheduler side's lock held.
 
-    An exception may leave any method half-way: `recover` then gives up whatever the workers do not have.
+    An exception may leave any method half-way. `recover` then aborts what the workers do not have.
     """
 
     def __init__(
@@ -80,7 +80,9 @@ class Stores:
         job_ids: itertools.count[int],
         step_tokens: int,
     ) -> None:
-        """`lock`: the scheduler side's. `step_tokens`: most tokens of one step; blocks of two may always be held."""
+        """`lock`: the scheduler side's. `step_tokens`: maximum tokens per step; blocks of two steps may always be
+        held.
+        """
         self._registration = registration
         self._client = registration.client
         self._counters = registration.counters
@@ -94,8 +96,8 @@ class Stores:
         self._held = HeldBlocks()
         self._open: dict[int, _Grant] = {}  # by tag: sent, not answered
         self._answered: deque[_Grant] = deque()  # to be processed by the engine thread
-        self._lost: list[_Grant] = []  # unanswered when the connection broke: blocks to be released
-        self._ready: deque[tuple[Job, _Grant]] = deque()  # to be shipped
+        self._lost: list[_Grant] = []  # unanswered when the connection was lost: their blocks are to be released
+        self._ready: deque[tuple[Job, _Grant]] = deque()  # to be sent to the workers
         self._shipped: dict[int, _Grant] = {}  # by job
         self._ended: deque[int] = deque()  # jobs that all ranks have ended
         self._aborts: dict[int, bool] = {}  # tags of GRANTs to be aborted until it is answered; sent on this connection
@@ -106,13 +108,13 @@ class Stores:
 
     @property
     def pending(self) -> bool:
-        """Blocks are held: an idle engine must go on stepping."""
+        """Whether blocks are held: an idle engine must keep stepping."""
         return bool(self._open or self._answered or self._lost or self._ready or self._shipped or self._held)
 
-    # -- asking
+    # -- requests
 
     def offer_step(self, scheduled: Mapping[str, int], requests: Mapping[str, RequestState], now_s: float) -> None:
-        """Asks for slots for what a step completes. `scheduled`: its tokens by request."""
+        """Requests slots for the chunks that a step completes. `scheduled`: its tokens by request."""
         settings, geometry = self._client.settings, self._registration.geometry
         bound = max(settings.store_bytes_in_flight, self._size(0, 2 * self._step_tokens, geometry))
         room = MAX_CHUNKS_PER_STEP
@@ -136,13 +138,13 @@ class Stores:
             room -= self.offer(request_id, state, end, geometry, bound, room)
 
     def offer(self, request_id: str, state: RequestState, end: int, geometry: Geometry, bound: int, room: int) -> int:
-        """Asks for slots for the chunks of a request that are complete with token `end`. Returns how many chunks it
-        asked for.
+        """Requests slots for the chunks of a request that are complete at token `end`. Returns the number of requested
+        chunks.
 
         Args:
-            end: tokens that will be computed when this step has ended, accepted ones only.
-            bound: bytes that may be in flight.
-            room: chunks that may still be asked for in this step.
+            end: tokens that will be computed when this step has ended, only accepted ones.
+            bound: maximum bytes in flight.
+            room: maximum chunks to request in this step.
         """
         if self._manager is None or state.namespace is None:
             return 0
@@ -162,7 +164,7 @@ class Stores:
                 continue
             groups, blocks, objects = found
             self._reporter.note(state.request, begin, stop)
-            grant.chunks.append(_Asked(index, blocks))
+            grant.chunks.append(_RequestedChunk(index, blocks))
             held.append((objects, self._size(begin, stop, geometry)))
             chunks.append(
                 GrantChunk(
@@ -180,7 +182,7 @@ class Stores:
         return len(chunks) if self._send(grant, body, held) else 0
 
     def _send(self, grant: _Grant, body: Grant, held: list[tuple[list[Any], int]]) -> bool:
-        """Holds the blocks, then asks. Returns False where there is no connection."""
+        """Holds the blocks, then sends the GRANT. Returns False if there is no connection."""
         for chunk, (blocks, size) in zip(grant.chunks, held, strict=True):
             chunk.hold = self._held.hold(blocks, size)
         tag = self._client.ask(Op.GRANT, body, lambda reply: self._on_reply(grant, reply))
@@ -194,12 +196,12 @@ class Stores:
         return True
 
     def _on_reply(self, grant: _Grant, reply: Reply) -> None:
-        """Takes the answer, on the reader thread; the engine thread acts on it."""
+        """Takes the answer, on the reader thread. The engine thread processes it."""
         error, answer = "", None
         if reply.error is not None:
             error = reply.error.code
         else:
-            with contextlib.suppress(Exception):  # an unreadable one is aborted, as one that does not fit
+            with contextlib.suppress(Exception):  # an unreadable answer is aborted, like one that does not match
                 answer = reply.read(GrantReply)
         with self._lock:
             if grant.given_up:
@@ -207,13 +209,13 @@ class Stores:
             grant.answer, grant.error = answer, error
             if self._open.pop(reply.tag, None) is not None:
                 self._answered.append(grant)
-            elif answer is not None:  # sent, but never written down
+            elif answer is not None:  # sent, but not recorded
                 self._aborts[reply.tag] = False
 
     def _wanted(
         self, state: RequestState, end: int, geometry: Geometry, bound: int, room: int
     ) -> list[tuple[int, int, int]]:
-        """(index, first token, end) of the chunks to ask for now, in prefix order; sets when to look again."""
+        """(index, first token, end) of the chunks to request now, in prefix order. Sets the time of the next check."""
         wanted: list[tuple[int, int, int]] = []
         chunk, progress = geometry.chunk, state.progress
         limit, prompt = state.store_limits()
@@ -240,10 +242,10 @@ class Stores:
             progress.next_end = min((full + 1) * chunk, tail_end if tail_end > end else NEVER)
         return wanted
 
-    # -- acting on answers, on the engine thread
+    # -- answers, on the engine thread
 
     def process(self, now_s: float, timeout_s: float) -> None:
-        """Acts on answers, gives up what the sidecar owes for too long, repeats ABORTs."""
+        """Processes answers, aborts GRANTs without an answer for too long, repeats ABORTs."""
         while self._lost:
             self._release(self._lost[-1], RETRY_S)
             self._lost.pop()
@@ -261,7 +263,7 @@ class Stores:
         self.send_aborts()
 
     def take(self, jobs: list[Job]) -> None:
-        """Moves the jobs to ship, one by one: what was moved is not moved again."""
+        """Moves the jobs to send, one by one, so that no job is moved twice."""
         while self._ready:
             job, grant = self._ready[0]
             self._shipped[job.id] = grant
@@ -297,7 +299,7 @@ class Stores:
             job = Job(next(self._job_ids), STORE, grant.request_id, answer.region, chunks)
             self._ready.append((job, grant))
 
-    def _refused(self, grant: _Grant, chunk: _Asked, result: int) -> None:
+    def _refused(self, grant: _Grant, chunk: _RequestedChunk, result: int) -> None:
         progress = grant.progress
         if result == GRANT_EXISTS:
             progress.mark(chunk.index, DONE)
@@ -310,7 +312,7 @@ class Stores:
             self._counters.event("grantRefused/NoParent")
             if progress.parent_status(chunk.index) == DONE:
                 self._rewind(progress, chunk.index)
-            else:  # the parent was refused too, and is asked for again before this one
+            else:  # the parent was refused too, and is requested again before this one
                 progress.again(chunk.index, RETRY_S)
             return
         self._counters.event("grantRefused/NoRoom" if result == 3 else "grantRefused/NotReady")
@@ -318,7 +320,7 @@ class Stores:
 
     @staticmethod
     def _rewind(progress: Progress, index: int) -> None:
-        """The chunks before this one are gone: all are asked for again, a few times per request."""
+        """The chunks before this one are gone. Requests all of them again, a few times per request."""
         progress.drops += 1
         if progress.drops > MAX_REWINDS:
             progress.mark(index, DONE)
@@ -328,7 +330,7 @@ class Stores:
         progress.again(index, REWIND_S)
 
     def ended(self, reports: dict[int, Ended]) -> None:
-        """Takes the workers' reports out of `reports`. Blocks are released once all ranks have ended a job."""
+        """Removes the workers' reports from `reports`. Blocks are released once all ranks have ended a job."""
         while reports:
             job = next(iter(reports))
             grant = self._shipped.get(job)
@@ -339,7 +341,7 @@ class Stores:
             if self._has_ended(grant):
                 self._ended.append(job)
         self._finish_ended()
-        self.send_aborts()  # the engine may be idle from here on
+        self.send_aborts()  # the engine may be idle from now on
 
     def _has_ended(self, grant: _Grant) -> bool:
         return sum(ended.ranks for ended in grant.reports) >= self._world
@@ -358,7 +360,7 @@ class Stores:
             self._counters.event("storedChunks", len(grant.chunks))
             return
         self._counters.event("storeDropped", len(grant.chunks))
-        self._abort(grant)  # a rank that is off cannot; and no rank writes any more
+        self._abort(grant)  # a rank that is off cannot, and no rank writes any more
         grant.progress.drops += 1
         if grant.progress.drops <= MAX_REWINDS:
             self._release(grant, REWIND_S)
@@ -383,12 +385,14 @@ class Stores:
             self._abort(grant)
 
     def _abort(self, grant: _Grant) -> None:
-        """ABORT goes out with the next `send_aborts`."""
+        """The next `send_aborts` sends the ABORT."""
         if grant.tag is not None:
             self._aborts[grant.tag] = False
 
     def lose(self) -> None:
-        """The connection broke: what was not answered will not be. Blocks wait for the engine thread."""
+        """The connection was lost, so pending requests will not be answered. The engine thread releases their
+        blocks.
+        """
         for grant in self._open.values():
             self._give_up(grant)
             self._lost.append(grant)
@@ -397,14 +401,14 @@ class Stores:
             self._aborts[tag] = False
 
     def repeat_aborts(self) -> None:
-        """HELLO is on its way: every ABORT goes out again behind it."""
+        """HELLO was sent. Sends every ABORT again after it."""
         for tag in self._aborts:
             self._aborts[tag] = False
         self.send_aborts()
 
     def give_up(self) -> None:
-        """Gives up every store that the workers do not have: what its blocks hold may be gone, or what is known of it
-        may be half of the truth. Of those that they have, the blocks stay held until all ranks have reported.
+        """Aborts every store that the workers do not have: its blocks may have other content, or its record may be
+        incomplete. Blocks of stores that the workers have stay held until all ranks have reported.
         """
         for job, grant in self._ready:
             self._shipped.pop(job.id, None)
@@ -441,7 +445,7 @@ class Stores:
 
 
 def _todo(statuses: bytearray, full: int, most: int) -> list[int]:
-    """Indices of the first `most` full chunks that were not asked for."""
+    """Indices of the first `most` full chunks that were not requested."""
     found: list[int] = []
     index = statuses.find(TODO, 0, full)
     while index >= 0 and len(found) < most:
@@ -453,10 +457,9 @@ def _todo(statuses: bytearray, full: int, most: int) -> list[int]:
 def _blocks_of(
     table: Sequence[Sequence[Any]], begin: int, end: int, geometry: Geometry
 ) -> tuple[int, tuple[tuple[int, ...], ...], list[Any]] | None:
-    """(groups to store, block ids per group, blocks to hold) of tokens `begin..end`; None where a block is gone that
-    is needed.
+    """(groups to store, block ids per group, blocks to hold) of tokens `begin..end`. None if a needed block is gone.
 
-    A window group of which the engine has freed a block is left out: its ids are 0.
+    A window group with a freed block is left out: its ids are 0.
     """
     groups = 0
     ids: list[tuple[int, ...]] = []

@@ -1,7 +1,7 @@
-"""Wraps methods of vLLM's `EngineCore` and workers, to hear what no connector hook tells: requests before their step,
-adapters before they are loaded, weights that change, KV memory that is given back.
+"""Wraps methods of vLLM's `EngineCore` and workers, for events without a connector hook: requests before their step,
+adapters before they are loaded, changes of weights, and releases of KV memory.
 
-The wrappers call vLLM's method in any case, and never raise by themselves.
+The wrappers always call vLLM's method, and never raise by themselves.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ logger = logging.getLogger("kvcachepool")
 
 _MARK = "_kvcachepool_watched"
 
-#: Worker methods that `collective_rpc` may call without any effect on KV, each with the reason. All others, callables
-#: included, may change weights.
+#: Worker methods that `collective_rpc` may call without an effect on KV, each with the reason. All others, including
+#: callables, may change weights.
 HARMLESS_RPCS = {
     "check_health": "only answers",
     "compute_weight_checksums": "only reads weights",
@@ -45,16 +45,25 @@ def watch_engine() -> None:
         return
     setattr(engine_core, _MARK, True)
     # A request's hashes are complete there, before its step.
-    _wrap(engine_core, "preprocess_add_request", after=lambda core, result, *_, **__: _tell(core, "arrive", result[0]))
+    _wrap(
+        engine_core,
+        "preprocess_add_request",
+        after=lambda core, result, *_, **__: _call_hook(core, "arrive", result[0]),
+    )
     _wrap(engine_core, "add_lora", before=_adapter_loaded)
     for name, changes in _CHANGES_WEIGHTS.items():
-        told = functools.partial(_weights_changed, name, changes)
-        # Before, so that nothing old is found while it runs; after, also where it fails half-way.
-        _wrap(engine_core, name, before=told, after=lambda core, _, *args, told=told, **more: told(core, *args, **more))
+        changed = functools.partial(_weights_changed, name, changes)
+        # Before, so that nothing old is found during the call, and after it, even if it fails half-way.
+        _wrap(
+            engine_core,
+            name,
+            before=changed,
+            after=lambda core, _, *args, changed=changed, **more: changed(core, *args, **more),
+        )
 
 
 def _adapter_loaded(core: Any, lora_request: Any, *_: Any, **__: Any) -> None:
-    _tell(core, "adapter_loaded", lora_request)
+    _call_hook(core, "adapter_loaded", lora_request)
 
 
 def _rpc_name(method: Any, *_: Any, **__: Any) -> str:
@@ -70,7 +79,7 @@ def _wake_name(tags: Any = None, *_: Any, **__: Any) -> str:
     return "" if tags is not None and set(tags) <= {"scheduling"} else "wake_up"
 
 
-#: Methods of EngineCore by which weights or KV memory change, and the change's name; "" where it is none.
+#: Methods of EngineCore by which weights or KV memory change, and the name of the change; "" for no change.
 _CHANGES_WEIGHTS: dict[str, Callable[..., str]] = {
     "collective_rpc": _rpc_name,
     "sleep": _sleep_name,
@@ -86,34 +95,34 @@ def _weights_changed(method: str, changes: Callable[..., str], core: Any, *args:
     except Exception:
         what = method
     if what:
-        _tell(core, "weights_changed", what)
+        _call_hook(core, "weights_changed", what)
 
 
 def watch_worker(worker_class_name: Any) -> None:
-    """Wraps the methods of a worker's class by which KV memory leaves and comes back, once per process."""
+    """Wraps the methods of a worker's class that release and restore KV memory, once per process."""
     module, _, name = str(worker_class_name).rpartition(".")
     worker_class = getattr(sys.modules.get(module), name, None)
     if worker_class is None or hasattr(worker_class, _MARK):
         return
     setattr(worker_class, _MARK, True)
-    _wrap(worker_class, "sleep", before=lambda *_, **__: _tell_worker("kv_cache_leaves"))
+    _wrap(worker_class, "sleep", before=lambda *_, **__: _call_worker_hook("kv_cache_released"))
     _wrap(worker_class, "discard", before=_discarded)
     _wrap(worker_class, "wake_up", after=_woken)
 
 
 def _discarded(_: Any, tags: Any = ("kv_cache",), **__: Any) -> None:
     if "kv_cache" in tags:
-        _tell_worker("kv_cache_leaves")
+        _call_worker_hook("kv_cache_released")
 
 
 def _woken(_: Any, __: Any, tags: Any = None, **___: Any) -> None:
     if tags is None or "kv_cache" in tags:
-        _tell_worker("kv_cache_is_back")
+        _call_worker_hook("kv_cache_restored")
 
 
 def _wrap(owner: Any, name: str, before: Any = None, after: Any = None) -> None:
-    """Calls `before(self, *args)` and `after(self, result, *args)` around a method. A method that is missing is left
-    alone.
+    """Calls `before(self, *args)` and `after(self, result, *args)` around a method. Does nothing if the method is
+    missing.
     """
     original = getattr(owner, name, None)
     if original is None:
@@ -123,38 +132,38 @@ def _wrap(owner: Any, name: str, before: Any = None, after: Any = None) -> None:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = None
         if before is not None:
-            _quietly(before, self, *args, **kwargs)
+            _suppress_errors(before, self, *args, **kwargs)
         try:
             result = original(self, *args, **kwargs)
             return result
         finally:
             if after is not None:
-                _quietly(after, self, result, *args, **kwargs)
+                _suppress_errors(after, self, result, *args, **kwargs)
 
     setattr(owner, name, method)
 
 
-def _quietly(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def _suppress_errors(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     try:
         hook(*args, **kwargs)
     except Exception:
-        logger.debug("the connector could not be told", exc_info=True)
+        logger.debug("a hook of the connector failed", exc_info=True)
 
 
-def _tell(core: Any, hook: str, said: Any) -> None:
-    for connector in _ours(core.scheduler.get_kv_connector()):
-        getattr(connector, hook)(said)
+def _call_hook(core: Any, hook: str, argument: Any) -> None:
+    for connector in _own_connectors(core.scheduler.get_kv_connector()):
+        getattr(connector, hook)(argument)
 
 
-def _tell_worker(hook: str) -> None:
+def _call_worker_hook(hook: str) -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
     if has_kv_transfer_group():
-        for connector in _ours(get_kv_transfer_group()):
+        for connector in _own_connectors(get_kv_transfer_group()):
             getattr(connector, hook)()
 
 
-def _ours(connector: Any) -> list[Any]:
-    """Our connectors: this one, or those in a MultiConnector."""
+def _own_connectors(connector: Any) -> list[Any]:
+    """The connectors of this package: this one, or those in a MultiConnector."""
     children = getattr(connector, "_connectors", None)
     return [one for one in (children if children is not None else [connector]) if hasattr(one, "arrive")]

@@ -1,7 +1,7 @@
-"""Content of a model's files: which files count, their SHA-256, and whether they are the ones that vLLM loaded.
+"""Content of a model's files: which files are relevant, their SHA-256, and whether vLLM loaded these files.
 
-The Hugging Face cache has the hash of a weight file for free: the name of its blob. Other files are read once, in the
-background, and the hash is cached on disk under the file's inode and times.
+In the Hugging Face cache, the name of a weight file's blob is its hash. Other files are read once, in the background,
+and the hash is cached on disk under the file's inode and times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("kvcachepool")
 LOCAL_FORMATS = frozenset(
     {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt", "sharded_state"}
 )
-#: Other load formats, with the name that is said for them.
+#: Other load formats, with their names in messages.
 _NOT_LOCAL = {
     "dummy": "DummyWeights",
     "runai_streamer": "RunaiStreamer",
@@ -37,8 +37,8 @@ _NOT_LOCAL = {
     "remote": "RemoteWeights",
 }
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npy", ".npz", ".ckpt")
-#: JSON files of a model's folder that cannot change KV: vocabularies decide token ids at most (tokenizer_config.json
-#: counts: it may name the class of a processor), and config.json is in the descriptor as vLLM understood it.
+#: JSON files of a model's folder that cannot change KV: vocabularies at most decide token ids (tokenizer_config.json is
+#: relevant, because it may name the class of a processor), and config.json is in the descriptor as vLLM parsed it.
 _IRRELEVANT_JSON = frozenset(
     {
         "config.json",
@@ -50,20 +50,20 @@ _IRRELEVANT_JSON = frozenset(
         "chat_template.json",
     }
 )
-#: A checkpoint in the format of its author, beside the one that is loaded (vLLM's default `ignore_patterns`).
+#: A checkpoint in its author's format, beside the one that is loaded (vLLM's default `ignore_patterns`).
 _IGNORED_FOLDERS = frozenset({"original"})
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _BUFFER = 4 << 20
 _MAX_READERS = 8
 _NICE = 10
-#: A file that changed this shortly before it was looked at may change once more without another time stamp.
+#: A file that changed this shortly before the check may change again with the same time stamp.
 _TICK_NS = 20_000_000
 _MAX_CACHED = 100_000
 
 
 class Stat(NamedTuple):
-    """What tells one content of a file from another without reading it."""
+    """Distinguishes versions of a file without reading it."""
 
     path: str
     device: int
@@ -74,14 +74,14 @@ class Stat(NamedTuple):
 
 
 def stat_of(path: str) -> Stat:
-    """The stat of an open file: that asks the server of a network file system. Raises `OSError`."""
+    """The stat of an open file, which makes the client of a network file system revalidate it. Raises `OSError`."""
     with open(path, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
     return Stat(os.path.realpath(path), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def local_folder(model: str, revision: str | None, download_dir: str | None) -> str | None:
-    """Where a model's files lie here: its own path, or the snapshot in the Hugging Face cache; None = nowhere."""
+    """Local folder of a model's files: its own path, or the snapshot in the Hugging Face cache. None without one."""
     if os.path.isdir(model):
         return model
     try:
@@ -94,8 +94,8 @@ def local_folder(model: str, revision: str | None, download_dir: str | None) -> 
 
 
 def is_snapshot(folder: str) -> bool:
-    """Whether all files that count in a folder are links of a Hugging Face cache, which names contents and never
-    changes them. Raises `OSError`.
+    """Whether all relevant files of a folder are links of a Hugging Face cache, which names contents and never changes
+    them. Raises `OSError`.
     """
     path = Path(os.path.abspath(folder))
     if path.parent.name != "snapshots" or _COMMIT.match(path.name) is None:
@@ -105,7 +105,7 @@ def is_snapshot(folder: str) -> bool:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """Relative paths of all files, hidden folders left out. Raises `OSError`."""
+    """Relative paths of all files except those in hidden folders. Raises `OSError`."""
 
     def failed(error: OSError) -> None:
         raise error
@@ -128,8 +128,8 @@ def weight_files(folder: str) -> list[str]:
 
 
 def setting_files(folder: str) -> list[str]:
-    """Files beside the weights that decide KV: settings of processors and of quantisation, the
-    model's own code, and the index that picks the weights of several files.
+    """Files beside the weights that decide KV: settings of processors and of quantisation, the model's own code, and
+    the index that selects the weights of several files.
 
     Raises `OSError`.
     """
@@ -141,7 +141,7 @@ def setting_files(folder: str) -> list[str]:
 
 
 def stamp(folder: str) -> str:
-    """Changes when a file that counts changes. Raises `OSError`."""
+    """Changes when a relevant file changes. Raises `OSError`."""
     stats = [(name, *stat_of(os.path.join(folder, name))) for name in weight_files(folder) + setting_files(folder)]
     return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
 
@@ -150,7 +150,7 @@ class Digests:
     """SHA-256 of large files: from names, from the cache, or computed on background threads."""
 
     def __init__(self, cache: str | None = None) -> None:
-        """`cache`: the folder for the file with known hashes; by default one in vLLM's cache."""
+        """`cache`: the folder of the file with known hashes. By default one in vLLM's cache."""
         self._cache = _Cache(Path(cache) if cache is not None else _cache_folder())
         self._lock = threading.Lock()
         self._known: dict[Stat, str] = {}
@@ -159,7 +159,7 @@ class Digests:
         self._thread: threading.Thread | None = None
 
     def get(self, path: str) -> str | None:
-        """The hash; None while it is computed. Raises `OSError`."""
+        """The hash, or None while it is computed. Raises `OSError`."""
         real = Path(os.path.realpath(path))
         if real.parent.name == "blobs" and _SHA256.match(real.name):
             stat_of(path)
@@ -174,7 +174,9 @@ class Digests:
             return known
 
     def work(self, timeout_s: float | None) -> bool:
-        """Hashes what `get` did not know, for so long. Returns whether everything is known; the work goes on behind."""
+        """Hashes the files that `get` did not know, for this long. Returns whether all are known. The work continues in
+        the background.
+        """
         with self._lock:
             if self._wanted and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._run, name="kvcachepool-weights", daemon=True)
@@ -185,7 +187,7 @@ class Digests:
         return thread is None or not thread.is_alive()
 
     def _run(self) -> None:
-        _be_nice()
+        _lower_priority()
         with self._cache.locked():
             cached = self._cache.read()
             while True:
@@ -193,9 +195,11 @@ class Digests:
                     wanted, self._wanted = deque(self._wanted.items()), {}
                 if not wanted:
                     return
-                # Threads of our own: a pool's would be waited for when vLLM ends.
+                # Own threads, because vLLM would wait for those of a pool at exit.
                 readers = [
-                    threading.Thread(target=self._some, args=(wanted, cached), name="kvcachepool-weights", daemon=True)
+                    threading.Thread(
+                        target=self._hash_files, args=(wanted, cached), name="kvcachepool-weights", daemon=True
+                    )
                     for _ in range(max(2, min(_MAX_READERS, len(os.sched_getaffinity(0)) // 2)))
                 ]
                 for reader in readers:
@@ -204,26 +208,26 @@ class Digests:
                     reader.join()
                 self._cache.write(cached)
 
-    def _some(self, wanted: deque[tuple[str, Stat]], cached: dict[Stat, str]) -> None:
-        _be_nice()
+    def _hash_files(self, wanted: deque[tuple[str, Stat]], cached: dict[Stat, str]) -> None:
+        _lower_priority()
         while wanted:
             try:
                 path, stat = wanted.popleft()
             except IndexError:
                 return
             try:
-                self._one(path, stat, cached)
+                self._hash_file(path, stat, cached)
             except OSError as error:
                 with self._lock:
                     self._failed[path] = error
 
-    def _one(self, path: str, stat: Stat, cached: dict[Stat, str]) -> None:
+    def _hash_file(self, path: str, stat: Stat, cached: dict[Stat, str]) -> None:
         digest = cached.get(stat)
         if digest is None:
             began_ns = time.time_ns()
             digest = content(path)
             if stat_of(path) != stat:
-                # Changed while it was read. Whoever asks again asks for the file as it is then.
+                # Changed while it was read. The next call of `get` uses its new stat.
                 return
             if max(stat.mtime_ns, stat.ctime_ns) < began_ns - _TICK_NS:
                 cached[stat] = digest
@@ -232,7 +236,7 @@ class Digests:
 
 
 def content(path: str) -> str:
-    """SHA-256 of a file. Raises `OSError`. The buffer is large, so that the interpreter's lock is taken rarely."""
+    """SHA-256 of a file. Raises `OSError`. The buffer is large, so that the GIL is taken rarely."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(_BUFFER))
     with open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -241,8 +245,8 @@ def content(path: str) -> str:
     return digest.hexdigest()
 
 
-def _be_nice() -> None:
-    """The calling thread gives way to the engine's."""
+def _lower_priority() -> None:
+    """Lowers the priority of the calling thread below the engine's."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     except OSError:
@@ -257,24 +261,25 @@ def _cache_folder() -> Path:
 
 
 class _Cache:
-    """Hashes on disk, by stat. What cannot be read or written is computed anew. The ranks of a node take turns, so
-    that one of them reads the files."""
+    """Hashes on disk, by stat. Unreadable entries are computed again. The ranks of a node take turns, so that one of
+    them reads the files.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process of this node hashes meanwhile; without a lock where there can be none."""
+        """Excludes other processes of this node. Does nothing if no lock can be created."""
         with contextlib.ExitStack() as stack:
             try:
-                # Not beside the cache, which may be shared by nodes: each reads its own files.
+                # Not beside the cache, which nodes may share: each reads its own files.
                 path = os.path.join(tempfile.gettempdir(), f"kvcachepool-weights-{os.getuid()}.lock")
                 fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 stack.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_EX)
             except OSError as error:
-                logger.info("each rank hashes weights for itself: %s", error)
+                logger.info("each rank hashes the weights separately: %s", error)
             yield
 
     def read(self) -> dict[Stat, str]:
@@ -292,7 +297,7 @@ class _Cache:
             temporary.write_text(json.dumps({"files": [[*stat, digest] for stat, digest in fresh.items()]}))
             os.replace(temporary, self._folder / "weights.json")
         except OSError as error:
-            logger.info("hashes of weights are not cached: %s", error)
+            logger.info("hashes of weights cannot be cached: %s", error)
             with contextlib.suppress(OSError):
                 temporary.unlink()
 
@@ -304,7 +309,7 @@ def _checked(digest: Any) -> str:
 
 
 def unshareable_source(location: str, load_format: str) -> str:
-    """Why weights from there have no content that this process can name; "" where they have."""
+    """Why this process cannot identify the content of weights from this source, or ""."""
     reason = ""
     if load_format not in LOCAL_FORMATS:
         reason = _NOT_LOCAL.get(load_format, "LoadFormatUnknown")
@@ -316,12 +321,14 @@ def unshareable_source(location: str, load_format: str) -> str:
 
 
 def _from_modelscope() -> bool:
-    """Models that are no folders come from another hub: a snapshot of that name from Hugging Face is not theirs."""
+    """Models without a local folder come from another hub, so a snapshot of that name from Hugging Face is a different
+    one.
+    """
     return os.environ.get("VLLM_USE_MODELSCOPE", "").strip().lower() in ("1", "true")
 
 
 def names_other_code(folder: str, hf_config: Any) -> bool:
-    """Whether a config takes Python code from another repository (`auto_map` with `--`), whose content is not known.
+    """Whether a config uses Python code from another repository (`auto_map` with `--`), whose content is unknown.
 
     Raises `OSError`.
     """
@@ -335,7 +342,7 @@ def names_other_code(folder: str, hf_config: Any) -> bool:
 
 
 def weights_digest(folder: str, digests: Digests) -> str | None:
-    """SHA-256 over names and contents of all weight files; None while they are read; "" without any.
+    """SHA-256 over names and contents of all weight files. None while they are read, "" without any.
 
     Raises `OSError`.
     """
@@ -359,12 +366,12 @@ def _digest_of(found: list[Any]) -> str:
 
 # -- Files that change while vLLM starts
 
-#: Where the plugin's look at the files travels: a key of `kv_connector_extra_config`.
+#: Key of `kv_connector_extra_config` with the plugin's record of the files.
 START = "kvcachepool.start"
 
 
 class Source(NamedTuple):
-    """Where a model's files come from, as vLLM was told."""
+    """Source of a model's files, as configured in vLLM."""
 
     model: str
     location: str
@@ -372,12 +379,12 @@ class Source(NamedTuple):
     download_dir: str | None
 
     def key(self) -> str:
-        """Its name in the plugin's look."""
+        """Key in the plugin's record."""
         return f"{self.location}@{self.revision or ''}"
 
 
 def source_of(config: Any, load: Any) -> Source:
-    """Of a ModelConfig and its LoadConfig."""
+    """The source of a ModelConfig and its LoadConfig."""
     model = str(config.model)
     return Source(
         model,
@@ -387,8 +394,8 @@ def source_of(config: Any, load: Any) -> Source:
     )
 
 
-def look(sources: list[Source]) -> dict[str, dict[str, str]]:
-    """What lies there before vLLM loads it. Never raises: what cannot be seen is not witnessed."""
+def record_files(sources: list[Source]) -> dict[str, dict[str, str]]:
+    """The state of the files before vLLM loads them. Never raises: unreadable files are left out."""
     seen: dict[str, dict[str, str]] = {}
     for source in sources:
         try:
@@ -401,12 +408,12 @@ def look(sources: list[Source]) -> dict[str, dict[str, str]]:
                     "stamp": "" if is_snapshot(folder) else stamp(folder),
                 }
         except OSError as error:
-            logger.warning("files of %s cannot be looked at: %s", source.location, error)
+            logger.warning("files of %s cannot be read: %s", source.location, error)
     return seen
 
 
 def changed_since(source: Source, folder: str, start: Any) -> str:
-    """Why the files of now may not be the ones that vLLM loaded; "" where they are. Raises `OSError`."""
+    """Why the current files may differ from those that vLLM loaded, or "". Raises `OSError`."""
     snapshot = is_snapshot(folder)
     now = "" if snapshot else stamp(folder)
     seen = start.get(source.key()) if isinstance(start, dict) else None
@@ -414,6 +421,6 @@ def changed_since(source: Source, folder: str, start: Any) -> str:
         pinned = source.revision is not None and _COMMIT.match(source.revision) is not None
         return "" if snapshot and pinned else "StartNotWitnessed"
     here = os.path.realpath(folder)
-    # What was not here before was downloaded into the cache of Hugging Face meanwhile.
+    # Files that were missing before have since been downloaded into the Hugging Face cache.
     expected = {(here, ""), ("", "")} if snapshot else {(here, now)}
     return "" if (seen.get("folder"), seen.get("stamp")) in expected else "WeightsChangedDuringStart"

@@ -18,23 +18,23 @@ HEADER_BYTES = 16
 #: Largest body: 8 MiB.
 MAX_BODY = 8 << 20
 
-#: Set in every answer.
+#: Set in every response.
 FLAG_REPLY = 1
 #: The body is an `ErrorBody`.
 FLAG_ERROR = 2
-#: More answers with this tag follow.
+#: More responses with this tag follow.
 FLAG_PARTIAL = 4
-#: Descriptors ride on the first byte of the frame; the body's `fds` names them in order.
+#: Descriptors are attached to the first byte of the frame. The body's `fds` names them in order.
 FLAG_FDS = 8
 
 _HEADER = struct.Struct("<IBBHQ")
-#: Descriptors that one read takes.
+#: Maximum descriptors per read.
 _MAX_FDS = 8
 _READ_BYTES = 256 << 10
 
 
 class Op(IntEnum):
-    """Opcodes; who may use which: docs/internals/protocol.md."""
+    """Opcodes. The protocol's documentation lists the roles that may use each."""
 
     HELLO = 1
     REGISTER = 2
@@ -51,15 +51,15 @@ class Op(IntEnum):
 
 
 class FrameError(Exception):
-    """The peer's bytes are no frame of a version that is spoken here; the connection ends."""
+    """The peer sent an invalid frame. The connection is closed."""
 
 
 class WrongVersion(FrameError):
-    """The peer speaks a protocol version that is more than one away from ours."""
+    """The peer's protocol version differs by more than one."""
 
 
 class Header(NamedTuple):
-    """A frame's header; `length` counts the body's bytes, `opcode` is not interpreted yet."""
+    """A frame's header. `length` is that of the body in bytes, and `opcode` is not validated yet."""
 
     length: int
     version: int
@@ -73,12 +73,14 @@ def encode_header(op: int, flags: int, tag: int, length: int) -> bytes:
 
 
 def decode_header(raw: bytes | bytearray | memoryview) -> Header:
-    """Reads and checks the first 16 bytes of a frame. Raises `FrameError`."""
+    """Decodes and checks the first 16 bytes of a frame. Raises `FrameError`."""
     header = Header(*_HEADER.unpack_from(raw))
     if header.version == 0 or abs(header.version - PROTOCOL_VERSION) > 1:
-        raise WrongVersion(f"frame version {header.version} is not spoken here (this side speaks {PROTOCOL_VERSION})")
+        raise WrongVersion(
+            f"frame version {header.version} is not supported: expected {PROTOCOL_VERSION}, or one more or less"
+        )
     if header.length > MAX_BODY:
-        raise FrameError(f"frame body of {header.length} bytes is over the limit of {MAX_BODY}")
+        raise FrameError(f"frame body of {header.length} bytes exceeds the limit of {MAX_BODY} bytes")
     return header
 
 
@@ -89,20 +91,20 @@ _send.restype = ctypes.c_ssize_t
 
 
 def send_now(sock: socket.socket, frame: bytes) -> bool:
-    """Sends a frame without blocking. False where it did not fit whole, or the connection is gone.
+    """Sends a frame without blocking. Returns False if it did not fit, or if the connection is closed.
 
-    The GIL is kept: a socket's own methods release it, and a thread of vLLM that only wants to send a few bytes gets it
-    back when another one has finished, up to 5 ms later. A send that does not wait is over in microseconds.
+    Keeps the GIL. A socket's own methods release it, and a thread of vLLM that sends a few bytes would wait up to 5 ms
+    to get it back from another thread. A send that does not block takes microseconds.
     """
     return bool(_send(sock.fileno(), frame, len(frame), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(frame))
 
 
 def send_with_fds(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
-    """Sends a frame with descriptors on its first byte, without blocking. Raises `OSError` where it does not fit."""
+    """Sends a frame with descriptors on its first byte, without blocking. Raises `OSError` if it does not fit."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sent = sock.sendmsg([frame], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     if sent != len(frame):
-        raise BlockingIOError(f"{sent} of {len(frame)} bytes fit into the socket")
+        raise BlockingIOError(f"only {sent} of {len(frame)} bytes of a frame fit into the socket")
 
 
 def close_all(fds: list[int]) -> None:
@@ -112,7 +114,7 @@ def close_all(fds: list[int]) -> None:
 
 
 class Frames:
-    """Cuts the byte stream of a connection into frames, with the descriptors that came along."""
+    """Splits the byte stream of a connection into frames with their descriptors."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.ended = False
@@ -123,7 +125,7 @@ class Frames:
         self._poll.register(sock, select.POLLIN)
 
     def next(self, timeout_s: float | None) -> tuple[Header, bytes, list[int]] | None:
-        """The next frame; None where none came in time, or none will (`ended`). Raises `FrameError`."""
+        """The next frame. None on timeout, or at the end of the stream (`ended`). Raises `FrameError`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             frame = self._cut()
@@ -141,7 +143,7 @@ class Frames:
                     fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
                     self._fds += fds
             if flags & socket.MSG_CTRUNC:
-                raise FrameError("descriptors were cut off")
+                raise FrameError(f"a frame has more than {_MAX_FDS} descriptors")
             if not data:
                 self.ended = True
                 return None
@@ -162,6 +164,6 @@ class Frames:
         return header, body, fds
 
     def close(self) -> None:
-        """Closes descriptors that no frame named; the socket stays its owner's."""
+        """Closes descriptors that no frame named. The owner keeps the socket."""
         close_all(self._fds)
         self._fds = []

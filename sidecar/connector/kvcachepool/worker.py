@@ -1,12 +1,12 @@
 """The worker side: one rank's copies between vLLM's KV blocks and the arena.
 
-Threads: vLLM's (brings jobs, takes results, never waits but 2 ms on a step without tokens), the copy thread (one job
-at a time), the client's reader (HELLO, REGISTER). One lock, `_wake`, guards all state and is held for bookkeeping
-only.
+Threads: vLLM's (brings jobs, takes results, and never waits except for 2 ms in a step without tokens), the copy thread
+(one job at a time), the client's reader (HELLO, REGISTER). One lock, `_wake`, guards all state and is held only for
+bookkeeping.
 
-What must hold: each job ends exactly once on each rank, also when the rank is off; a load that is reported as
-finished was copied from slots whose generations did not change; a store writes only slots that are GRANTED to this
-process; what HELLO's list does not name is not written any more.
+Invariants: each job ends exactly once on each rank, even if the rank is off. A load that is reported as finished was
+copied from slots whose generations did not change. A store writes only slots that are GRANTED to this process. Slots
+that HELLO's list does not name are no longer written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import keys
-from .client import Client, Held, Reply, say_off
+from .client import Client, Held, Reply, report_off
 from .copier import Copier, copier_of
 from .copy_job import copy_job
 from .copy_window import WindowCopier, WindowLostError
@@ -46,16 +46,16 @@ logger = logging.getLogger("kvcachepool")
 
 _IDLE_WAIT_S = 0.002
 _PAUSED_STORE_S = 1.0
-#: The copy thread looks for jobs this often, also where nobody has woken it.
+#: Interval at which the copy thread checks for jobs if it is not woken.
 _LOOK_AGAIN_S = 1.0
 _REPORT_EVERY_S = 1.0
-#: Refusals of a stage that say more of the window than of the job.
+#: Refusals of a stage that concern the window more than the job.
 _BROKEN_WINDOW = ("/windowCopyFailed", "/windowBadRecord", "/windowClosed")
 _MAX_FAILURES_IN_A_ROW = 3
 _EXIT_WAIT_S = 2.0
-#: A rank registers this late at most because the hash of its weights is not known: small models need less.
+#: Maximum delay of a rank's registration while the hash of its weights is unknown. Small models need less.
 _WEIGHTS_WAIT_S = 1.5
-#: Refusals of REGISTER that end the cache in this vLLM; others may pass at the next HELLO.
+#: Refusals of REGISTER that turn the cache off in this vLLM. Others may pass at the next HELLO.
 _FINAL = {"DescriptorMismatch", "SectionTooLarge", "MultiNodeUnsupported", "HashAlgorithmRefused", "BadBody"}
 
 
@@ -70,7 +70,7 @@ class _Task:
 
 
 class Worker:
-    """One rank. Calls of vLLM's thread never raise and never block (see `take_ended_loads`)."""
+    """One rank. Calls from vLLM's thread never raise and never block (see `take_ended_loads`)."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, socket_path: str) -> None:
         """Nothing happens before `register_kv_caches`."""
@@ -80,7 +80,7 @@ class Worker:
         self._wake = threading.Condition()
         self._queue: deque[_Task] = deque()
         self._running: _Task | None = None
-        #: Ends of stores that no connection could take: sent behind the next HELLO, their slots named in its list.
+        #: Ended stores that could not be reported. Sent after the next HELLO, whose list names their slots.
         self._outbox: list[tuple[Op, Sections]] = []
         self._ended_loads: deque[EndedLoad] = deque()
         self._ended_stores: dict[int, Ended] = {}
@@ -90,7 +90,7 @@ class Worker:
         self._mapping: Mapping | None = None
         self._stopping = False
         self._failures = 0
-        self._timed = 0  # the step under way, where its end is to be reported
+        self._timed = 0  # the current step, if its end is to be reported
         self._report = Report()
         self._reported_at = time.monotonic()
         self.off_reason = ""
@@ -106,10 +106,12 @@ class Worker:
     # -- vLLM's thread
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Detects the layout and starts all else in the background; what cannot be served is off, by name."""
+        """Detects the layout and starts everything else in the background. An unsupported layout turns the cache
+        off.
+        """
         try:
             if self._layout is not None:
-                raise Unserved("RegisteredTwice", "the KV cache was allocated anew under copies of the old one")
+                raise Unserved("RegisteredTwice", "the KV cache was allocated again while copies used the old one")
             ranks = current_ranks(self._config)
             version = vllm_version()
             layout = detect(self._config, self._kv_cache_config, kv_caches, ranks, version)
@@ -133,9 +135,9 @@ class Worker:
             target=self._connect, args=(layout, ranks, version), name="kvcachepool-fingerprint", daemon=True
         ).start()
 
-    def kv_cache_leaves(self) -> None:
-        """vLLM gives the KV cache's memory back: no copy is begun any more, and the one under way is waited for. What
-        was queued would be copied from, or into, blocks that hold something else by then.
+    def kv_cache_released(self) -> None:
+        """vLLM releases the KV cache's memory. Starts no more copies and waits for the current one. Queued jobs are
+        dropped, because their blocks would have other content.
         """
         with self._wake:
             self._asleep = True
@@ -143,13 +145,13 @@ class Worker:
             while self._running is not None:
                 self._wake.wait(1.0)
 
-    def kv_cache_is_back(self) -> None:
+    def kv_cache_restored(self) -> None:
         """The KV cache has memory again, at the same addresses."""
         with self._wake:
             self._asleep = False
 
     def handle_preemptions(self, metadata: StepMetadata) -> None:
-        """Cancels jobs that need not be done any more and have not begun; never waits for one that has."""
+        """Cancels unneeded jobs that have not started. Never waits for one that has."""
         if not metadata.forget:
             return
         forget = set(metadata.forget)
@@ -158,8 +160,8 @@ class Worker:
                 self._drop(task, "cancelled")
 
     def bind(self, metadata: StepMetadata) -> None:
-        """Takes the jobs of a step. Loads are queued at once; stores where the step has no forward, else in
-        `wait_for_save`.
+        """Takes the jobs of a step. Loads are queued at once. Stores are queued in `wait_for_save`, or at once if the
+        step has no forward pass.
         """
         self._timed = metadata.timed
         tasks = [self._task(job) for job in metadata.jobs]
@@ -169,7 +171,7 @@ class Worker:
             self._admit(loads)
 
     def refuse(self, jobs: list[Job]) -> None:
-        """`bind` failed: of these jobs those end as failed that it did not take in."""
+        """`bind` failed. Ends the jobs that it did not take, as failed."""
         with self._wake:
             known = {task.job.id for task in (self._running, *self._queue, *self._arrived) if task is not None}
             known |= self._ended_stores.keys()
@@ -179,15 +181,16 @@ class Worker:
                     self._finish(_Task(job, None), False, False)
 
     def wait_for_save(self) -> None:
-        """Queues the step's stores behind the model's work so far."""
+        """Queues the step's stores after the model's work so far."""
         if self._arrived:
             with self._wake:
                 self._admit(self._arrived)
 
     def take_ended_loads(self, idle: bool, ended: list[EndedLoad]) -> None:
-        """Moves the loads that ended since the last call, one by one: each is reported once, also where this raises.
+        """Moves the loads that ended since the last call, one by one, so that each is reported once even if this
+        raises.
 
-        idle: the step had no tokens; then this waits up to 2 ms for a job that is queued, which saves a step.
+        idle: the step had no tokens; then this waits up to 2 ms for a queued job, which saves a step.
         """
         try:
             self._send_report()
@@ -213,15 +216,15 @@ class Worker:
                 report.stores.update([self._ended_stores.popitem()])
 
     def turn_off(self, reason: str) -> None:
-        """Goes off by this name, in the background: all jobs end as failed."""
+        """Turns off for this reason, in the background. All jobs end as failed."""
         self._go_off_later(reason, "see the log of vLLM")
 
     def shutdown(self) -> None:
-        """Ends for good: waits for the copy under way, unmaps, unlocks."""
+        """Ends permanently: waits for the current copy, unmaps, unlocks."""
         client = self._client
         if client is not None:
             client.go_off("Shutdown")
-        self._go_off("Shutdown", "", tell=False)
+        self._go_off("Shutdown", "", report=False)
 
     # -- queue (the lock is held)
 
@@ -231,18 +234,18 @@ class Worker:
             try:
                 plan = self._planner.plan(job.chunks, job.kind == STORE)
             except Exception as error:
-                logger.warning("job %d of request %s is dropped: %s", job.id, job.request_id, error)
+                logger.warning("dropping job %d of request %s: %s", job.id, job.request_id, error)
                 self._count("jobMalformed")
         return _Task(job, plan)
 
     def _admit(self, tasks: deque[_Task]) -> None:
-        """Moves jobs, one by one, into the queue behind the model's work so far."""
+        """Moves jobs, one by one, into the queue after the model's work so far."""
         if not tasks:
             return
         try:
             event = None if self._copier is None else self._copier.record()
         except Exception:
-            logger.exception("no event could be recorded: the jobs of this step are dropped")
+            logger.exception("no event could be recorded; dropping the jobs of this step")
             while tasks:
                 self._count(f"{tasks[0].job.kind}Dropped/event")
                 self._finish(tasks.popleft(), False, True)
@@ -253,14 +256,14 @@ class Worker:
             if task.plan is None or self.off_reason or self._asleep:
                 self._finish(tasks.popleft(), False, False)
             elif not task.plan.pieces:
-                # Nothing of it is ours: another replica writes it.
+                # This rank writes nothing of it: another replica does.
                 self._finish(tasks.popleft(), True, False)
             else:
                 self._queue.append(tasks.popleft())
         self._wake.notify_all()
 
     def _drop(self, task: _Task, why: str) -> None:
-        """Ends a job that was not begun."""
+        """Ends a job that was not started."""
         if task in self._queue:
             self._queue.remove(task)
         elif task in self._arrived:
@@ -272,18 +275,18 @@ class Worker:
         for task in [*self._queue, *self._arrived]:
             self._drop(task, why)
 
-    def _finish(self, task: _Task, good: bool, tell: bool) -> None:
-        """The one place where a job ends. tell: COMMIT or ABORT its sections."""
+    def _finish(self, task: _Task, good: bool, report: bool) -> None:
+        """Ends a job; called exactly once per job. report: COMMIT or ABORT its sections."""
         if task.job.kind == STORE:
             self._ended_stores[task.job.id] = Ended(1, 0 if good else 1)
-            if tell and task.plan is not None and task.plan.packed:
+            if report and task.plan is not None and task.plan.packed:
                 body = Sections(region=task.job.region, refs=task.plan.packed)
-                self._tell(Op.COMMIT if good else Op.ABORT, body)
+                self._send(Op.COMMIT if good else Op.ABORT, body)
         else:
             self._ended_loads.append(EndedLoad(task.job.request_id, None if good else task.job.block_ids()))
         self._wake.notify_all()
 
-    def _tell(self, op: Op, body: Sections) -> None:
+    def _send(self, op: Op, body: Sections) -> None:
         if self._client is None or not self._client.send(op, body):
             self._outbox.append((op, body))
 
@@ -298,15 +301,15 @@ class Worker:
         try:
             copier.begin_thread()
         except Exception:
-            logger.exception("the copy thread could not be prepared; it goes on as it is")
+            logger.exception("the copy thread could not be prepared; continuing")
         try:
             with torch.inference_mode():
                 while True:
                     with self._wake:
-                        retired = [] if self._windows is None else self._windows.reap()
+                        retired = [] if self._windows is None else self._windows.take_retired()
                         if self._stopping and not retired:
                             return
-                        task = None if retired else self._take()
+                        task = None if retired else self._next_job()
                         mapping = self._mapping
                         window = None if self._windows is None else self._windows.live
                     for one in retired:
@@ -314,20 +317,20 @@ class Worker:
                     if task is not None:
                         self._run(task, mapping, copier, window)
         except Exception as error:
-            logger.exception("the copy thread ended by a bug in the connector")
+            logger.exception("unexpected error in the copy thread")
             with self._wake:
                 running, self._running = self._running, None
                 if running is not None:
                     self._finish(running, False, True)
             self._go_off_later("CopyThreadFailed", str(error))
 
-    def _take(self) -> _Task | None:
-        """The next job, marked as begun under the lock under which HELLO's list is made. None: there was none, and now
-        it is time to look again.
+    def _next_job(self) -> _Task | None:
+        """The next job, marked as started under the lock with which HELLO's list is created. None if there is none, and
+        another check is due.
         """
         now = time.monotonic()
         windows = self._windows
-        waits = [] if windows is None else [windows.give_back(self._client), windows.look_for_answer()]
+        waits = [] if windows is None else [windows.abort_lost(self._client), windows.check_late()]
         wait = min((left for left in waits if left is not None), default=None)
         for task in list(self._queue):
             if task.job.kind == STORE and self._stores_paused:
@@ -354,7 +357,7 @@ class Worker:
         try:
             failure = copy_job(task.job, task.plan, task.event, mapping, copier, window)
         except WindowLostError as error:
-            logger.warning("a window was lost in the middle of job %d: %s", task.job.id, error)
+            logger.warning("the window was lost during job %d: %s", task.job.id, error)
             lost = True
         except Exception as error:
             logger.exception("copying job %d failed", task.job.id)
@@ -379,7 +382,7 @@ class Worker:
             elif crashed and window is not None:
                 self._count(f"{task.job.kind}Failed/windowCopyFailed")
                 self._give_window_up(window, f"CopyFailed: {crashed}")
-            # Until here the copy loop would report the job if anything above raised.
+            # If anything above raised, the copy loop would report the job.
             self._running = None
             self._finish(task, good, not lost)
             broken = crashed is not None and window is None
@@ -393,7 +396,7 @@ class Worker:
             self._go_off_later("CopyFailed", str(crashed))
 
     def _lose_window(self, task: _Task, window: WindowCopier) -> None:
-        """The sidecar may still copy what this job handed over. The lock is held."""
+        """The sidecar may still copy the stages of this job. The lock is held."""
         self._count(f"{task.job.kind}Failed/windowLost")
         if self._windows is None:
             return
@@ -401,10 +404,10 @@ class Worker:
             self._windows.retire()
         if task.job.kind == STORE and task.plan is not None:
             body = Sections(region=task.job.region, refs=task.plan.packed)
-            self._windows.lose(self._client, window.boot, body)
+            self._windows.add_lost(self._client, window.boot, body)
 
     def _give_window_up(self, window: WindowCopier | None, message: str) -> None:
-        """The worker copies itself from now on. The lock is held."""
+        """The worker copies by itself from now on. The lock is held."""
         if self._windows is not None and self._windows.live is window is not None:
             self._windows.give_up(message)
 
@@ -415,7 +418,7 @@ class Worker:
     # -- the client's hooks (reader thread)
 
     def held(self, region: int | None) -> Held:
-        """A slot of another region is none of this one, although a slot here may have its number and generation."""
+        """Slots of another region are excluded, although a slot here may have the same number and generation."""
         with self._wake:
             self._stores_paused = True
             tasks = [task for task in (self._running, *self._queue, *self._arrived) if task is not None]
@@ -428,7 +431,7 @@ class Worker:
         with self._wake:
             outbox, self._outbox = self._outbox, []
             for op, body in outbox:
-                self._tell(op, body)
+                self._send(op, body)
 
     def on_hello(self, reply: HelloReply) -> None:
         mapping = shared().mapping
@@ -437,7 +440,7 @@ class Worker:
                 return
             with self._wake:
                 if mapping.closed:
-                    # The other role of this process was told to unmap meanwhile; a HELLO of ours follows.
+                    # The other role of this process was told to unmap meanwhile. A HELLO of this one follows.
                     return
                 self._mapping = mapping
                 self._stores_paused = False
@@ -447,7 +450,7 @@ class Worker:
             return
         if self._windows is not None:
             with self._wake:
-                self._windows.greeted(client, reply.boot)
+                self._windows.on_boot(client, reply.boot)
                 self._wake.notify_all()
         chunk_tokens = reply.settings.chunk_tokens
         register.chunk_tokens = keys.effective_chunk_tokens(chunk_tokens, register.scheduler_block_tokens)
@@ -464,7 +467,7 @@ class Worker:
             return False
 
     def _go_off_later(self, reason: str, message: str) -> None:
-        """For threads that going off waits for."""
+        """For threads that `_go_off` waits for."""
         threading.Thread(target=self._go_off, args=(reason, message), name="kvcachepool-off", daemon=True).start()
 
     def _on_registered(self, reply: Reply) -> None:
@@ -481,14 +484,14 @@ class Worker:
                 self._wake.notify_all()
 
     def on_lost(self) -> None:
-        """Stores go on: what they end with waits for the next HELLO. The window was the connection's."""
+        """Stores continue, and their results are sent after the next HELLO. The window ends with the connection."""
         retired: list[WindowCopier] = []
         with self._wake:
             if self._windows is not None:
                 self._windows.retire()
                 if self._stopping and self._running is None:
                     # The copy thread may have ended.
-                    retired = self._windows.reap()
+                    retired = self._windows.take_retired()
             self._wake.notify_all()
         for window in retired:
             window.close()
@@ -507,16 +510,16 @@ class Worker:
             self._copier.detach()
 
     def on_off(self, reason: str) -> None:
-        self._go_off(reason, "", tell=False)
+        self._go_off(reason, "", report=False)
 
-    # -- beginning and end
+    # -- start and end
 
     def _connect(self, layout: Layout, ranks: Ranks, version: str) -> None:
         try:
             digests = Digests()
             of_rank = layout, ranks, self._device_uuid, digests
             describe = functools.partial(registration, self._config, self._kv_cache_config, *of_rank)
-            # What is registered with the next HELLO, and whether the hash of the weights is missing in it.
+            # The message of the next HELLO, and whether the hash of the weights is missing in it.
             self._register, pending = describe()
             if pending and digests.work(_WEIGHTS_WAIT_S):
                 self._register, pending = describe()
@@ -534,11 +537,11 @@ class Worker:
         except Unserved as error:
             self._go_off(error.reason, str(error))
         except Exception as error:
-            logger.exception("the worker side could not be described")
+            logger.exception("the registration of this rank could not be created")
             self._go_off("RegisterFailed", str(error))
 
     def end_copies(self, timeout_s: float) -> None:
-        """Begins no further copy and waits for the one under way, at most this long: the process ends."""
+        """Starts no further copy and waits for the current one, at most this long. Called at the end of the process."""
         deadline = time.monotonic() + timeout_s
         with self._wake:
             self._stopping = True
@@ -546,8 +549,8 @@ class Worker:
             while self._running is not None and (left := deadline - time.monotonic()) > 0:
                 self._wake.wait(left)
 
-    def _go_off(self, reason: str, message: str, tell: bool = True) -> None:
-        """Turns this rank off for good: all jobs, also later ones, end as failed."""
+    def _go_off(self, reason: str, message: str, report: bool = True) -> None:
+        """Turns this rank off permanently. All jobs, including later ones, end as failed."""
         with self._wake:
             first = not self.off_reason
             self.off_reason = self.off_reason or reason
@@ -560,9 +563,9 @@ class Worker:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        if tell:
+        if report:
             logger.warning("the KV cache pool is off in this worker: %s: %s", reason, message)
-            say_off(self._socket_path, reason, vllm_version(), instance(self._config))
+            report_off(self._socket_path, reason, vllm_version(), instance(self._config))
 
     def _send_report(self) -> None:
         now = time.monotonic()
@@ -582,7 +585,7 @@ class Worker:
 
 
 def _end_copies(worker: weakref.ref[Worker]) -> None:
-    """At exit: a copy without the GIL must not outlive the KV cache that the interpreter frees."""
+    """Runs at exit: a copy without the GIL must not outlive the KV cache that the interpreter frees."""
     alive = worker()
     if alive is not None:
         alive.end_copies(_EXIT_WAIT_S)

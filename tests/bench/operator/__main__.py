@@ -27,14 +27,14 @@ from cluster.slot import chosen, others
 from servers.process import rss_anon_mib
 from servers.waiting import wait_for
 
-#: Of what a results file speaks.
+#: Metadata of a results file.
 FULL = Load(pools=1000, pods=10_000)
-#: Pools whose pods change all the time, in one of the phases.
+#: Pools whose pods change continuously, in one of the phases.
 CHANGING = 20
 
 
 def measure(size: Load, seconds: float, rounds: int) -> Run:
-    """All of it, one after the other, on one cluster."""
+    """Runs all phases, one after another, on one cluster."""
     free = (slot for slot in others() if not slot.taken())
     slot = chosen() if "KVCACHEPOOL_CLUSTER" in os.environ else next(free)
     cluster = Cluster.start(slot)
@@ -57,7 +57,7 @@ def _measure(cluster: Cluster, api: Api, size: Load, seconds: float, rounds: int
     node = cluster.nodes[0]
 
     def leader() -> Replica:
-        # On a machine that is too busy the lease can go to the other one between two phases.
+        # On an overloaded machine the lease may change its holder between two phases.
         found = replicas(api)[0]
         say(f"  leader: {found.name}")
         return found
@@ -99,7 +99,7 @@ def _load(api: Api, size: Load, node: Node, leader: Callable[[], Replica]) -> Lo
 
 
 def _tell_logs(cluster: Cluster) -> None:
-    """What the operator logged, but for the pods that it reviewed."""
+    """Prints the operator's log without the lines about reviewed pods."""
     select = ("--selector=app.kubernetes.io/name=kvcachepool", "--prefix", "--tail=-1")
     lines = cluster.kubernetes.kubectl("logs", *select, namespace=SYSTEM, check=False).splitlines()
     say("\n".join([line for line in lines if '"pod reviewed"' not in line][-100:]))

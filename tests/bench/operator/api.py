@@ -1,4 +1,4 @@
-"""The API server of a cluster by keep-alive connections, one for each thread: quick enough for ten thousand objects."""
+"""The API server over keep-alive connections, one per thread, fast enough for ten thousand objects."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from servers.prometheus import Samples
 
 T = TypeVar("T")
 MERGE = "application/merge-patch+json"
-#: Requests at once.
+#: Maximum concurrent requests.
 THREADS = 16
-#: Seconds after which a connection is not used again.
+#: Seconds after which an idle connection is not reused.
 _IDLE = 20
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Prints a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 class Api:
-    """Requests as the cluster's administrator, whom the API server never makes wait in its queues."""
+    """Requests as the cluster's administrator, whose requests the API server never queues."""
 
     def __init__(self, slot: Slot) -> None:
         pki = slot.folder / "pki"
@@ -46,7 +46,7 @@ class Api:
 
     def _ask(self, method: str, path: str, body: Any, kind: str) -> bytes:
         connection, used = getattr(self._thread, "connection", (None, 0.0))
-        # One that was idle for long is about to be closed by the other side.
+        # The server is about to close a connection that was idle for long.
         if connection is None or time.monotonic() - used > _IDLE:
             connection = self._connect(60)
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
@@ -64,16 +64,18 @@ class Api:
         return text
 
     def request(self, method: str, path: str, body: Any = None, *, kind: str = "application/json") -> Object:
-        """One request and what it answers."""
+        """Sends one request and returns the response."""
         found: Object = json.loads(self._ask(method, path, body, kind))
         return found
 
     def metrics(self) -> Samples:
-        """What the API server counts."""
+        """The API server's metrics."""
         return Samples.parse(self._ask("GET", "/metrics", None, "text/plain").decode())
 
     def each(self, what: str, call: Callable[[T], object], items: Sequence[T]) -> float:
-        """Calls for every item, several at once; progress goes to stderr. Returns how many there were per second."""
+        """Calls a function for every item, several at once, and prints progress to stderr. Returns the calls per
+        second.
+        """
         start = said = time.monotonic()
         with ThreadPoolExecutor(THREADS) as pool:
             for number, _ in enumerate(pool.map(call, items), 1):
@@ -85,7 +87,7 @@ class Api:
         return rate
 
     def watch(self, path: str, seconds: float) -> Iterator[tuple[float, Object]]:
-        """Events with the time of their arrival, until nothing comes for so many seconds."""
+        """Events with their times of arrival, until none arrives for this many seconds."""
         connection = self._connect(seconds)
         try:
             connection.request("GET", path)

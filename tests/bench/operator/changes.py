@@ -1,4 +1,4 @@
-"""How often the operator writes: while nothing changes, while some pools change, and once another replica leads."""
+"""How often the operator writes: without changes, while some pools change, and after a change of leader."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from servers.waiting import wait_for
 
 
 class Changed(NamedTuple):
-    """What pools that change all the time cost."""
+    """The cost of pools that change continuously."""
 
     pools: int
     changes: int
-    #: Most writes to one pool within any time a little shorter than a minute.
+    #: Maximum writes to one pool within slightly less than a minute.
     most: int
     writes: int
     reconcile_p99_ms: float
@@ -38,16 +38,16 @@ class Takeover(NamedTuple):
 
 
 def unchanged(api: Api, seconds: float) -> tuple[dict[str, int], float]:
-    """The operator's requests that write, by kind, while nothing changes, and for how many minutes."""
+    """The operator's write requests by kind without changes, and the minutes measured."""
     before, start = api.metrics(), time.monotonic()
-    # The measurement is the passing of time itself.
+    # Waiting is the measurement here.
     time.sleep(seconds)
     after, took = api.metrics(), time.monotonic() - start
     return writes(before, after), took / 60
 
 
 def changed(api: Api, load: Load, leader: Replica, count: int, seconds: float) -> Changed:
-    """One more pod and one less in some pools, again and again; every write to a pool is seen by a watch."""
+    """Repeatedly adds and removes a pod in some pools. A watch observes every write to a pool."""
     listed = api.request("GET", f"{POOLS}/kvcachepools?limit=1")
     since = listed["metadata"]["resourceVersion"]
     seen: dict[str, list[float]] = defaultdict(list)
@@ -83,7 +83,9 @@ def _most_within(seconds: float, times: list[float]) -> int:
 
 
 def takeover(api: Api, node: Node, load: Load) -> Takeover:
-    """Kills the leader and edits a pool: until another process holds the lease, and until it has observed the edit."""
+    """Kills the leader and edits a pool. Measures the time until another process holds the lease, and until it has
+    observed the edit.
+    """
     namespace, name = max(load.pool(number) for number in range(load.pools))
     path = f"{POOLS}/namespaces/{namespace}/kvcachepools/{name}"
     old, before = holder(api), api.metrics()
@@ -101,7 +103,7 @@ def takeover(api: Api, node: Node, load: Load) -> Takeover:
     wait_for(seen, 120, "the edit was observed")
     observed = time.monotonic() - start
     say(f"  reconciles: {observed:.1f} s")
-    # Mostly the one that was there before; the killed one, started again, when its looks come at the better moment.
+    # Usually the second replica. The killed one, restarted, may check the lease earlier.
     new = replicas(api)[0]
 
     def all_looked_at() -> bool:

@@ -1,4 +1,4 @@
-"""What API server and operator count: writes by the operator's account, histograms between two readings."""
+"""Counters of API server and operator: writes by the operator's account, and histograms between two readings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.kubernetes import Object
 from cluster.product import SYSTEM
 from servers.prometheus import Samples
 
-#: Every one counts the requests that it matches: what the operator writes, by what it is.
+#: Each matches a kind of write by the operator, and counts it.
 _SCHEMAS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "lease": (["*"], ["coordination.k8s.io"], ["leases"]),
     "canary": (["create"], [""], ["pods"]),
@@ -17,7 +17,7 @@ _SCHEMAS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "children": (["create", "update", "patch", "delete"], [""], ["configmaps"]),
     "others": (["create", "update", "patch", "delete", "deletecollection"], ["*"], ["*"]),
 }
-#: Not writes of pools: the lease is renewed while nothing changes, and the canary is a dry run that stores nothing.
+#: Not writes to pools: renewals of the lease, and the canary, a dry run that stores nothing.
 APART = ("lease", "canary")
 
 
@@ -44,7 +44,7 @@ def count_by_account(api: Api) -> None:
 
 
 def writes(before: Samples, after: Samples) -> dict[str, int]:
-    """Requests of the operator between two readings of the API server, by what they were for."""
+    """Requests of the operator between two readings of the API server, by purpose."""
 
     def count(samples: Samples, name: str) -> float:
         schema = f"bench-operator-{name}"
@@ -54,7 +54,9 @@ def writes(before: Samples, after: Samples) -> dict[str, int]:
 
 
 def quantile(share: float, name: str, before: Samples | None, after: Samples, **labels: str) -> tuple[float, int]:
-    """A quantile of a histogram between two readings, and of how many; linear within a bucket, as Prometheus has it."""
+    """A quantile of a histogram between two readings, and the number of samples. Linear within a bucket, as in
+    Prometheus.
+    """
     later = after.by(f"{name}_bucket", "le", **labels)
     earlier = before.by(f"{name}_bucket", "le", **labels) if before else {}
     counts = sorted((float(bound), count - earlier.get(bound, 0.0)) for bound, count in later.items())

@@ -1,4 +1,4 @@
-"""Pools and pods as API objects, spread over namespaces. A scheduling gate keeps the pods off the node."""
+"""Pools and pods as API objects, spread over namespaces. A scheduling gate keeps the pods pending."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENV = {
 
 @dataclass(frozen=True)
 class Load:
-    """How much there is of it."""
+    """Number of objects."""
 
     pools: int
     pods: int
@@ -36,7 +36,7 @@ class Load:
 
     @property
     def pods_each(self) -> int:
-        """Pods of every pool."""
+        """Pods per pool."""
         return self.pods // self.pools
 
     def pool(self, number: int) -> tuple[str, str]:
@@ -113,14 +113,14 @@ def vllm(name: str, of: str) -> Object:
 
 
 def create_namespace(api: Api, name: str) -> None:
-    """A namespace in which pods can be made at once."""
+    """A namespace that is ready for pods."""
     api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     accounts = f"/api/v1/namespaces/{name}/serviceaccounts"
     wait_for(lambda: api.request("GET", accounts)["items"], 60, f"the default account of {name}", pause=0.1)
 
 
 def create_pools(api: Api, load: Load) -> float:
-    """All namespaces and pools; returns pools per second."""
+    """Creates all namespaces and pools. Returns pools per second."""
     api.each("namespaces", lambda n: create_namespace(api, f"bench-{n:02}"), range(load.namespaces))
 
     def create(number: int) -> None:
@@ -131,7 +131,7 @@ def create_pools(api: Api, load: Load) -> float:
 
 
 def create_pods(api: Api, load: Load) -> float:
-    """All pods, through the webhook; returns pods per second."""
+    """Creates all pods through the webhook. Returns pods per second."""
 
     def create(number: int) -> None:
         namespace, of = load.pool(number)
@@ -141,7 +141,7 @@ def create_pods(api: Api, load: Load) -> float:
 
 
 def counted(api: Api) -> list[Object]:
-    """`status.pods` of all pools whose status is of their present spec."""
+    """`status.pods` of all pools whose status is of the current spec."""
     pools = api.request("GET", f"{POOLS}/kvcachepools")["items"]
     return [
         one["status"]["pods"]

@@ -1,4 +1,4 @@
-"""What the label adds to the start of a pod: labelled, not labelled, and a pod of the same shape that does nothing."""
+"""What the label adds to the start of a pod: with the label, without it, and with idle containers of the same shape."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Started(NamedTuple):
 
     labelled: list[float]
     plain: list[float]
-    #: A native sidecar and an init container of the same image as the pod's, in the places of ours.
+    #: A native sidecar and an init container with the pod's image, in the positions of the added ones.
     shaped: list[float]
 
     def added(self) -> float:
-        """Median of what the label added."""
+        """Median time that the label added."""
         return statistics.median(a - b for a, b in zip(self.labelled, self.plain, strict=True))
 
     def added_by_shape(self) -> float:
-        """Median of what two containers that do nothing added."""
+        """Median time that two idle containers added."""
         return statistics.median(a - b for a, b in zip(self.shaped, self.plain, strict=True))
 
 
 def measure(api: Api, image: str, rounds: int) -> Started:
-    """Starts one pod after the other."""
+    """Starts the pods one after another."""
     create_namespace(api, _NAMESPACE)
     api.request("POST", f"{POOLS}/namespaces/{_NAMESPACE}/kvcachepools", pool("here"))
 
@@ -44,7 +44,7 @@ def measure(api: Api, image: str, rounds: int) -> Started:
     wait_for(known, 60, "the pool is ready", pause=0.2)
     times: dict[str, list[float]] = {"labelled": [], "plain": [], "shaped": []}
     for number in range(-1, rounds):
-        # The kinds take turns in being the first; the first round warms up.
+        # The order rotates, and the first round is a warm-up.
         kinds = list(times)[number % 3 :] + list(times)[: number % 3]
         for kind in kinds:
             took = _start(api, _pod(kind, image))
@@ -71,7 +71,7 @@ def _pod(kind: str, image: str) -> Object:
 
 
 def _start(api: Api, made: Object) -> float:
-    """Seconds from the request that creates the pod to the event that says Running; then it goes."""
+    """Seconds from the creation request to the event with phase Running. Deletes the pod."""
     name = made["metadata"]["name"]
     pods = f"/api/v1/namespaces/{_NAMESPACE}/pods"
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""The rows of the operator's benchmark, from what was measured."""
+"""The rows of the operator's benchmark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REQUESTS = "apiserver_request_duration_seconds"
 
 @dataclass(frozen=True)
 class Loaded:
-    """The time from the first pool until all was reconciled."""
+    """Seconds from the first pool until all pools were reconciled."""
 
     pools_per_second: float
     pods_per_second: float
@@ -35,7 +35,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Run:
-    """All of one run."""
+    """The results of one run."""
 
     size: Load
     loaded: Loaded
@@ -48,7 +48,7 @@ class Run:
     taken: Takeover
 
     def rows(self) -> list[Row]:
-        """One row for each number."""
+        """One row per number."""
         return [self._rss(), self._reconcile(), *self._writes(), self._webhook(), self._started(), self._takeover()]
 
     def _rss(self) -> Row:

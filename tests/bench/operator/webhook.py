@@ -1,4 +1,4 @@
-"""The webhook under an open loop: a review is due every 10 ms, whether or not the one before was answered."""
+"""The webhook under an open loop: a review is due every 10 ms, whether or not the previous one was answered."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from servers.process import cpu_seconds
 
 _NAME = f"kvcachepool-webhook.{SYSTEM}.svc"
 _CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/kvcachepool-injector"
-#: Connections that stay open, as the API server keeps them.
+#: Connections that stay open, like those of the API server.
 _CONNECTIONS = 16
 
 
 class Answers(NamedTuple):
-    """What an open loop saw: seconds from the moment that a request was due to its answer, and patches."""
+    """Results of an open loop: seconds from the due time of a request to its answer, and patches."""
 
     seconds: list[float]
     patched: int
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
     handler_p99: float
     reviews: int
     client: Answers
-    #: The same port and connections, asked for nothing.
+    #: The same port and connections, with requests for nothing.
     empty: Answers
     cpu_each: float
     bytes_each: int
@@ -92,7 +92,7 @@ def _review(stored: Object, number: int, of: tuple[str, str]) -> bytes:
 
 
 def measure(api: Api, load: Load, replica: Replica, pid: int, *, per_second: int = 100, seconds: int = 30) -> Measured:
-    """All reviews go to one replica."""
+    """Sends all reviews to one replica."""
     bodies = reviews(api, load, per_second * seconds)
     bundle = api.request("GET", _CONFIGURATION)["webhooks"][0]["clientConfig"]["caBundle"]
     tls = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())

@@ -1,1 +1,1 @@
-"""How fast each tier reads and writes, against what lies below it in the same run."""
+"""How fast each tier reads and writes, compared with the layer below it in the same run."""

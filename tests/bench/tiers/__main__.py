@@ -19,13 +19,13 @@ from bench.tiers.load import MIB, Amount, Cell, Measured
 TIERS = {"disk": disk, "redis": redis, "redis_tls": redis_tls, "s3": s3}
 SIZES = (1, 4, 8, 16, 32)
 IN_FLIGHT = (1, 8, 64)
-#: As many bytes as a run writes at most: the memory of the objects under way comes on top.
+#: Maximum bytes that a run writes, without the memory of objects in flight.
 MOST = 1 << 30
 _DETAILS = ("gbps", "p50_ms", "p99_ms", "cpu_s_per_gb", "rss_peak_mib")
 
 
 def median(of: list[Measured], op: str, what: str) -> float:
-    """Of several runs."""
+    """Median of several runs."""
     return statistics.median(float(run[op][what]) for run in of)
 
 
@@ -49,7 +49,9 @@ def rows(tier: str, reference: str, cell: Cell, limits: list[Measured], runs: li
 
 
 def measured(name: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every size and depth on one tier, by turns with its limit: rows into the results, and what each cell cost."""
+    """Every size and depth on one tier, alternating with its limit. Adds rows to the results, and records the cost of
+    each cell.
+    """
     details: list[dict[str, Any]] = []
     with TIERS[name].subject() as subject:
         for cell in (Cell(size * MIB, depth) for size in chosen.sizes for depth in chosen.in_flight):
@@ -65,7 +67,7 @@ def measured(name: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Runs what was chosen."""
+    """Runs the selected tiers and sizes."""
     parser = argparse.ArgumentParser(prog="python -m bench.tiers")
     parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS))
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="MiB")

@@ -20,22 +20,22 @@ REFERENCE = "raw O_DIRECT"
 
 
 class Disk:
-    """A folder with a tier and room beside it."""
+    """A folder with space for a tier and the comparison."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._config = folder / "config.yaml"
         (folder / "tier").mkdir()
-        # A tier keeps an object per MiB at most: enough for a million.
+        # A tier has at most one object per MiB, so this is enough for a million.
         self._config.write_text(f"disk:\n  path: {folder / 'tier'}\n  size: 1Ti\n")
 
     def turn(self, cell: Cell, amount: Amount) -> Turn:
-        """Both with the same memory: the kernel cuts its requests where that is not of one piece."""
+        """Both use the same memory, because the kernel splits requests for scattered memory."""
         both = tier_load(["tier", "--config", str(self._config), "--raw", str(self._folder)], cell, amount)
         return Turn(both["tier"], both["raw"])
 
     def index(self, objects: int) -> Row:
-        """How long a tier with so many objects takes to open after SIGKILL, with nothing in the page cache (root)."""
+        """How long a tier with this many objects takes to open after SIGKILL, without the page cache (root)."""
         command = [str(built("tier_load")), "fill", "--config", str(self._config), "--objects", str(objects)]
         died = subprocess.run(command, capture_output=True, text=True)
         if died.returncode != -9:
@@ -60,7 +60,7 @@ class Disk:
 
 @contextmanager
 def subject() -> Iterator[Disk]:
-    """In the cache's folder: temporary folders are often in memory."""
+    """In the cache's folder, because temporary folders are often in memory."""
     cache().mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-disk-", dir=cache()))
     try:

@@ -1,4 +1,4 @@
-"""One run of `tier_load`: puts and then gets of one size, so many in flight."""
+"""One run of `tier_load`: puts and then gets of one size, with this many in flight."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured."""
+    """One cell of the measurement."""
 
     size: int
     in_flight: int
 
     @property
     def name(self) -> str:
-        """As rows have it, such as `8m_64`."""
+        """Name in rows, such as `8m_64`."""
         return f"{self.size // MIB}m_{self.in_flight}"
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How long puts go on, and gets as long, and how many bytes are written at most."""
+    """Duration of puts and of gets, and maximum bytes to write."""
 
     seconds: float
     most: int
 
 
-#: What was measured, by "put" and "get": `gbps` and, of a tier, what it cost.
+#: Results by "put" and "get": `gbps`, and the cost for a tier.
 Measured = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A tier and what bounds it, one after the other."""
+    """A tier and its limit, one after the other."""
 
     tier: Measured
     limit: Measured
 
 
 def tier_load(what: list[str], cell: Cell, amount: Amount) -> dict[str, Measured]:
-    """Runs `tier_load` with these first arguments. What was measured, by what it is of: "tier", "raw" or "http"."""
+    """Runs `tier_load` with these first arguments. Returns the results by subject: "tier", "raw" or "http"."""
     size = ["--size", str(cell.size), "--in-flight", str(cell.in_flight)]
     until = ["--seconds", str(amount.seconds), "--most", str(amount.most)]
     all_of: dict[str, Measured] = {}

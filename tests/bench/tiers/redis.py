@@ -16,9 +16,9 @@ from servers.paths import short_folder
 from servers.redis import RedisServer
 
 REFERENCE = "redis-benchmark"
-#: The tier has as many connections for bytes. A value with what the server stores beside it takes 1 MiB of its memory.
+#: The tier has as many connections for bytes. A value with the server's overhead takes 1 MiB of its memory.
 CONNECTIONS, VALUE = 8, MIB - 4096
-#: Keys at random: as good as never the same one, and some that do not fit into a processor's cache.
+#: Number of random keys: repetitions are rare, and the values exceed a processor's cache.
 ANY, KEYS = 10**9, 256
 
 
@@ -31,13 +31,13 @@ class Redis:
         self._config.write_text(json.dumps({"redis": server.config()}))
 
     def turn(self, cell: Cell, amount: Amount) -> Turn:
-        """Both take memory that the server did not use before."""
+        """Both use memory that the server did not use before."""
         limit = self._limit(cell, amount)
         self._empty(amount)
         return Turn(tier(self._config, cell, amount), limit)
 
     def _limit(self, cell: Cell, amount: Amount) -> Measured:
-        """As the tier: gets are of many values."""
+        """Like the tier: gets of many values."""
         value = min(cell.size, VALUE)
         values = cell.size // value
         count = max(values, min(int(amount.seconds * 2000), amount.most // value))
@@ -45,14 +45,14 @@ class Redis:
         self._empty(amount)
         put = self._values_per_second("set", count, ANY, connections, value)
         self._server.ask("FLUSHALL", "SYNC")
-        # So many that hardly any key stays without a value.
+        # Enough that almost every key has a value.
         self._values_per_second("set", 10 * KEYS, KEYS, connections, value)
         # For about as long as the tier's gets take.
         get = self._values_per_second("get", int(amount.seconds * 2000), KEYS, connections, value)
         return {"put": {"gbps": put * value / 1e9}, "get": {"gbps": get * value / 1e9}}
 
     def _empty(self, amount: Amount) -> None:
-        """Empties the server, whose memory was in use until now: a virtual machine gives back what lies idle."""
+        """Empties the server. Its memory must have been used before, because a virtual machine returns idle memory."""
         self._values_per_second("set", amount.most // VALUE, ANY, CONNECTIONS, VALUE, encrypted=False)
         self._server.ask("FLUSHALL", "SYNC")
 
@@ -71,7 +71,7 @@ class Redis:
 
 @contextmanager
 def subject(tls: bool = False) -> Iterator[Redis]:
-    """A server with room for all that one run puts."""
+    """A server with space for all puts of a run."""
     folder = short_folder()
     pki = folder / "pki" if tls else None
     if pki:

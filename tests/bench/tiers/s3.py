@@ -30,7 +30,7 @@ class S3:
         self._runs = 0
 
     def turn(self, cell: Cell, amount: Amount) -> Turn:
-        """One after the other, with the same server."""
+        """Both on the same server, one after the other."""
         limit = self._limit(cell, amount)
         return Turn(tier(self._config, cell, amount), limit)
 
@@ -45,7 +45,7 @@ class S3:
         return measured
 
     def _signed(self, method: str, name: str) -> str:
-        """Target of a request with its signature in the query (Signature Version 4, body unsigned)."""
+        """Target of a request with its signature in the query (Signature Version 4, unsigned body)."""
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         scope = f"{now[:8]}/{REGION}/s3/aws4_request"
         query = {

@@ -22,7 +22,7 @@ from servers.waiting import wait_for
 
 @contextmanager
 def _serving(tiers: dict[str, Any]) -> Iterator[tuple[Sidecar, VllmServer]]:
-    """A fresh sidecar with these tiers and a fresh vLLM, attached to each other."""
+    """A new sidecar with these tiers and a new vLLM, attached to each other."""
     pod = paths.short_folder()
     sidecar = Sidecar(pod, memory="2Gi", config=tiers).start()
     server = VllmServer(pod, model("mid"), pod / "vllm.log", *ARGUMENTS, env=ENV)
@@ -39,7 +39,7 @@ def _serving(tiers: dict[str, Any]) -> Iterator[tuple[Sidecar, VllmServer]]:
 
 
 def rows(prompts: int) -> list[Row]:
-    """One vLLM computes all prompts and its sidecar writes them to every tier; then a pod of each tier reads them."""
+    """One vLLM computes all prompts and its sidecar writes them to every tier. Then one pod per tier reads them."""
     folder = Path(paths.short_folder())
     (folder / "disk").mkdir()
     redis, s3 = RedisServer(memory="4gb"), S3Server()
@@ -64,7 +64,7 @@ def rows(prompts: int) -> list[Row]:
 
 
 def _asked(server: VllmServer, text: str, source: str) -> Reply:
-    """The answer, most of whose prompt must have come from there."""
+    """The reply. Most of its prompt must have come from the tier."""
     reply = server.complete(text, TOKENS, max_tokens=1)
     if reply.sources[source] < TOKENS * 0.9:
         raise RuntimeError(f"not from {source}: {reply.sources}")

@@ -125,7 +125,7 @@ fn cel_value(json: &Json) -> Value {
 }
 
 #[test]
-fn values_at_their_limits_are_taken_by_both_sides() {
+fn values_at_their_limits_are_accepted_by_both_sides() {
     let table = table();
     for case in &table.cases {
         for value in &case.good {
@@ -141,7 +141,7 @@ fn values_at_their_limits_are_taken_by_both_sides() {
 }
 
 #[test]
-fn values_past_their_limits_are_refused_by_both_sides_with_the_same_message() {
+fn values_past_their_limits_are_rejected_by_both_sides_with_the_same_message() {
     let table = table();
     let mut refused = BTreeSet::new();
     for case in &table.cases {
@@ -165,7 +165,7 @@ fn values_past_their_limits_are_refused_by_both_sides_with_the_same_message() {
 }
 
 #[test]
-fn managed_and_external_redis_are_not_exchanged_in_one_step() {
+fn managed_and_external_redis_cannot_be_swapped_in_one_step() {
     let rule = rules()
         .iter()
         .find(|rule| rule.cel.contains("oldSelf"))

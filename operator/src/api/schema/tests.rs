@@ -39,7 +39,7 @@ fn all() -> Vec<(String, Value)> {
 }
 
 #[test]
-fn every_text_list_and_map_has_a_bound() {
+fn every_string_list_and_map_has_a_limit() {
     for (path, node) in all() {
         let bound = match node["type"].as_str() {
             Some("string") if node["enum"].is_null() && node["format"] != "date-time" => {
@@ -55,7 +55,7 @@ fn every_text_list_and_map_has_a_bound() {
 }
 
 #[test]
-fn numbers_have_formats_that_every_server_knows() {
+fn numbers_have_formats_that_every_api_server_supports() {
     for (path, node) in all() {
         let format = node["format"].as_str().unwrap_or("int64");
         assert!(
@@ -67,7 +67,7 @@ fn numbers_have_formats_that_every_server_knows() {
 }
 
 #[test]
-fn every_field_says_what_it_means() {
+fn every_field_has_a_description() {
     let root = schema();
     for part in ["spec", "status"] {
         let mut own = vec![(part.to_string(), root["properties"][part].clone())];
@@ -87,7 +87,7 @@ fn every_field_says_what_it_means() {
 }
 
 #[test]
-fn every_rule_stands_in_the_schema_and_costs_little() {
+fn every_rule_is_in_the_schema_and_within_the_cost_limit() {
     for rule in rules() {
         let mut node = &schema();
         for name in rule.at.split('.').filter(|name| !name.is_empty()) {
@@ -112,7 +112,7 @@ fn every_rule_stands_in_the_schema_and_costs_little() {
 }
 
 #[test]
-fn conditions_are_kept_by_type_and_lists_of_a_spec_as_a_whole() {
+fn conditions_are_merged_by_type_and_spec_lists_are_atomic() {
     let conditions = &schema()["properties"]["status"]["properties"]["conditions"];
     assert_eq!(conditions["x-kubernetes-list-type"], "map");
     assert_eq!(conditions["x-kubernetes-list-map-keys"], json!(["type"]));
@@ -149,7 +149,7 @@ fn stored(name: &str, spec: Value) -> Value {
 }
 
 #[test]
-fn a_malformed_stored_object_hides_no_other() {
+fn a_malformed_stored_object_does_not_hide_others() {
     let list = json!({
         "apiVersion": "kvcachepool.io/v1alpha1", "kind": "KVCachePoolList", "metadata": {},
         "items": [

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_have_names_that_last() {
+    fn shards_have_stable_names() {
         let of = |shards: i64| {
             let pool = managing(json!({"shards": shards}));
             urls(&pool, managed(&pool).unwrap())
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn another_number_of_shards_changes_the_number_and_nothing_else() {
+    fn another_number_of_shards_changes_only_the_replicas() {
         let [one, three] = [1, 3].map(|shards| managing(json!({"shards": shards})));
         for kind in ["Service", "NetworkPolicy", "PodDisruptionBudget"] {
             assert_eq!(of(&one, kind), of(&three, kind));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_are_no_pods_of_the_pool() {
+    fn managed_servers_have_no_pool_label() {
         let pool = managing(json!({}));
         let labels = &of(&pool, "StatefulSet").data["spec"]["template"]["metadata"]["labels"];
         assert_eq!(
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_name_of_a_pool_leaves_room_for_what_kubernetes_appends() {
+    fn the_longest_pool_name_leaves_room_for_suffixes_of_kubernetes() {
         let mut pool = managing(json!({}));
         pool.metadata.name = Some("a".repeat(40));
         let set = name(&pool);

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_pool_of_an_old_name_has_a_secret_of_its_own() {
+    fn a_new_pool_with_an_old_name_has_its_own_secret() {
         let old = managing(json!({}));
         let mut new = old.clone();
         new.metadata.uid = Some("ffffffff-0000-4000-8000-000000000000".to_string());

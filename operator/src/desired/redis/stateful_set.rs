@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_a_pool_reaches_its_place() {
+    fn every_field_of_a_pool_is_applied() {
         let given = json!({
             "shards": 3, "image": "mine:1", "nodeSelector": {"disk": "none"}, "priorityClassName": "cache",
             "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_data_ends_below_the_containers_limit() {
+    fn maxmemory_is_below_the_containers_limit() {
         for size in ["64Mi", "1Gi", "16Gi", "1Ti"] {
             let pod = pod(&managing(json!({"memoryPerShard": size})));
             let container = &pod["containers"][0];
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn no_password_stands_in_a_command() {
+    fn no_command_contains_a_password() {
         let text = of(&managing(json!({})), "StatefulSet").data.to_string();
         assert!(!text.contains("requirepass") && ASK.contains(&format!("{PATH}/{PASSWORD}")));
         assert!(ASK.contains(&format!("-p {PORT}")));

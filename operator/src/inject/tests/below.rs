@@ -28,7 +28,7 @@ fn sidecar(pod: &Value) -> &Value {
 }
 
 #[test]
-fn a_disk_is_mounted_into_the_sidecar_alone() {
+fn a_disk_is_mounted_only_into_the_sidecar() {
     let disks = [Disk::NodeDirectory, Disk::Ephemeral("nvme".to_string())];
     for (disk, golden) in disks.into_iter().zip(["disk-node", "disk-ephemeral"]) {
         let (before, settings) = (pod("guaranteed"), with_disk(disk));
@@ -55,7 +55,7 @@ fn a_disk_is_mounted_into_the_sidecar_alone() {
 }
 
 #[test]
-fn the_nodes_disk_is_requested_and_limited_only_where_the_users_is() {
+fn node_disk_is_requested_and_limited_only_if_the_user_does() {
     let settings = with_disk(Disk::NodeDirectory);
     let needed = Quantity::bytes(settings.config.disk_volume_bytes());
     let after = injected(&pod("plain"), &settings);
@@ -82,7 +82,7 @@ fn the_nodes_disk_is_requested_and_limited_only_where_the_users_is() {
 }
 
 #[test]
-fn a_disk_on_the_node_does_not_keep_the_node() {
+fn a_disk_on_the_node_does_not_block_scale_down() {
     const SAFE: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes";
     let annotated = |given: Option<&str>, disk: Disk| {
         let mut pod = pod("plain");
@@ -98,13 +98,13 @@ fn a_disk_on_the_node_does_not_keep_the_node() {
         annotated(Some("tmp, shm"), node()).as_deref(),
         Some("tmp,shm,kvcachepool-disk")
     );
-    let ours = Some("kvcachepool-disk,tmp");
-    assert_eq!(annotated(ours, node()).as_deref(), ours);
+    let existing = Some("kvcachepool-disk,tmp");
+    assert_eq!(annotated(existing, node()).as_deref(), existing);
     assert_eq!(annotated(None, Disk::Ephemeral("a".to_string())), None);
 }
 
 #[test]
-fn a_disk_of_another_kind_takes_the_place_of_the_first() {
+fn a_disk_of_another_kind_replaces_the_first() {
     let after = injected(&pod("plain"), &with_disk(Disk::NodeDirectory));
     let after = injected(&after, &with_disk(Disk::Ephemeral("nvme".to_string())));
     let volumes = json::list(&after["spec"], "volumes");
@@ -139,7 +139,7 @@ pub fn with_files() -> Settings {
 }
 
 #[test]
-fn credentials_are_files_of_the_sidecar_alone_and_optional() {
+fn credentials_are_optional_files_of_the_sidecar_only() {
     let (before, settings) = (pod("plain"), with_files());
     let Outcome::Inject { patch, .. } = inject(&before, &settings) else {
         panic!("not injected");
@@ -161,12 +161,12 @@ fn credentials_are_files_of_the_sidecar_alone_and_optional() {
     assert_ne!(
         settings.hash(),
         super::settings().hash(),
-        "older pods lack the files"
+        "older pods shortfall the files"
     );
 }
 
 #[test]
-fn the_token_is_kept_for_a_pool_alone_that_proves_its_identity_with_it() {
+fn the_token_is_kept_only_for_a_pool_that_authenticates_with_it() {
     let covered = |own_identity: bool, file: &str| {
         let mut settings = settings();
         settings.own_identity = own_identity;
@@ -189,7 +189,7 @@ fn the_token_is_kept_for_a_pool_alone_that_proves_its_identity_with_it() {
 }
 
 #[test]
-fn a_missing_object_of_the_sidecars_environment_holds_no_pod_up() {
+fn a_missing_object_of_the_sidecars_environment_does_not_block_the_pod() {
     let mut settings = settings();
     settings.env = serde_json::from_value(json!([
         {"name": "A", "value": "a"},

@@ -21,7 +21,7 @@ fn ours(pod: &Value) -> [&Value; 2] {
 }
 
 #[test]
-fn where_every_container_has_a_limit_of_cpu_ours_have_one_and_the_class_stays() {
+fn added_containers_have_cpu_limits_if_all_others_have() {
     let both =
         json!({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "4", "memory": "2Gi"}});
     for name in ["plain", "istio", "llm-d-guide"] {
@@ -49,7 +49,7 @@ fn where_every_container_has_a_limit_of_cpu_ours_have_one_and_the_class_stays() 
 }
 
 #[test]
-fn a_limit_of_cpu_is_given_where_it_is_needed_and_more_where_the_pool_says_so() {
+fn a_cpu_limit_is_set_where_it_is_needed_and_raised_by_the_pool() {
     let after = injected(&pod("plain"), &settings());
     for container in ours(&after) {
         assert!(!qos::amounts(container, "limits").contains_key("cpu"));
@@ -64,7 +64,7 @@ fn a_limit_of_cpu_is_given_where_it_is_needed_and_more_where_the_pool_says_so() 
 }
 
 #[test]
-fn what_the_api_server_refuses_in_our_containers_costs_the_cache_and_not_the_pod() {
+fn invalid_added_containers_cost_the_cache_and_not_the_pod() {
     let from = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
     let path = |path: &str| json!({"fieldRef": {"fieldPath": path}});
     let bad = [
@@ -114,12 +114,12 @@ fn what_the_api_server_refuses_in_our_containers_costs_the_cache_and_not_the_pod
 }
 
 #[test]
-fn an_amount_that_cannot_be_read_is_no_amount() {
+fn an_unparsable_amount_is_ignored() {
     let mut container = ours(&injected(&pod("plain"), &settings()))[0].clone();
-    check::check_ours(&container).unwrap();
+    check::check_added(&container).unwrap();
     container["resources"]["requests"]["cpu"] = "2 cores".into();
     assert!(
-        check::check_ours(&container)
+        check::check_added(&container)
             .unwrap_err()
             .contains("2 cores")
     );

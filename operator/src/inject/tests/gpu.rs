@@ -71,7 +71,7 @@ fn assert_golden_of(name: &str, before: &Value, settings: &Settings) -> Value {
 }
 
 #[test]
-fn a_pod_of_a_device_plugin_gets_the_runtimes_variables_and_no_second_gpu() {
+fn a_pod_with_a_device_plugin_gets_variables_and_no_second_gpu() {
     let settings = with_access(GpuAccess::VisibleDevices);
     let before = pod("guaranteed");
     assert_eq!(lacks(&before, &settings), "");
@@ -91,7 +91,7 @@ fn a_pod_of_a_device_plugin_gets_the_runtimes_variables_and_no_second_gpu() {
 }
 
 #[test]
-fn a_pod_with_claims_shares_those_of_vllm_and_no_others() {
+fn a_pod_with_claims_shares_only_those_of_vllm() {
     let settings = with_access(GpuAccess::ResourceClaim);
     let before = pod("resource-claims");
     assert_eq!(lacks(&before, &settings), "");
@@ -108,7 +108,7 @@ fn a_pod_with_claims_shares_those_of_vllm_and_no_others() {
 }
 
 #[test]
-fn a_pod_without_a_gpu_is_injected_all_the_same_and_says_what_it_lacks() {
+fn a_pod_without_a_gpu_is_injected_with_a_shortfall() {
     let variables = with_access(GpuAccess::VisibleDevices);
     let claims = with_access(GpuAccess::ResourceClaim);
     let cpu = asking(json!({"requests": {"cpu": "1"}}));
@@ -139,7 +139,7 @@ fn a_pod_without_a_gpu_is_injected_all_the_same_and_says_what_it_lacks() {
 }
 
 #[test]
-fn a_window_on_a_gpu_that_the_sidecar_must_not_see_is_lacking() {
+fn a_cuda_window_without_gpu_access_is_a_shortfall() {
     let mut settings = with_access(GpuAccess::None);
     let named = |text: &str| {
         let mut pod = asking(json!({}));
@@ -189,7 +189,7 @@ fn reason(before: &Value, settings: &Settings) -> String {
 }
 
 #[test]
-fn devices_that_vllm_names_itself_are_the_sidecars_too() {
+fn the_sidecar_gets_the_devices_that_vllm_names() {
     let settings = with_access(GpuAccess::VisibleDevices);
     let named = |text: &str| {
         let mut pod = asking(json!({}));
@@ -207,7 +207,7 @@ fn devices_that_vllm_names_itself_are_the_sidecars_too() {
 }
 
 #[test]
-fn what_a_pool_says_of_the_variables_itself_counts() {
+fn gpu_variables_of_the_pool_take_precedence() {
     let mut settings = with_access(GpuAccess::VisibleDevices);
     settings.env = serde_json::from_value(json!([{"name": DEVICES, "value": "0"}])).unwrap();
     let after = injected(&pod("guaranteed"), &settings);
@@ -231,7 +231,7 @@ fn what_a_pool_says_of_the_variables_itself_counts() {
 }
 
 #[test]
-fn a_sidecar_with_a_gpu_has_room_for_cuda_and_one_without_has_not() {
+fn memory_for_cuda_contexts_is_reserved_only_with_a_gpu() {
     let (with, without) = (with_access(GpuAccess::VisibleDevices), settings());
     let memory = |pod: &Value, settings: &Settings| {
         let after = injected(pod, settings);
@@ -264,7 +264,7 @@ fn a_sidecar_with_a_gpu_has_room_for_cuda_and_one_without_has_not() {
 }
 
 #[test]
-fn a_later_call_follows_what_others_made_of_the_pod() {
+fn a_later_call_adapts_to_changes_by_other_webhooks() {
     let claims = with_access(GpuAccess::ResourceClaim);
     let mut pod = injected(&super::pod("resource-claims"), &claims);
     let vllm = &mut pod["spec"]["containers"][0]["resources"];
@@ -275,7 +275,7 @@ fn a_later_call_follows_what_others_made_of_the_pod() {
     // The API server rejects a pod whose containers use undeclared claims.
     for list in ["containers", "initContainers"] {
         for container in json::list_mut(&mut pod["spec"], list) {
-            if !ours::is_ours(container) {
+            if !additions::is_added(container) {
                 json::object(&mut container["resources"]).remove("claims");
             }
         }
@@ -289,9 +289,9 @@ fn a_later_call_follows_what_others_made_of_the_pod() {
     let variables = with_access(GpuAccess::VisibleDevices);
     let mut pod = injected(&super::pod("guaranteed"), &variables);
     let mut hidden = pod.clone();
-    let ours = json::list_mut(&mut hidden["spec"], "initContainers");
-    let place = json::position(ours, names::SIDECAR_CONTAINER).unwrap();
-    let env = json::list_mut(&mut ours[place], "env");
+    let init = json::list_mut(&mut hidden["spec"], "initContainers");
+    let place = json::position(init, names::SIDECAR_CONTAINER).unwrap();
+    let env = json::list_mut(&mut init[place], "env");
     let place = json::position(env, DEVICES).unwrap();
     env[place]["value"] = "void".into();
     assert_eq!(
@@ -310,7 +310,7 @@ fn a_later_call_follows_what_others_made_of_the_pod() {
 }
 
 #[test]
-fn another_access_is_another_hash() {
+fn another_gpu_access_changes_the_hash() {
     let of = |access| with_access(access).hash();
     assert_eq!(of(GpuAccess::None), settings().hash());
     assert_ne!(of(GpuAccess::VisibleDevices), settings().hash());

@@ -65,7 +65,7 @@ fn refused(pod: &Value, settings: &Settings) -> (Reason, Patch) {
 pub(super) fn assert_sound(before: &Value, after: &Value, target: &str) {
     check::check(after).unwrap();
     let (old, new) = (&before["spec"], &after["spec"]);
-    let user = |container: &&Value| !ours::is_ours(container);
+    let user = |container: &&Value| !additions::is_added(container);
     let olds: Vec<_> = json::all_containers(old).filter(user).collect();
     let news: Vec<_> = json::all_containers(new).filter(user).collect();
     assert_eq!(olds.len(), news.len());
@@ -216,7 +216,7 @@ const REFUSED: [(&str, Reason); 9] = [
 ];
 
 #[test]
-fn every_shape_gets_its_golden_patch_and_is_otherwise_untouched() {
+fn every_shape_gets_its_golden_patch_and_nothing_else() {
     for (name, target) in INJECTED {
         let before = pod(name);
         let settings = if COMPOSED.contains(&name) {
@@ -264,7 +264,7 @@ fn refused_shapes_are_stamped_and_otherwise_untouched() {
 }
 
 #[test]
-fn every_pod_of_the_folder_is_in_a_table() {
+fn every_pod_file_is_in_a_table() {
     let known = |name: &str| {
         name == "hook-args"
             || INJECTED.iter().any(|(one, _)| *one == name)
@@ -313,7 +313,7 @@ fn the_sidecar_reads_its_config_from_the_pod() {
 }
 
 #[test]
-fn classes_are_kept_by_equal_limits_and_by_the_pods_own_resources() {
+fn the_qos_class_of_the_pod_is_preserved() {
     let class = |pod: &Value| qos::class(&pod["spec"], |_| true);
     let guaranteed = injected(&pod("guaranteed"), &settings());
     assert_eq!(class(&guaranteed), Qos::Guaranteed);
@@ -374,7 +374,7 @@ fn pools_choose_cpu_environment_and_huge_pages_but_not_memory() {
 }
 
 #[test]
-fn a_pod_of_root_gets_another_user_for_our_containers_alone() {
+fn a_root_pod_gets_another_user_only_for_the_added_containers() {
     let after = injected(&pod("best-effort"), &settings());
     for container in json::list(&after["spec"], "initContainers") {
         assert_eq!(container["securityContext"]["runAsUser"], 65532);
@@ -388,7 +388,7 @@ fn a_pod_of_root_gets_another_user_for_our_containers_alone() {
 }
 
 #[test]
-fn the_hook_by_argument_adds_one_argument_to_plain_ones() {
+fn the_args_hook_adds_one_argument() {
     let before = pod("hook-args");
     let Outcome::Inject { patch, .. } = inject(&before, &settings()) else {
         panic!("not injected");
@@ -416,12 +416,12 @@ fn the_hook_by_argument_adds_one_argument_to_plain_ones() {
 }
 
 #[test]
-fn a_hash_is_what_it_was_before_a_config_had_more_keys() {
+fn new_config_keys_with_defaults_do_not_change_the_hash() {
     assert_eq!(settings().hash(), "e39e1d321a3422a1");
 }
 
 #[test]
-fn a_hash_names_what_a_pod_was_given_and_not_what_a_sidecar_takes_over_by_itself() {
+fn a_hash_covers_only_settings_that_a_sidecar_cannot_reload() {
     let settings = settings();
     let mut live = settings.clone();
     live.generation += 1;

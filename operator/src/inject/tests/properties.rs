@@ -181,11 +181,16 @@ impl Rude {
                 init.push(moved);
             }
             Self::StripsRestartPolicies => {
-                let ours = init.iter_mut().filter(|container| ours::is_ours(container));
+                let ours = init
+                    .iter_mut()
+                    .filter(|container| additions::is_added(container));
                 ours.for_each(|container| drop(json::object(container).remove("restartPolicy")));
             }
             Self::AddsToEveryContainer => {
-                for container in init.iter_mut().filter(|container| ours::is_ours(container)) {
+                for container in init
+                    .iter_mut()
+                    .filter(|container| additions::is_added(container))
+                {
                     json::list_mut(container, "env")
                         .push(json!({"name": format!("AWS{times}"), "value": "r"}));
                     json::list_mut(container, "volumeMounts")
@@ -212,7 +217,7 @@ impl Rude {
             Self::TakesGpus => {
                 for list in ["containers", "initContainers"] {
                     let all = json::list_mut(spec, list).iter_mut();
-                    for container in all.filter(|container| !ours::is_ours(container)) {
+                    for container in all.filter(|container| !additions::is_added(container)) {
                         let resources = json::object(json::entry(container, "resources"));
                         resources.remove("claims");
                         for amounts in resources.values_mut().filter_map(Value::as_object_mut) {
@@ -223,7 +228,10 @@ impl Rude {
                 json::object(spec).remove("resourceClaims");
             }
             Self::LimitsCpu => {
-                for container in init.iter_mut().filter(|container| ours::is_ours(container)) {
+                for container in init
+                    .iter_mut()
+                    .filter(|container| additions::is_added(container))
+                {
                     if container.pointer("/resources/limits/cpu").is_none()
                         && !qos_is_whole(&container["resources"])
                     {
@@ -267,7 +275,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 400 } else { 2000 }))]
 
     #[test]
-    fn any_pod_is_injected_soundly_and_only_once(pod in pods(), settings in pools()) {
+    fn injecting_any_pod_is_sound_and_idempotent(pod in pods(), settings in pools()) {
         match inject(&pod, &settings) {
             Outcome::Inject { patch, .. } => {
                 let after = patched(&pod, &patch);
@@ -282,7 +290,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_others_do_the_next_call_repairs_it(
+    fn the_next_call_repairs_changes_by_others(
         pod in pods(),
         settings in pools(),
         acts in prop::collection::vec(rudeness(), 1..5),

@@ -15,7 +15,7 @@ fn annotated(key: &str, value: &str) -> Value {
 }
 
 #[test]
-fn what_a_pod_says_wrongly_is_refused_by_name() {
+fn invalid_annotations_are_refused_by_name() {
     let reason = |pod: &Value| refused(pod, &settings()).0;
     for memory in ["", "64", "lots", "-1Gi", "1Mi", "17Ti", "1e30"] {
         assert_eq!(
@@ -54,7 +54,7 @@ fn what_a_pod_says_wrongly_is_refused_by_name() {
 }
 
 #[test]
-fn what_is_somebody_elses_is_left_alone() {
+fn foreign_objects_are_not_changed() {
     let reason = |pod: &Value| refused(pod, &settings()).0;
     let foreign = [
         with("plain", |pod| {
@@ -101,7 +101,7 @@ fn what_is_somebody_elses_is_left_alone() {
 }
 
 #[test]
-fn engines_over_several_pods_and_other_caches_are_seen_in_every_form() {
+fn multi_pod_engines_and_other_caches_are_detected_in_every_form() {
     let shell = |text: &str| {
         with("best-effort", |pod| {
             pod["spec"]["containers"][0]["command"] = json!(["sh", "-c", text])
@@ -167,7 +167,7 @@ fn engines_over_several_pods_and_other_caches_are_seen_in_every_form() {
 }
 
 #[test]
-fn a_pool_that_is_off_or_gone_leaves_injected_pods_alone() {
+fn a_disabled_or_missing_pool_does_not_change_injected_pods() {
     let mut off = settings();
     off.mode = Mode::Disabled;
     assert_eq!(refused(&pod("plain"), &off).0, Reason::PoolDisabled);
@@ -201,7 +201,7 @@ fn a_pool_that_is_off_or_gone_leaves_injected_pods_alone() {
 }
 
 #[test]
-fn pods_at_their_limits_start_without_us() {
+fn pods_at_size_limits_start_without_a_sidecar() {
     let huge = |bytes: usize| {
         with("plain", |pod| {
             let value = "x".repeat(bytes);
@@ -223,7 +223,7 @@ fn pods_at_their_limits_start_without_us() {
 }
 
 #[test]
-fn what_is_no_pod_is_refused_without_a_patch() {
+fn a_value_that_is_no_pod_is_refused_without_a_patch() {
     for value in [
         json!(null),
         json!([]),
@@ -245,7 +245,7 @@ fn what_is_no_pod_is_refused_without_a_patch() {
 }
 
 #[test]
-fn reasons_have_names_and_sentences_of_their_own() {
+fn reasons_have_unique_names_and_sentences() {
     let names: std::collections::HashSet<_> =
         Reason::ALL.iter().map(|reason| reason.name()).collect();
     assert_eq!(names.len(), Reason::ALL.len());
@@ -255,7 +255,7 @@ fn reasons_have_names_and_sentences_of_their_own() {
 }
 
 #[test]
-fn the_docs_explain_every_reason_in_the_words_of_the_table() {
+fn the_docs_have_the_sentence_of_every_reason() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/injection.md");
     let docs = std::fs::read_to_string(path).unwrap();
     let rows: Vec<&str> = docs
@@ -281,7 +281,7 @@ fn the_docs_explain_every_reason_in_the_words_of_the_table() {
 }
 
 #[test]
-fn the_connectors_that_only_hand_over_are_those_that_the_connector_package_knows() {
+fn transports_are_those_that_the_connector_package_knows() {
     let python = include_str!("../../../../sidecar/connector/kvcachepool/preflight.py");
     let (_, rest) = python.split_once("TRANSPORTS = frozenset(").unwrap();
     let (listed, _) = rest.split_once(')').unwrap();

@@ -1,4 +1,4 @@
-//! Every way into and out of a pause, and invariants.
+//! Every transition of a pause, and invariants.
 
 use super::*;
 use crate::inject::Reason;
@@ -48,14 +48,14 @@ fn works(name: &str, created: i64, since: i64) -> Pod {
 }
 
 /// A running pod that the breaker let through.
-fn spared(name: &str, created: i64) -> Pod {
+fn let_through(name: &str, created: i64) -> Pod {
     let mut pod = refused_pod(name, Reason::InjectionPaused.name());
     pod.created = at(created);
     pod.own = [engine(running(created + 1))].into();
     pod
 }
 
-fn of(uid: &str, mut pod: Pod) -> Pod {
+fn owned_by(uid: &str, mut pod: Pod) -> Pod {
     pod.owner = (!uid.is_empty()).then(|| owner(uid));
     pod
 }
@@ -93,29 +93,29 @@ impl Rig {
     }
 
     fn step(&mut self, second: i64) -> Option<SignedDuration> {
-        let look = Look {
+        let input = BreakerInput {
             pods: &self.pods,
             refused: &self.refused,
             hash: self.hash,
-            exchanged: &|_| false,
+            updating: &|_| false,
             now: at(second),
         };
-        self.breaker.step(&look)
+        self.breaker.step(&input)
     }
 
     /// Runs a step and replaces pods. Returns the names of the replaced pods.
     fn replaced(&mut self, second: i64) -> Vec<String> {
         self.step(second);
-        let look = Look {
+        let input = BreakerInput {
             pods: &self.pods,
             refused: &[],
             hash: self.hash,
-            exchanged: &|_| false,
+            updating: &|_| false,
             now: at(second),
         };
-        let found = self.breaker.replaceable(&look);
+        let found = self.breaker.replaceable(&input);
         for pod in &found {
-            self.breaker.replacing(pod, at(second));
+            self.breaker.record_replacing(pod, at(second));
         }
         found.iter().map(|p| p.name.to_string()).collect()
     }
@@ -138,25 +138,25 @@ fn proven() -> Rig {
     let mut rig = Rig::new();
     rig.pods([pull("a", 0)]).step(0);
     rig.step(30);
-    rig.pods([spared("b", 32)]).step(40);
+    rig.pods([let_through("b", 32)]).step(40);
     rig.expect("r", Some(PROVEN));
-    rig.breaker.turns();
+    rig.breaker.take_changes();
     rig
 }
 
 #[test]
-fn one_pod_pauses_injection_for_its_owner_and_for_no_other() {
+fn one_pod_pauses_injection_for_its_owner_only() {
     let mut rig = Rig::new();
-    rig.pods([pull("a", 0), of("s", works("b", 0, 1))]);
+    rig.pods([pull("a", 0), owned_by("s", works("b", 0, 1))]);
     assert_eq!(rig.step(0), Some(SignedDuration::from_secs(30)));
     rig.step(29);
     assert!(rig.breaker.is_closed());
     rig.step(30);
     rig.expect("r", Some(PAUSED));
     rig.expect("s", None);
-    assert!(rig.breaker.whole().is_none());
-    let [Turn::Paused(Some(of), cause)] = &rig.breaker.turns()[..] else {
-        panic!("one turn");
+    assert!(rig.breaker.pool_pause().is_none());
+    let [BreakerChange::Paused(Some(of), cause)] = &rig.breaker.take_changes()[..] else {
+        panic!("one change");
     };
     assert_eq!((&*of.uid, &*cause.example), ("r", "a"));
     assert_eq!(
@@ -166,9 +166,9 @@ fn one_pod_pauses_injection_for_its_owner_and_for_no_other() {
 }
 
 #[test]
-fn a_pod_without_an_owner_pauses_those_without_and_is_not_replaced() {
+fn a_pod_without_an_owner_pauses_such_pods_and_is_not_replaced() {
     let mut rig = Rig::new();
-    rig.pods([of("", pull("a", 0))]).step(0);
+    rig.pods([owned_by("", pull("a", 0))]).step(0);
     for second in [40, 50] {
         assert_eq!(rig.replaced(second), [""; 0]);
         rig.expect("", Some(PAUSED));
@@ -176,57 +176,60 @@ fn a_pod_without_an_owner_pauses_those_without_and_is_not_replaced() {
 }
 
 #[test]
-fn the_hung_pod_is_replaced_once_webhooks_know_and_the_one_in_its_place_proves_the_cause() {
+fn a_hung_pod_is_replaced_once_webhooks_know_and_its_replacement_proves_the_cause() {
     let mut rig = Rig::new();
     rig.pods([pull("a", 0), pull("b", 0), pull("c", 0)]);
     rig.step(0);
     assert_eq!(rig.replaced(30), [""; 0], "webhooks do not know yet");
     assert_eq!(rig.replaced(32), ["a"]);
     assert_eq!(rig.replaced(33), [""; 0], "one at a time");
-    let mut new = spared("d", 33);
+    let mut new = let_through("d", 33);
     new.own[0].state = SidecarState::Unseen;
     rig.pods([pull("b", 0), pull("c", 0), new]);
     for second in [34, 40, 47] {
         assert_eq!(
             rig.replaced(second),
             [""; 0],
-            "one in all, until it is known whose fault it is"
+            "only one until the cause is proven"
         );
     }
-    rig.pods([pull("b", 0), pull("c", 0), spared("d", 33)]);
-    assert_eq!(rig.replaced(36), ["b"], "it runs: the others follow");
+    rig.pods([pull("b", 0), pull("c", 0), let_through("d", 33)]);
+    assert_eq!(rig.replaced(36), ["b"], "b follows, because d runs");
     rig.expect("r", Some(PROVEN));
-    rig.pods([pull("c", 0), spared("d", 33), spared("e", 37)]);
+    rig.pods([pull("c", 0), let_through("d", 33), let_through("e", 37)]);
     assert_eq!(rig.replaced(38), ["c"]);
 }
 
 #[test]
-fn a_pod_that_fails_without_a_sidecar_too_acquits_it_and_no_other_is_replaced_for_a_while() {
+fn injection_continues_if_a_pod_without_a_sidecar_fails_too() {
     let mut rig = Rig::new();
     rig.pods([pull("a", 0), pull("c", 0)]).step(0);
     assert_eq!(rig.replaced(32), [""; 0]);
     assert_eq!(rig.replaced(34), ["a"]);
-    let mut fails = spared("b", 35);
+    let mut fails = let_through("b", 35);
     fails.own[0].state = waiting("ErrImagePull");
     rig.pods([pull("c", 0), fails]);
     rig.step(50);
     rig.expect("r", Some(PAUSED));
-    rig.breaker.turns();
+    rig.breaker.take_changes();
     rig.step(65);
     rig.expect("r", Some(Position::Cleared));
     assert!(rig.breaker.is_closed(), "pods are injected again");
-    assert!(matches!(&rig.breaker.turns()[..], [Turn::Cleared(..)]));
+    assert!(matches!(
+        &rig.breaker.take_changes()[..],
+        [BreakerChange::Cleared(..)]
+    ));
     for second in [66, 200, 364] {
         assert_eq!(rig.replaced(second), [""; 0]);
         rig.expect("r", Some(Position::Cleared));
     }
     rig.step(365);
     rig.expect("r", Some(PAUSED));
-    assert_eq!(rig.replaced(367), ["c"], "it is compared again");
+    assert_eq!(rig.replaced(367), ["c"], "the comparison repeats");
 }
 
 #[test]
-fn what_runs_or_has_nobody_to_make_it_anew_is_never_replaced() {
+fn a_pod_whose_vllm_runs_is_never_replaced() {
     let mut runs = works("a", 0, 1);
     runs.sidecar.as_mut().unwrap().state = waiting("CrashLoopBackOff");
     let mut rig = Rig::new();
@@ -238,56 +241,61 @@ fn what_runs_or_has_nobody_to_make_it_anew_is_never_replaced() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_replaced_is_tried_again_later_and_holds_up_no_other_owner() {
+fn a_failed_replacement_is_retried_later_and_does_not_block_other_owners() {
     let mut rig = Rig::new();
-    rig.pods([pull("a", 0), of("s", pull("b", 0))]).step(0);
+    rig.pods([pull("a", 0), owned_by("s", pull("b", 0))])
+        .step(0);
     rig.step(30);
     assert_eq!(rig.replaced(32), ["a", "b"]);
     let a = rig.pods[0].clone();
-    rig.breaker.not_replaced(&a, at(32));
+    rig.breaker.record_not_replaced(&a, at(32));
     assert_eq!(rig.replaced(40), [""; 0]);
     assert_eq!(rig.replaced(47), ["a"]);
 }
 
 #[test]
-fn after_ten_minutes_one_pod_is_tried_and_resumes_injection() {
+fn a_successful_probe_after_ten_minutes_resumes_injection() {
     let mut rig = proven();
     rig.step(629);
     rig.expect("r", Some(PROVEN));
     rig.step(630);
     rig.expect("r", Some(Position::Probing));
     let probe = |sidecar| pod("c", 700, sidecar);
-    rig.pods([spared("b", 32), probe(SidecarState::Unseen)]);
+    rig.pods([let_through("b", 32), probe(SidecarState::Unseen)]);
     rig.step(701);
     rig.expect("r", Some(Position::Watching("c".into())));
-    rig.pods([spared("b", 32), works("c", 700, 710)]);
+    rig.pods([let_through("b", 32), works("c", 700, 710)]);
     assert_eq!(rig.step(720), Some(SignedDuration::from_secs(5)));
     rig.step(740);
     assert!(rig.breaker.is_closed());
-    assert!(matches!(&rig.breaker.turns()[..], [Turn::Resumed(Some(_))]));
+    assert!(matches!(
+        &rig.breaker.take_changes()[..],
+        [BreakerChange::Resumed(Some(_))]
+    ));
 }
 
 #[test]
 fn a_probe_may_start_within_the_second_of_its_creation() {
     let mut rig = proven();
     rig.step(630);
-    rig.pods([spared("b", 32), works("c", 700, 700)]).step(701);
+    rig.pods([let_through("b", 32), works("c", 700, 700)])
+        .step(701);
     rig.expect("r", Some(Position::Watching("c".into())));
     rig.step(730);
     rig.expect("r", None);
 }
 
 #[test]
-fn each_probe_that_fails_doubles_the_pause_before_the_next_and_is_replaced() {
+fn each_failed_probe_doubles_the_wait_and_is_replaced() {
     let mut rig = proven();
     let mut now = 30;
     for wait in [600, 1200, 2400, 4800, 9600, 19200, 21600, 21600] {
-        rig.pods([spared("b", 32)]).step(now + wait - 1);
+        rig.pods([let_through("b", 32)]).step(now + wait - 1);
         rig.expect("r", Some(PROVEN));
         rig.step(now + wait);
         rig.expect("r", Some(Position::Probing));
         now += wait + 10;
-        rig.pods([spared("b", 32), pull("c", now)]);
+        rig.pods([let_through("b", 32), pull("c", now)]);
         rig.step(now);
         assert_eq!(rig.replaced(now + 20), [""; 0]);
         now += 30;
@@ -298,7 +306,7 @@ fn each_probe_that_fails_doubles_the_pause_before_the_next_and_is_replaced() {
 }
 
 #[test]
-fn a_probe_that_goes_or_is_never_scheduled_makes_room_for_another() {
+fn a_deleted_or_unscheduled_probe_allows_another() {
     let probing = || {
         let mut rig = proven();
         rig.step(630);
@@ -307,7 +315,7 @@ fn a_probe_that_goes_or_is_never_scheduled_makes_room_for_another() {
         rig
     };
     let mut rig = probing();
-    rig.pods([spared("b", 32)]).step(710);
+    rig.pods([let_through("b", 32)]).step(710);
     rig.expect("r", Some(Position::Probing));
     let mut rig = probing();
     rig.step(1300);
@@ -332,11 +340,14 @@ fn a_hung_pod_that_starts_after_all_resumes_injection() {
     rig.step(3001);
     rig.step(3031);
     rig.expect("r", Some(PAUSED));
-    assert_eq!(&*rig.breaker.pauses["r"].cause.example, "c", "b was judged");
+    assert_eq!(
+        &*rig.breaker.pauses["r"].cause.example, "c",
+        "b was already compared"
+    );
 }
 
 #[test]
-fn other_settings_begin_anew_and_pods_that_hang_with_the_old_ones_are_replaced() {
+fn new_settings_reset_the_breaker_and_hung_pods_are_replaced() {
     let mut rig = Rig::new();
     rig.pods([pull("a", 0)]).step(0);
     rig.step(30);
@@ -348,34 +359,37 @@ fn other_settings_begin_anew_and_pods_that_hang_with_the_old_ones_are_replaced()
 }
 
 #[test]
-fn the_same_fault_of_our_containers_in_two_owners_pauses_the_pool() {
+fn the_same_fault_of_the_added_containers_in_two_owners_pauses_the_pool() {
     let mut rig = Rig::new();
     let hung = [
         pull("a", 0),
-        of("s", pull("b", 0)),
-        of("t", works("t", 0, 1)),
+        owned_by("s", pull("b", 0)),
+        owned_by("t", works("t", 0, 1)),
     ];
     rig.pods(hung).step(0);
     rig.step(30);
-    assert!(rig.breaker.whole().is_none(), "neither is proven");
+    assert!(rig.breaker.pool_pause().is_none(), "neither is proven");
     rig.pods([
-        spared("a2", 32),
-        of("s", spared("b2", 32)),
-        of("t", works("t", 0, 1)),
+        let_through("a2", 32),
+        owned_by("s", let_through("b2", 32)),
+        owned_by("t", works("t", 0, 1)),
     ]);
     rig.step(35);
-    let whole = rig.breaker.whole().unwrap();
-    assert_eq!((&whole.owner, &whole.position), (&None, &PROVEN));
+    let pause = rig.breaker.pool_pause().unwrap();
+    assert_eq!((&pause.owner, &pause.position), (&None, &PROVEN));
     rig.step(635);
-    assert_eq!(rig.breaker.whole().unwrap().position, Position::Probing);
-    rig.pods([of("new", works("n", 700, 701))]);
+    assert_eq!(
+        rig.breaker.pool_pause().unwrap().position,
+        Position::Probing
+    );
+    rig.pods([owned_by("new", works("n", 700, 701))]);
     rig.step(702);
     rig.step(740);
-    assert!(rig.breaker.is_closed(), "one probe resumes it for all");
+    assert!(rig.breaker.is_closed(), "one probe resumes the pool");
 }
 
 #[test]
-fn more_owners_than_a_status_lists_pause_the_pool() {
+fn the_pool_is_paused_if_a_status_cannot_list_all_owners() {
     let mut rig = Rig::new();
     let owners: Vec<Refused> = (0..=OWNERS_MAX)
         .map(|i| Refused {
@@ -386,23 +400,23 @@ fn more_owners_than_a_status_lists_pause_the_pool() {
         .collect();
     rig.refused = owners[..OWNERS_MAX].to_vec();
     rig.step(2);
-    assert!(rig.breaker.whole().is_none());
+    assert!(rig.breaker.pool_pause().is_none());
     assert_eq!(rig.breaker.owners().len(), OWNERS_MAX);
     rig.refused = owners;
     rig.step(3);
-    assert!(rig.breaker.whole().is_some());
+    assert!(rig.breaker.pool_pause().is_some());
 }
 
 #[test]
-fn a_sidecar_that_is_being_exchanged_is_no_evidence() {
+fn a_sidecar_that_is_being_updated_is_no_evidence() {
     let pods = [Arc::new(pull("a", 0))];
     let mut breaker = Breaker::restored("h", None, []);
     for second in [0, 60, 600] {
-        breaker.step(&Look {
+        breaker.step(&BreakerInput {
             pods: &pods,
             refused: &[],
             hash: "h",
-            exchanged: &|_| true,
+            updating: &|_| true,
             now: at(second),
         });
         assert!(breaker.is_closed());
@@ -410,7 +424,7 @@ fn a_sidecar_that_is_being_exchanged_is_no_evidence() {
 }
 
 #[test]
-fn an_owner_that_is_gone_is_forgotten() {
+fn the_pause_of_a_deleted_owner_is_dropped() {
     let mut rig = proven();
     rig.pods([]).step(100);
     rig.step(640);
@@ -420,8 +434,8 @@ fn an_owner_that_is_gone_is_forgotten() {
 }
 
 #[test]
-fn a_pause_of_the_last_leader_goes_on() {
-    let kept = |probing| Kept {
+fn a_pause_of_the_previous_leader_continues() {
+    let stored = |probing| StoredPause {
         owner: Some(owner("r")),
         reason: "EngineFails".into(),
         message: "m".into(),
@@ -430,29 +444,32 @@ fn a_pause_of_the_last_leader_goes_on() {
         failures: 1,
     };
     let mut rig = Rig::new();
-    rig.breaker = Breaker::restored("h", None, [kept(false)]);
-    rig.pods([spared("a", 0)]).step(1199);
+    rig.breaker = Breaker::restored("h", None, [stored(false)]);
+    rig.pods([let_through("a", 0)]).step(1199);
     rig.expect("r", Some(PROVEN));
     assert_eq!(rig.breaker.pauses["r"].cause.kind, Kind::Engine);
     rig.step(1200);
     rig.expect("r", Some(Position::Probing));
     rig.breaker = Breaker::restored(
         "h",
-        Some(Kept {
+        Some(StoredPause {
             owner: None,
-            ..kept(true)
+            ..stored(true)
         }),
         [],
     );
     rig.step(1);
-    assert_eq!(rig.breaker.whole().unwrap().position, Position::Probing);
+    assert_eq!(
+        rig.breaker.pool_pause().unwrap().position,
+        Position::Probing
+    );
 }
 
 proptest! {
     /// For any pods: an owner without hanging pods is never paused, one pod per owner is replaced at a time, a pod whose vLLM runs never
     /// is, and the next check is never due in the past.
     #[test]
-    fn only_owners_with_hung_pods_are_touched(
+    fn only_owners_with_hung_pods_are_paused(
         steps in proptest::collection::vec((0..8u8, 0..8u8, 1..120i64), 1..60)
     ) {
         let mut rig = Rig::new();
@@ -462,7 +479,7 @@ proptest! {
             let made = |kind, name: &str| match kind {
                 0 => pull(name, now),
                 1 => works(name, now - wait, now - wait / 2),
-                2 => spared(name, now - wait),
+                2 => let_through(name, now - wait),
                 3 => pod(name, now - wait, SidecarState::Unseen),
                 4 => pod(name, now - wait, waiting("CrashLoopBackOff")),
                 5 => pod(name, now - wait, SidecarState::Terminated { reason: "Error".into() }),
@@ -473,11 +490,11 @@ proptest! {
                 }
                 _ => pull(&format!("{name}{i}"), now - wait),
             };
-            rig.pods([made(one, "a"), made(two, "b"), of("s", works("s", 0, 1))]);
-            let gone = rig.replaced(now);
-            prop_assert!(gone.len() <= 1);
-            prop_assert!(!gone.contains(&"s".to_owned()));
-            for pod in rig.pods.iter().filter(|p| gone.contains(&p.name.to_string())) {
+            rig.pods([made(one, "a"), made(two, "b"), owned_by("s", works("s", 0, 1))]);
+            let replaced = rig.replaced(now);
+            prop_assert!(replaced.len() <= 1);
+            prop_assert!(!replaced.contains(&"s".to_owned()));
+            for pod in rig.pods.iter().filter(|p| replaced.contains(&p.name.to_string())) {
                 prop_assert!(!pod.engine_runs() && pod.sidecar.is_some());
             }
             prop_assert!(rig.position("s").is_none());

@@ -39,26 +39,26 @@ fn arcs(pods: &[Pod]) -> Vec<Arc<Pod>> {
 /// The next step for these pods, as the name of the pod to evict.
 fn next(evictions: &mut Evictions, pods: &[Pod], second: i64) -> Option<String> {
     match evictions.next(&arcs(pods), at(0), at(second)) {
-        Missed::Wait => None,
-        Missed::Evict(pod) => Some(pod.name.to_string()),
+        EvictionStep::Wait => None,
+        EvictionStep::Evict(pod) => Some(pod.name.to_string()),
     }
 }
 
-fn alone(evictions: &Evictions, pods: &[Pod]) -> Vec<Alone> {
-    let alone = evictions.alone(&arcs(pods), at(0));
-    alone.into_iter().map(|(_, why)| why).collect()
+fn skipped(evictions: &Evictions, pods: &[Pod]) -> Vec<SkipReason> {
+    let skipped = evictions.skipped(&arcs(pods), at(0));
+    skipped.into_iter().map(|(_, why)| why).collect()
 }
 
 /// Evictions after `a` was evicted at second 5, with these pods.
 fn begun(pods: &[Pod]) -> Evictions {
     let mut evictions = Evictions::default();
     assert_eq!(next(&mut evictions, pods, 5).as_deref(), Some("a"));
-    evictions.begin(&pods[0], &arcs(pods), at(5));
+    evictions.record_eviction(&pods[0], &arcs(pods), at(5));
     evictions
 }
 
 #[test]
-fn only_young_pods_that_the_webhook_never_saw_are_missed() {
+fn only_pods_younger_than_the_pool_without_an_annotation_are_missed() {
     let refused = refused("refused", "ContainerAmbiguous");
     let ended = Pod {
         phase: Phase::Succeeded,
@@ -70,13 +70,13 @@ fn only_young_pods_that_the_webhook_never_saw_are_missed() {
 }
 
 #[test]
-fn one_is_evicted_at_a_time_and_the_next_waits_for_the_replacement() {
+fn one_pod_is_evicted_at_a_time_until_its_replacement_is_ready() {
     let (a, b) = (pod("a", 1), pod("b", 1));
     let mut evictions = begun(&[a.clone(), b.clone()]);
-    let there = [a, b.clone()];
-    assert_eq!(next(&mut evictions, &there, 6), None, "it is still there");
+    let existing = [a, b.clone()];
+    assert_eq!(next(&mut evictions, &existing, 6), None, "it still exists");
     assert_eq!(
-        next(&mut evictions, &there[1..], 7),
+        next(&mut evictions, &existing[1..], 7),
         None,
         "nothing took its place"
     );
@@ -87,12 +87,12 @@ fn one_is_evicted_at_a_time_and_the_next_waits_for_the_replacement() {
 }
 
 #[test]
-fn a_workload_whose_replacement_is_missed_too_is_left_alone_with_all_its_pods() {
+fn no_more_pods_of_a_workload_are_evicted_if_a_replacement_is_missed_too() {
     let mut evictions = begun(&[pod("a", 1), pod("b", 1)]);
     let pods = [pod("b", 1), pod("c", 5)];
     for second in [6, 700, 3 * 3600] {
         assert_eq!(next(&mut evictions, &pods, second), None);
-        assert_eq!(alone(&evictions, &pods), [Alone::Futile]);
+        assert_eq!(skipped(&evictions, &pods), [SkipReason::Futile]);
     }
     let other = [pods.to_vec(), vec![of("other", pod("z", 1))]].concat();
     assert_eq!(next(&mut evictions, &other, 701).as_deref(), Some("z"));
@@ -101,16 +101,16 @@ fn a_workload_whose_replacement_is_missed_too_is_left_alone_with_all_its_pods() 
 }
 
 #[test]
-fn a_single_replica_is_evicted_once_also_within_one_second() {
+fn a_single_replica_is_evicted_once_within_one_second() {
     let mut evictions = begun(&[pod("a", 1)]);
     let replacement = [pod("c", 5)];
     assert_eq!(next(&mut evictions, &replacement, 6), None);
     assert_eq!(next(&mut evictions, &replacement, 700), None);
-    assert_eq!(alone(&evictions, &replacement), [Alone::Futile]);
+    assert_eq!(skipped(&evictions, &replacement), [SkipReason::Futile]);
 }
 
 #[test]
-fn a_replacement_that_loads_for_long_holds_all_others_up() {
+fn no_other_pod_is_evicted_while_a_replacement_loads() {
     let mut evictions = begun(&[pod("a", 1), pod("b", 1)]);
     let loading = [
         pod("b", 1),
@@ -125,7 +125,7 @@ fn a_replacement_that_loads_for_long_holds_all_others_up() {
 }
 
 #[test]
-fn a_new_leader_waits_for_what_the_last_one_began() {
+fn a_new_leader_waits_for_evictions_of_the_previous_one() {
     let on_its_way = [
         vec![pod("b", 1), injected("c", 8, false)],
         vec![pod("b", 1), starting("c", 8)],
@@ -149,16 +149,16 @@ fn a_new_leader_waits_for_what_the_last_one_began() {
 }
 
 #[test]
-fn a_workload_without_a_replacement_is_left_alone_and_others_go_on_after_ten_minutes() {
+fn evictions_continue_with_other_workloads_ten_minutes_after_a_missing_replacement() {
     let mut evictions = begun(&[pod("a", 1), pod("b", 1)]);
     let pods = [pod("b", 1), of("other", pod("z", 1))];
     assert_eq!(next(&mut evictions, &pods, 604), None);
     assert_eq!(next(&mut evictions, &pods, 605).as_deref(), Some("z"));
-    assert_eq!(alone(&evictions, &pods), [Alone::NotReplaced]);
+    assert_eq!(skipped(&evictions, &pods), [SkipReason::NotReplaced]);
 }
 
 #[test]
-fn a_pod_that_nothing_makes_anew_is_never_evicted() {
+fn a_pod_that_nothing_recreates_is_never_evicted() {
     let mut of_a_job = pod("job", 1);
     let owner = of_a_job.owner.as_mut().unwrap();
     (owner.api_version, owner.kind) = ("batch/v1".into(), "Job".into());
@@ -169,23 +169,23 @@ fn a_pod_that_nothing_makes_anew_is_never_evicted() {
     let pods = [of_a_job, bare];
     let mut evictions = Evictions::default();
     assert_eq!(next(&mut evictions, &pods, 5), None);
-    assert_eq!(alone(&evictions, &pods), [Alone::Kind]);
+    assert_eq!(skipped(&evictions, &pods), [SkipReason::Kind]);
 }
 
 #[test]
-fn what_is_better_left_alone_does_not_keep_others() {
+fn skipped_workloads_do_not_block_others() {
     let mut evictions = Evictions::default();
     let pods = [pod("a", 1), of("other", pod("z", 1))];
-    let why = Alone::Template("it has no label".into());
-    evictions.leave(&pods[0], why.clone(), at(5));
+    let why = SkipReason::Template("it has no label".into());
+    evictions.skip(&pods[0], why.clone(), at(5));
     assert_eq!(next(&mut evictions, &pods, 6).as_deref(), Some("z"));
-    assert_eq!(alone(&evictions, &pods), [why]);
+    assert_eq!(skipped(&evictions, &pods), [why]);
 }
 
 #[test]
-fn an_eviction_that_was_refused_is_tried_again() {
+fn a_refused_eviction_is_retried() {
     let pods = [pod("a", 1)];
     let mut evictions = begun(&pods);
-    evictions.refused();
+    evictions.record_refused();
     assert_eq!(next(&mut evictions, &pods, 6).as_deref(), Some("a"));
 }

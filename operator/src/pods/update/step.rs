@@ -1,7 +1,7 @@
 //! The goal of an update, its steps, and its failures.
 
 use crate::pods::Pod;
-use crate::pods::away::Trouble;
+use crate::pods::rollout::Failure;
 use std::sync::Arc;
 
 /// The desired state of a pool's pods.
@@ -19,31 +19,31 @@ pub struct Goal<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Nothing to do.
-    Rest,
+    Wait,
     /// Give these pods the pool's config.
     Config(Vec<Arc<Pod>>),
     /// Give these pods the image.
     Image(Vec<Arc<Pod>>),
     /// Query this pod's new sidecar.
-    Ask(Arc<Pod>),
+    Query(Arc<Pod>),
     /// Restore this pod's old image, because its sidecar did not start or did not keep running.
-    Back(Arc<Pod>, Was),
+    RollBack(Arc<Pod>, PreviousSidecar),
 }
 
 /// The state of a pod before its image was changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Was {
+pub struct PreviousSidecar {
     /// Image of the sidecar.
     pub image: Box<str>,
     /// Hash of its settings; empty if unknown.
     pub hash: Box<str>,
     /// Why the image must be restored.
-    pub(super) trouble: Trouble,
+    pub(super) failure: Failure,
 }
 
 /// Why pods do not have the desired state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Setback {
+pub enum UpdateBlocker {
     /// The operator may not patch pods.
     NotAllowed(String),
     /// The API server refused a patch.

@@ -1,7 +1,7 @@
 //! The rules one by one, then random pods and images against a model of the kubelet.
 
 use super::*;
-use crate::pods::Exchange;
+use crate::pods::ImageChange;
 use crate::pods::tests::{at, pod as bare, running, waiting};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
@@ -40,8 +40,8 @@ fn arcs(pods: impl IntoIterator<Item = Pod>) -> Vec<Arc<Pod>> {
 fn names(step: &Step) -> Vec<&str> {
     match step {
         Step::Config(pods) | Step::Image(pods) => pods.iter().map(|p| &*p.name).collect(),
-        Step::Ask(pod) | Step::Back(pod, _) => vec![&pod.name],
-        Step::Rest => Vec::new(),
+        Step::Query(pod) | Step::RollBack(pod, _) => vec![&pod.name],
+        Step::Wait => Vec::new(),
     }
 }
 
@@ -51,12 +51,12 @@ fn canary() -> Update {
     let pods = arcs([with("a", "i:1"), with("b", "i:1")]);
     let step = update.next(&pods, &GOAL, at(0));
     assert_eq!(step, Step::Image(vec![pods[0].clone()]));
-    update.exchanging(&pods[0], at(0));
+    update.record_image_change(&pods[0], at(0));
     update
 }
 
 /// Such a pod after the update, restarted once.
-fn exchanged(name: &str, second: i64) -> Pod {
+fn updated(name: &str, second: i64) -> Pod {
     let mut pod = with(name, "i:2");
     let sidecar = pod.sidecar.as_mut().unwrap();
     sidecar.state = SidecarState::Running { since: at(second) };
@@ -65,7 +65,7 @@ fn exchanged(name: &str, second: i64) -> Pod {
 }
 
 fn crashed(name: &str) -> Pod {
-    let mut pod = exchanged(name, 2);
+    let mut pod = updated(name, 2);
     let sidecar = pod.sidecar.as_mut().unwrap();
     sidecar.restarts = 2;
     sidecar.state = SidecarState::Waiting {
@@ -78,23 +78,23 @@ fn crashed(name: &str) -> Pod {
 /// A proven update: `a` runs with the image, and `b` and `c` wait for theirs.
 fn proven() -> (Update, Vec<Arc<Pod>>) {
     let mut update = canary();
-    let pods = arcs([exchanged("a", 2), with("b", "i:1"), with("c", "i:1")]);
-    assert_eq!(update.next(&pods, &GOAL, at(3)), Step::Rest);
+    let pods = arcs([updated("a", 2), with("b", "i:1"), with("c", "i:1")]);
+    assert_eq!(update.next(&pods, &GOAL, at(3)), Step::Wait);
     assert_eq!(names(&update.next(&pods, &GOAL, at(33))), ["a"]);
-    update.answered(&pods[0], State::Ready);
+    update.record_answer(&pods[0], State::Ready);
     (update, pods)
 }
 
 #[test]
-fn pods_that_are_as_the_pool_says_are_left_alone() {
+fn current_pods_are_not_updated() {
     let mut update = Update::default();
     let pods = arcs([with("a", "i:2"), with("b", "i:2"), bare("none")]);
-    assert_eq!(update.next(&pods, &GOAL, at(0)), Step::Rest);
-    assert_eq!(update.look_again(at(0)), None);
+    assert_eq!(update.next(&pods, &GOAL, at(0)), Step::Wait);
+    assert_eq!(update.next_check(at(0)), None);
 }
 
 #[test]
-fn older_configs_come_before_images_and_are_given_time() {
+fn configs_are_updated_before_images() {
     let old = |n: usize| Pod {
         config_generation: Some(1),
         ..with(&n.to_string(), "i:1")
@@ -107,75 +107,77 @@ fn older_configs_come_before_images_and_are_given_time() {
     let pods = arcs((0..30).map(old).chain([unread]));
     let step = update.next(&pods, &GOAL, at(0));
     assert!(matches!(&step, Step::Config(pods) if pods.len() == CONFIGS_MAX));
-    update.configured(at(0));
+    update.record_configs(at(0));
     let pods = arcs([with("a", "i:1")]);
-    assert_eq!(update.next(&pods, &GOAL, at(1)), Step::Rest);
-    assert_eq!(update.look_again(at(1)), Some(SignedDuration::from_secs(1)));
+    assert_eq!(update.next(&pods, &GOAL, at(1)), Step::Wait);
+    assert_eq!(update.next_check(at(1)), Some(SignedDuration::from_secs(1)));
     assert_eq!(names(&update.next(&pods, &GOAL, at(2))), ["a"]);
 }
 
 #[test]
-fn one_pod_proves_the_image_before_the_others_get_it() {
+fn one_pod_proves_the_image_before_others_get_it() {
     let mut update = canary();
     let others = || [with("b", "i:1"), with("c", "i:1")];
     for state in [with("a", "i:1"), stopped("a")] {
         let pods = arcs([state].into_iter().chain(others()));
-        assert_eq!(update.next(&pods, &GOAL, at(5)), Step::Rest);
-        assert_eq!(update.look_again(at(5)), Some(LOOK));
-        assert!(update.is_away(&pods[0]) && !update.is_away(&pods[1]));
+        assert_eq!(update.next(&pods, &GOAL, at(5)), Step::Wait);
+        assert_eq!(update.next_check(at(5)), Some(CHECK_INTERVAL));
+        assert!(update.is_updating(&pods[0]) && !update.is_updating(&pods[1]));
     }
-    let mut pods = arcs([exchanged("a", 5)].into_iter().chain(others()));
+    let mut pods = arcs([updated("a", 5)].into_iter().chain(others()));
     for second in [6, 20, 35] {
         let step = update.next(&pods, &GOAL, at(second));
-        assert_eq!(step, Step::Rest, "it may still crash");
+        assert_eq!(step, Step::Wait, "it may still crash");
     }
     for (second, says) in [(36, State::Starting), (38, State::Off), (40, State::Ready)] {
         let step = update.next(&pods, &GOAL, at(second));
-        assert_eq!(step, Step::Ask(pods[0].clone()));
-        update.answered(&pods[0], says);
+        assert_eq!(step, Step::Query(pods[0].clone()));
+        update.record_answer(&pods[0], says);
     }
     assert_eq!(names(&update.next(&pods, &GOAL, at(41))), ["b"]);
-    update.exchanging(&pods[1], at(41));
+    update.record_image_change(&pods[1], at(41));
     for (second, state) in [
         (42, stopped("b")),
-        (43, exchanged("b", 43)),
-        (72, exchanged("b", 43)),
+        (43, updated("b", 43)),
+        (72, updated("b", 43)),
     ] {
         pods[1] = Arc::new(state);
         let step = update.next(&pods, &GOAL, at(second));
-        assert_eq!(step, Step::Rest, "one of three at a time");
+        assert_eq!(step, Step::Wait, "one of three at a time");
     }
     assert_eq!(names(&update.next(&pods, &GOAL, at(73))), ["c"]);
 }
 
 #[test]
-fn a_sidecar_that_crashes_after_its_exchange_is_put_back_and_no_other_is_risked() {
+fn an_updated_sidecar_that_crashes_is_rolled_back_and_ends_the_update() {
     let mut canary = canary();
-    let mut restarted = exchanged("a", 9);
+    let mut restarted = updated("a", 9);
     restarted.sidecar.as_mut().unwrap().restarts = 2;
     let between = arcs([restarted, with("b", "i:1")]);
     let step = canary.next(&between, &GOAL, at(10));
-    assert!(matches!(&step, Step::Back(p, was) if &*p.name == "a" && &*was.image == "i:1"));
+    assert!(
+        matches!(&step, Step::RollBack(p, previous) if &*p.name == "a" && &*previous.image == "i:1")
+    );
     let (mut update, mut pods) = proven();
     pods[0] = Arc::new(crashed("a"));
     let step = update.next(&pods, &GOAL, at(40));
-    let Step::Back(pod, was) = &step else {
+    let Step::RollBack(pod, previous) = &step else {
         panic!("{step:?}");
     };
-    let note = update.put_back(pod, was);
+    let note = update.record_rollback(pod, previous);
     assert!(
         note.contains("did not stay up with image i:2 (CrashLoopBackOff"),
         "{note}"
     );
     pods[0] = Arc::new(with("a", "i:1"));
-    assert_eq!(update.next(&pods, &GOAL, at(9000)), Step::Rest);
+    assert_eq!(update.next(&pods, &GOAL, at(9000)), Step::Wait);
 }
 
 #[test]
-fn while_a_new_pod_crashes_with_the_image_no_sidecar_is_risked() {
+fn no_sidecar_is_updated_while_a_new_pod_crashes_with_the_image() {
     let (mut update, mut pods) = proven();
     pods.push(Arc::new(crashed("new")));
-    assert_eq!(update.next(&pods, &GOAL, at(40)), Step::Rest);
+    assert_eq!(update.next(&pods, &GOAL, at(40)), Step::Wait);
     pods.pop();
     assert_eq!(names(&update.next(&pods, &GOAL, at(41))), ["b"]);
 }
@@ -184,11 +186,11 @@ fn while_a_new_pod_crashes_with_the_image_no_sidecar_is_risked() {
 fn a_sidecar_that_ends_long_after_the_update_keeps_its_image() {
     let (mut update, _) = proven();
     let pods = arcs([crashed("a"), with("b", "i:2"), with("c", "i:2")]);
-    assert_eq!(update.next(&pods, &GOAL, at(9000)), Step::Rest);
+    assert_eq!(update.next(&pods, &GOAL, at(9000)), Step::Wait);
 }
 
 #[test]
-fn a_tenth_is_away_at_a_time_and_at_most_ten() {
+fn at_most_a_tenth_and_ten_sidecars_are_updated_at_a_time() {
     for (count, room) in [(5, 1), (40, 4), (400, 10)] {
         let (mut update, pods) = proven();
         let others = (0..count).map(|n| with(&n.to_string(), "i:1"));
@@ -198,7 +200,7 @@ fn a_tenth_is_away_at_a_time_and_at_most_ten() {
 }
 
 #[test]
-fn a_name_that_the_runtime_writes_otherwise_does_not_hide_that_it_runs() {
+fn a_sidecar_runs_even_if_the_runtime_reports_another_image_name() {
     let mut update = canary();
     let mut renamed = with("a", "i:2");
     let sidecar = renamed.sidecar.as_mut().unwrap();
@@ -206,7 +208,7 @@ fn a_name_that_the_runtime_writes_otherwise_does_not_hide_that_it_runs() {
     let pods = arcs([renamed.clone()]);
     assert_eq!(
         update.next(&pods, &GOAL, at(3)),
-        Step::Rest,
+        Step::Wait,
         "the old process still"
     );
     renamed.sidecar.as_mut().unwrap().state = SidecarState::Running { since: at(2) };
@@ -216,8 +218,8 @@ fn a_name_that_the_runtime_writes_otherwise_does_not_hide_that_it_runs() {
 }
 
 #[test]
-fn a_canary_that_is_not_up_in_a_minute_gets_its_image_back_and_no_other_is_tried() {
-    let silent = exchanged("a", 0);
+fn a_canary_that_does_not_start_within_a_minute_is_rolled_back_and_ends_the_update() {
+    let silent = updated("a", 0);
     for (pod, why) in [
         (stopped("a"), "ImageNotPulled"),
         (silent, "does not answer"),
@@ -225,22 +227,31 @@ fn a_canary_that_is_not_up_in_a_minute_gets_its_image_back_and_no_other_is_tried
         let mut update = canary();
         let mut pods = arcs([pod, with("b", "i:1")]);
         update.next(&pods, &GOAL, at(0));
-        assert!(!matches!(update.next(&pods, &GOAL, at(59)), Step::Back(..)));
+        assert!(!matches!(
+            update.next(&pods, &GOAL, at(59)),
+            Step::RollBack(..)
+        ));
         let step = update.next(&pods, &GOAL, at(60));
-        let Step::Back(pod, was) = &step else {
+        let Step::RollBack(pod, previous) = &step else {
             panic!("{step:?}");
         };
-        assert_eq!((&*pod.name, &*was.image, &*was.hash), ("a", "i:1", "h"));
-        let note = update.put_back(pod, was);
+        assert_eq!(
+            (&*pod.name, &*previous.image, &*previous.hash),
+            ("a", "i:1", "h")
+        );
+        let note = update.record_rollback(pod, previous);
         assert!(
             note.contains("pod a") && note.contains("i:2") && note.contains(why),
             "{note}"
         );
-        assert_eq!(update.setback(), Some(&Setback::RolledBack(note.clone())));
+        assert_eq!(
+            update.blocker(),
+            Some(&UpdateBlocker::RolledBack(note.clone()))
+        );
         pods[0] = Arc::new(with("a", "i:1"));
-        assert_eq!(update.next(&pods, &GOAL, at(9000)), Step::Rest);
+        assert_eq!(update.next(&pods, &GOAL, at(9000)), Step::Wait);
         let mut next_leader = Update::rolled_back(&GOAL, &note);
-        assert_eq!(next_leader.next(&pods, &GOAL, at(9000)), Step::Rest);
+        assert_eq!(next_leader.next(&pods, &GOAL, at(9000)), Step::Wait);
         let edited = Goal {
             generation: 3,
             ..GOAL
@@ -255,14 +266,14 @@ fn a_canary_that_is_not_up_in_a_minute_gets_its_image_back_and_no_other_is_tried
             ..GOAL
         };
         assert_eq!(names(&update.next(&pods, &other, at(9001))), ["a"]);
-        assert_eq!(update.setback(), None);
+        assert_eq!(update.blocker(), None);
     }
 }
 
 #[test]
-fn an_image_that_nobody_asked_for_is_never_put_back() {
+fn an_image_set_by_another_client_is_never_rolled_back() {
     let stamped = |mut pod: Pod, second| {
-        pod.exchange = Some(Box::new(Exchange {
+        pod.image_change = Some(Box::new(ImageChange {
             image: "i:1".into(),
             hash: "h".into(),
             at: Time(at(second)),
@@ -280,16 +291,16 @@ fn an_image_that_nobody_asked_for_is_never_put_back() {
         let mut update = Update::default();
         let pods = arcs([pod]);
         for second in [0, 60, 120] {
-            assert_eq!(update.next(&pods, &GOAL, at(second)), Step::Rest);
+            assert_eq!(update.next(&pods, &GOAL, at(second)), Step::Wait);
         }
     }
 }
 
 #[test]
-fn what_a_leader_left_half_done_is_put_back_too() {
+fn an_unfinished_update_of_an_earlier_leader_is_rolled_back() {
     let mut update = Update::default();
     let mut half = stopped("a");
-    half.exchange = Some(Box::new(Exchange {
+    half.image_change = Some(Box::new(ImageChange {
         image: "i:1".into(),
         hash: "h".into(),
         at: Time(at(-5)),
@@ -297,18 +308,18 @@ fn what_a_leader_left_half_done_is_put_back_too() {
     let pods = arcs([half, with("b", "i:1")]);
     assert_eq!(
         update.next(&pods, &GOAL, at(0)),
-        Step::Rest,
+        Step::Wait,
         "a is the canary"
     );
     let step = update.next(&pods, &GOAL, at(60));
     assert!(
-        matches!(&step, Step::Back(_, was) if &*was.image == "i:1"),
+        matches!(&step, Step::RollBack(_, previous) if &*previous.image == "i:1"),
         "{step:?}"
     );
 }
 
 #[test]
-fn without_in_place_only_configs_and_pods_that_hang_are_changed() {
+fn without_in_place_updates_only_configs_and_hanging_pods_change() {
     let goal = Goal {
         in_place: false,
         ..GOAL
@@ -322,68 +333,68 @@ fn without_in_place_only_configs_and_pods_that_hang_are_changed() {
     let mut update = Update::default();
     let mut pods = arcs([with("works", "i:1"), hanging.clone(), crashed]);
     assert_eq!(names(&update.next(&pods, &goal, at(0))), ["hangs"]);
-    update.exchanging(&pods[1], at(0));
+    update.record_image_change(&pods[1], at(0));
     hanging.sidecar.as_mut().unwrap().image = "i:2".into();
     pods[1] = Arc::new(hanging);
     assert_eq!(
         update.next(&pods, &goal, at(90)),
-        Step::Rest,
+        Step::Wait,
         "it has nothing to go back to"
     );
 }
 
 #[test]
-fn a_refused_pod_is_reported_and_waits_while_others_go_on() {
+fn a_refused_pod_is_reported_and_does_not_block_others() {
     let mut update = Update::default();
     let old = |name: &str| Pod {
         config_generation: Some(1),
         ..with(name, "i:2")
     };
     let mut pods = arcs([old("a"), old("b")]);
-    let refused = Setback::Refused("no".into());
+    let refused = UpdateBlocker::Refused("no".into());
     update.next(&pods, &GOAL, at(0));
-    update.refused(&pods[0], refused.clone(), at(0));
-    assert_eq!(update.setback(), Some(&refused));
+    update.record_refused(&pods[0], refused.clone(), at(0));
+    assert_eq!(update.blocker(), Some(&refused));
     assert_eq!(names(&update.next(&pods, &GOAL, at(1))), ["b"]);
     pods[1] = Arc::new(with("b", "i:2"));
-    assert_eq!(update.next(&pods, &GOAL, at(14)), Step::Rest);
+    assert_eq!(update.next(&pods, &GOAL, at(14)), Step::Wait);
     assert_eq!(
-        update.look_again(at(14)),
+        update.next_check(at(14)),
         Some(SignedDuration::from_secs(1))
     );
     assert_eq!(names(&update.next(&pods, &GOAL, at(15))), ["a"]);
-    update.refused(&pods[0], refused.clone(), at(15));
-    assert_eq!(update.next(&pods, &GOAL, at(44)), Step::Rest);
-    assert_eq!(update.setback(), Some(&refused));
+    update.record_refused(&pods[0], refused.clone(), at(15));
+    assert_eq!(update.next(&pods, &GOAL, at(44)), Step::Wait);
+    assert_eq!(update.blocker(), Some(&refused));
     assert_eq!(names(&update.next(&pods, &GOAL, at(45))), ["a"]);
-    update.took(&pods[0]);
+    update.record_accepted(&pods[0]);
     update.next(&pods, &GOAL, at(46));
-    assert_eq!(update.setback(), None);
+    assert_eq!(update.blocker(), None);
 }
 
 #[test]
-fn a_canary_that_may_not_be_patched_leaves_its_place_to_another() {
+fn another_pod_becomes_the_canary_if_the_first_cannot_be_patched() {
     let mut update = Update::default();
     let pods = arcs([with("a", "i:1"), with("b", "i:1")]);
     assert_eq!(names(&update.next(&pods, &GOAL, at(0))), ["a"]);
-    update.exchanging(&pods[0], at(0));
-    update.not_exchanged(&pods[0]);
-    update.refused(&pods[0], Setback::NotAllowed("no".into()), at(0));
+    update.record_image_change(&pods[0], at(0));
+    update.record_not_changed(&pods[0]);
+    update.record_refused(&pods[0], UpdateBlocker::NotAllowed("no".into()), at(0));
     assert_eq!(names(&update.next(&pods, &GOAL, at(1))), ["b"]);
 }
 
 #[test]
-fn where_none_may_be_patched_nothing_is_tried_for_a_moment() {
+fn refused_patches_of_all_pods_pause_the_update() {
     let mut update = Update::default();
     let pods = arcs([with("a", "i:1"), with("b", "i:1")]);
     update.next(&pods, &GOAL, at(0));
     update.pause(at(0));
-    assert_eq!(update.next(&pods, &GOAL, at(14)), Step::Rest);
+    assert_eq!(update.next(&pods, &GOAL, at(14)), Step::Wait);
     assert_eq!(names(&update.next(&pods, &GOAL, at(15))), ["a"]);
 }
 
 #[test]
-fn pods_that_hang_are_cured_before_configs_are_changed() {
+fn hanging_pods_are_updated_before_configs() {
     let mut hanging = waiting("hangs", "ErrImagePull");
     hanging.sidecar.as_mut().unwrap().image = "i:0".into();
     let old = Pod {
@@ -421,7 +432,7 @@ proptest! {
     /// For any pods and images: the update ends; a pod that has the image and works is never changed; before an answer at most one working
     /// sidecar is put at risk; and in the end all pods have a good image, or working ones have kept theirs.
     #[test]
-    fn it_ends_and_never_risks_a_second_sidecar_on_an_unproven_image(
+    fn an_update_ends_and_never_risks_a_second_sidecar_on_an_unproven_image(
         kinds in proptest::collection::vec(0..4u8, 1..25),
         good in any::<bool>(),
         answers in any::<bool>(),
@@ -449,25 +460,25 @@ proptest! {
         for turn in 0..2000 {
             prop_assert!(turn < 1999, "it does not end");
             // A new leader takes over some seconds after the last one stopped.
-            if forgetful.get(turn) == Some(&true) && !matches!(update.setback(), Some(Setback::RolledBack(_))) {
+            if forgetful.get(turn) == Some(&true) && !matches!(update.blocker(), Some(UpdateBlocker::RolledBack(_))) {
                 update = Update::default();
                 proven = false;
                 risked = 0;
             }
             now += 2;
             let step = update.next(&pods, &GOAL, at(now));
-            idle = if step == Step::Rest { idle + 1 } else { 0 };
+            idle = if step == Step::Wait { idle + 1 } else { 0 };
             if idle > 80 {
                 break;
             }
             match step {
-                Step::Rest => {}
+                Step::Wait => {}
                 Step::Config(some) => {
                     for pod in some {
                         prop_assert_eq!(pod.config_generation, Some(1));
                         stored(&mut pods, &pod.uid, |p| p.config_generation = Some(2));
                     }
-                    update.configured(at(now));
+                    update.record_configs(at(now));
                 }
                 Step::Image(some) => {
                     for pod in some {
@@ -475,10 +486,10 @@ proptest! {
                         prop_assert!(&*sidecar.image != GOAL.image);
                         risked += usize::from(!proven && sidecar.runs());
                         prop_assert!(risked <= 1, "a second canary");
-                        update.exchanging(&pod, at(now));
+                        update.record_image_change(&pod, at(now));
                         stored(&mut pods, &pod.uid, |p| {
                             if p.address().is_some() {
-                                p.exchange = Some(Box::new(Exchange {
+                                p.image_change = Some(Box::new(ImageChange {
                                     image: p.sidecar.as_ref().unwrap().image.clone(),
                                     hash: "h".into(),
                                     at: Time(at(now)),
@@ -488,13 +499,13 @@ proptest! {
                         });
                     }
                 }
-                Step::Ask(pod) => if answers {
+                Step::Query(pod) => if answers {
                     proven = true;
-                    update.answered(&pod, State::Ready);
+                    update.record_answer(&pod, State::Ready);
                 },
-                Step::Back(pod, was) => {
-                    stored(&mut pods, &pod.uid, |p| p.sidecar.as_mut().unwrap().image = was.image.clone());
-                    update.put_back(&pod, &was);
+                Step::RollBack(pod, previous) => {
+                    stored(&mut pods, &pod.uid, |p| p.sidecar.as_mut().unwrap().image = previous.image.clone());
+                    update.record_rollback(&pod, &previous);
                 }
             }
             for pod in &mut pods {

@@ -43,7 +43,7 @@ fn injected(state: &serde_json::Value) -> Pod {
 }
 
 #[test]
-fn an_injected_pod_keeps_what_is_ours() {
+fn an_injected_pod_keeps_the_added_containers() {
     let pod = injected(&json!({"running": {"startedAt": "2026-01-02T03:05:00Z"}}));
     assert_eq!(
         (&*pod.name, &*pod.pool, &*pod.uid),
@@ -64,7 +64,7 @@ fn an_injected_pod_keeps_what_is_ours() {
 }
 
 #[test]
-fn the_state_is_read_in_every_form() {
+fn the_sidecar_state_is_parsed_in_every_form() {
     let of = |state| injected(&state).sidecar.unwrap().state;
     assert_eq!(of(json!({})), SidecarState::Unseen);
     assert_eq!(
@@ -83,7 +83,7 @@ fn the_state_is_read_in_every_form() {
 }
 
 #[test]
-fn the_init_container_and_a_begun_exchange_are_read() {
+fn the_init_container_and_an_image_change_are_parsed() {
     let mut value = json!({
         "metadata": {
             "name": "p", "namespace": "n", "labels": {names::POOL: "x"},
@@ -96,15 +96,15 @@ fn the_init_container_and_a_begun_exchange_are_read() {
         ]},
     });
     let read = pod(value.clone());
-    let exchange = read.exchange.as_ref().unwrap();
-    assert_eq!((&*exchange.image, &*exchange.hash), ("i:1", "h"));
+    let change = read.image_change.as_ref().unwrap();
+    assert_eq!((&*change.image, &*change.hash), ("i:1", "h"));
     assert_eq!(read.fault().unwrap().reason, "ErrImageNeverPull");
     value["metadata"]["annotations"][names::EXCHANGED] = "{".into();
-    assert_eq!(pod(value).exchange, None);
+    assert_eq!(pod(value).image_change, None);
 }
 
 #[test]
-fn metadata_keeps_neither_managed_fields_nor_foreign_annotations() {
+fn managed_fields_and_foreign_annotations_are_skipped() {
     let wire: WirePod = serde_json::from_value(json!({"metadata": {
         "name": "p", "labels": {"a": "b"}, "annotations": {"c": "d"}, "managedFields": [{"manager": "m"}],
     }})).unwrap();
@@ -114,7 +114,7 @@ fn metadata_keeps_neither_managed_fields_nor_foreign_annotations() {
 }
 
 #[test]
-fn nulls_and_foreign_phases_do_not_stop_the_watch() {
+fn nulls_and_unknown_phases_do_not_break_the_watch() {
     let pod = pod(json!({
         "metadata": {"name": "p", "namespace": "n", "labels": {names::POOL: "x"}, "annotations": null},
         "status": {"phase": "Later"},
@@ -124,7 +124,7 @@ fn nulls_and_foreign_phases_do_not_stop_the_watch() {
 }
 
 #[test]
-fn an_annotation_that_is_no_json_counts_as_seen_by_the_webhook() {
+fn a_malformed_injection_annotation_proves_that_the_webhook_was_called() {
     let pod = pod(json!({"metadata": {
         "name": "p", "namespace": "n", "labels": {names::POOL: "x"}, "annotations": {names::INJECTION: "{"},
     }}));
@@ -133,7 +133,7 @@ fn an_annotation_that_is_no_json_counts_as_seen_by_the_webhook() {
 }
 
 #[test]
-fn a_pod_whose_labels_are_no_map_is_none_of_ours() {
+fn a_pod_with_malformed_labels_is_foreign() {
     let of = |labels: serde_json::Value| {
         let meta = json!({"name": "a", "namespace": "b", "uid": "u", "resourceVersion": "1", "labels": labels,
                           "annotations": {names::POOL: "chat"}});
@@ -150,7 +150,7 @@ fn a_pod_whose_labels_are_no_map_is_none_of_ours() {
 }
 
 #[test]
-fn vllms_container_of_an_injected_pod_is_read_and_of_one_that_was_let_through_every_one() {
+fn own_containers_are_parsed_for_injected_and_let_through_pods() {
     let own = |injected: bool| {
         let stamp = match injected {
             true => r#"{"result":"Injected"}"#,
@@ -189,14 +189,14 @@ fn vllms_container_of_an_injected_pod_is_read_and_of_one_that_was_let_through_ev
 }
 
 #[test]
-fn what_a_pod_waits_for_is_read_from_its_conditions() {
+fn the_reason_for_waiting_is_parsed_from_conditions() {
     let waits = |disk: serde_json::Value, conditions: serde_json::Value, nominated: &str| {
         let read = pod(json!({
             "metadata": {"name": "p", "namespace": "n", "labels": {names::POOL: "x"}},
             "spec": {"volumes": [{"name": "a", "ephemeral": {}}, disk]},
             "status": {"conditions": conditions, "nominatedNodeName": nominated},
         }));
-        read.waits.map(|w| (w.what, w.maybe_ours))
+        read.waits.map(|w| (w.what, w.maybe_injection))
     };
     let unscheduled = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
         "message": "0/1 nodes are available: 1 Insufficient memory."}]);

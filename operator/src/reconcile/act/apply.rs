@@ -1,5 +1,4 @@
-//! Objects of a pool: applied, and deleted when the pool does not want them any more. An object of the same name with another owner
-//! is never touched.
+//! Applies and deletes objects of a pool. An object with another owner is never changed.
 
 use super::executor::Executor;
 use crate::desired::redis;
@@ -17,7 +16,7 @@ use std::time::Instant;
 use tracing::info;
 
 impl Executor<'_> {
-    /// Applies an object, unless the cluster does not know its kind.
+    /// Applies an object. Does nothing if the cluster does not have its kind.
     pub(super) async fn apply(
         &self,
         application: Application,
@@ -27,7 +26,7 @@ impl Executor<'_> {
         let types = object.types.clone().unwrap_or_default();
         let name = object.name_any();
         let api = self.api(&types);
-        // Also if it was applied before: somebody may have deleted it and created another one.
+        // Checked even if it was applied before, because it may have been deleted and created by another owner.
         match owner_of(&api, &name).await {
             Ok(Some(uid)) if uid != memory.uid => {
                 memory.applied.forget(&types.kind, &name);
@@ -35,7 +34,7 @@ impl Executor<'_> {
                 return Err(ApplyError::NameTaken { kind, name });
             }
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-            found => found.map_err(|e| failed(&types, &name, e)).map(drop)?,
+            found => found.map_err(|e| api_error(&types, &name, e)).map(drop)?,
         }
         let params = PatchParams::apply(names::FIELD_MANAGER).force();
         let annotation = (names::APPLIED.to_owned(), application.hash.clone());
@@ -43,19 +42,18 @@ impl Executor<'_> {
         let stored = match api.patch(&name, &params, &Patch::Apply(&object)).await {
             Ok(stored) => stored,
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-            Err(e) => return Err(failed(&types, &name, e)),
+            Err(e) => return Err(api_error(&types, &name, e)),
         };
         let version = stored.resource_version().unwrap_or_default();
         let generation = stored.metadata.generation;
         let outcome = memory.applied.record(application, version, generation);
-        if outcome == Outcome::SetRight {
-            self.publish(&[report::set_right(&self.observed.about, &name)])
+        if outcome == Outcome::Reverted {
+            self.publish(&[report::reverted(&self.observed.about, &name)])
                 .await;
         }
         Ok(())
     }
 
-    /// Deletes an object that the pool does not want any more.
     pub(super) async fn delete(
         &self,
         types: &TypeMeta,
@@ -67,16 +65,19 @@ impl Executor<'_> {
         match api.delete(name, &DeleteParams::default()).await {
             Ok(_) => info!(
                 kind = types.kind,
-                namespace, name, "removed: the pool does not want it any more"
+                namespace,
+                name,
+                reason = "the pool no longer needs it",
+                "object deleted"
             ),
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(e) => return Err(failed(types, name, e)),
+            Err(e) => return Err(api_error(types, name, e)),
         }
         memory.applied.forget(&types.kind, name);
         Ok(())
     }
 
-    /// Creates the Secret of the pool's managed servers. One that is there already is kept: it cannot be read, nor need it be.
+    /// Creates the Secret of the pool's managed servers. An existing one is kept; the operator cannot read it and does not need to.
     pub(super) async fn password(&self, memory: &mut Memory) -> Result<(), ApplyError> {
         let Ok(pool) = &self.observed.stored.0 else {
             return Ok(());
@@ -92,20 +93,19 @@ impl Executor<'_> {
         match api.create(&PostParams::default(), &secret).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 409 => {}
-            Err(e) => return Err(failed(&types, &secret.name_any(), e)),
+            Err(e) => return Err(api_error(&types, &secret.name_any(), e)),
         }
         memory.password = Some(Instant::now());
         Ok(())
     }
 
-    /// Objects of a kind in the pool's namespace.
     fn api(&self, types: &TypeMeta) -> Api<DynamicObject> {
         let client = self.context.client.clone();
         Api::namespaced_with(client, &self.observed.name.namespace, &resource(types))
     }
 }
 
-fn failed(types: &TypeMeta, name: &str, source: kube::Error) -> ApplyError {
+fn api_error(types: &TypeMeta, name: &str, source: kube::Error) -> ApplyError {
     ApplyError::Api {
         kind: types.kind.clone(),
         name: name.to_owned(),
@@ -113,9 +113,9 @@ fn failed(types: &TypeMeta, name: &str, source: kube::Error) -> ApplyError {
     }
 }
 
-/// Uid of the object's controller; empty = it has none; `None` = there is no such object.
+/// Uid of the object's controller, empty without one. `None` if the object does not exist.
 async fn owner_of(api: &Api<DynamicObject>, name: &str) -> Result<Option<String>, kube::Error> {
-    // By list, because reading single objects of the kind is not among the operator's rights.
+    // By list, because the operator has no right to get single objects of the kind.
     let found = api
         .list_metadata(&ListParams::default().fields(&format!("metadata.name={name}")))
         .await?;

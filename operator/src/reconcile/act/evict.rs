@@ -1,7 +1,7 @@
-//! Evictions: of pods that hang, and of pods that the webhook missed.
+//! Evicts pods that hang because of injection, and pods that the webhook missed.
 
 use super::executor::Executor;
-use crate::pods::{Alone, Pod, template_pool};
+use crate::pods::{Pod, SkipReason, template_pool};
 use crate::reconcile::memory::Memory;
 use crate::reconcile::report;
 use k8s_openapi::api::batch::v1::Job;
@@ -9,28 +9,28 @@ use k8s_openapi::api::core::v1::Pod as FullPod;
 use kube::Api;
 use kube::api::{DeleteParams, EvictParams, Preconditions};
 
-/// Default of a Job's `backoffLimit`.
+/// Kubernetes' default of a Job's `backoffLimit`.
 const BACKOFF_LIMIT: i32 = 6;
 
 impl Executor<'_> {
-    /// Evicts a pod that hangs.
+    /// Evicts a pod that hangs because of injection, or deletes it.
     pub(super) async fn replace(&self, pod: &Pod, memory: &mut Memory) {
         let Some(breaker) = &mut memory.breaker else {
             return;
         };
-        breaker.replacing(pod, self.observed.now);
-        let done = match self.why_not(pod).await {
+        breaker.record_replacing(pod, self.observed.now);
+        let result = match self.job_objection(pod).await {
             None => self.evict_or_delete(pod).await,
             Some(why) => Err(why),
         };
         let (metrics, pool) = (&self.context.metrics, &self.observed.about);
-        let events = match done {
+        let events = match result {
             Ok(how) => {
                 metrics.add("replacements_total", &[how], 1);
                 report::replaced(pod, how, pool)
             }
             Err(why) => {
-                breaker.not_replaced(pod, self.observed.now);
+                breaker.record_not_replaced(pod, self.observed.now);
                 metrics.add("replacements_total", &["refused"], 1);
                 report::not_replaced(pod, &why, pool)
             }
@@ -38,16 +38,18 @@ impl Executor<'_> {
         self.publish(&events).await;
     }
 
-    /// Evicts a pod that the webhook missed, if a new one would be injected.
+    /// Evicts a pod that the webhook missed, unless its replacement would not be injected either.
     pub(super) async fn evict_missed(&self, pod: &Pod, memory: &mut Memory) {
         let now = self.observed.now;
-        if let Some(why) = self.label_came_later(pod).await {
-            let why = Alone::Template(why);
-            let event = report::left_alone(pod, &why);
-            memory.evictions.leave(pod, why, now);
+        if let Some(why) = self.template_objection(pod).await {
+            let why = SkipReason::Template(why);
+            let event = report::eviction_skipped(pod, &why);
+            memory.evictions.skip(pod, why, now);
             return self.publish(&[event]).await;
         }
-        memory.evictions.begin(pod, &self.observed.pods, now);
+        memory
+            .evictions
+            .record_eviction(pod, &self.observed.pods, now);
         let (metrics, pool) = (&self.context.metrics, &self.observed.about);
         match self.evict(pod).await {
             Ok(()) => {
@@ -55,7 +57,7 @@ impl Executor<'_> {
                 self.publish(&report::evicted(pod, pool)).await;
             }
             Err(e) => {
-                memory.evictions.refused();
+                memory.evictions.record_refused();
                 metrics.add("evictions_total", &["refused"], 1);
                 self.publish(&[report::eviction_refused(pod, &e, pool)])
                     .await;
@@ -63,63 +65,63 @@ impl Executor<'_> {
         }
     }
 
-    /// A Job counts a pod that goes as a failure: its last one is left alone.
-    async fn why_not(&self, pod: &Pod) -> Option<String> {
-        let of = pod.owner.as_ref().filter(|o| *o.kind == *"Job")?;
+    /// Why the pod of a Job must not be replaced: a Job counts an evicted pod as a failure, and the last failure fails the Job.
+    async fn job_objection(&self, pod: &Pod) -> Option<String> {
+        let owner = pod.owner.as_ref().filter(|o| *o.kind == *"Job")?;
         let jobs: Api<Job> = Api::namespaced(self.context.client.clone(), &pod.namespace);
-        match jobs.get_opt(&of.name).await {
+        match jobs.get_opt(&owner.name).await {
             Ok(job) => {
                 let job = job.unwrap_or_default();
                 let spec = job.spec.unwrap_or_default();
-                let most = spec.backoff_limit_per_index.or(spec.backoff_limit);
+                let limit = spec.backoff_limit_per_index.or(spec.backoff_limit);
                 let failed = job.status.and_then(|s| s.failed).unwrap_or(0);
-                let last = failed >= most.unwrap_or(BACKOFF_LIMIT);
-                last.then(|| format!("Job {} would count it as its last failure", of.name))
+                let last = failed >= limit.unwrap_or(BACKOFF_LIMIT);
+                last.then(|| format!("Job {} would count it as its last failure", owner.name))
             }
-            Err(e) => Some(format!("Job {} cannot be read: {e}", of.name)),
+            Err(e) => Some(format!("Job {} cannot be read: {e}", owner.name)),
         }
     }
 
-    /// Why a new pod of the same controller would be no better: its template does not name this pool. `None`: it does.
-    async fn label_came_later(&self, pod: &Pod) -> Option<String> {
+    /// Why the pod's replacement would not be injected either: the template does not name this pool. `None` if it does.
+    async fn template_objection(&self, pod: &Pod) -> Option<String> {
         let owner = pod.owner.as_ref()?;
         let client = self.context.client.clone();
         let (kind, name) = (&owner.kind, &owner.name);
         match template_pool(client, &owner.api_version, kind, &pod.namespace, name).await {
             Ok(Some(pool)) if *pool == *self.observed.name.name => None,
             Ok(_) => Some(format!(
-                "the template of {kind} {name} does not name the pool: a pod that takes its place would have no label"
+                "the template of {kind} {name} does not have the pool's label, so a replacement would have none either"
             )),
             Err(e) => Some(format!("{kind} {name} cannot be read: {e}")),
         }
     }
 
-    /// Evicts a pod; where a budget keeps one that serves nothing, it is deleted.
+    /// Evicts a pod. If a PodDisruptionBudget protects it and it is not ready, deletes it. Returns the label value for the metric.
     async fn evict_or_delete(&self, pod: &Pod) -> Result<&'static str, String> {
         match self.evict(pod).await {
             Ok(()) => Ok("evicted"),
             Err(kube::Error::Api(status)) if status.code == 429 && !pod.ready => {
                 let pods: Api<FullPod> =
                     Api::namespaced(self.context.client.clone(), &pod.namespace);
-                let deleted = pods.delete(&pod.name, &this_one(pod)).await;
+                let deleted = pods.delete(&pod.name, &uid_precondition(pod)).await;
                 deleted.map(|_| "deleted").map_err(|e| e.to_string())
             }
             Err(e) => Err(e.to_string()),
         }
     }
 
-    /// Evicts this pod, not another of its name.
     async fn evict(&self, pod: &Pod) -> Result<(), kube::Error> {
         let api: Api<FullPod> = Api::namespaced(self.context.client.clone(), &pod.namespace);
         let params = EvictParams {
-            delete_options: Some(this_one(pod)),
+            delete_options: Some(uid_precondition(pod)),
             ..EvictParams::default()
         };
         api.evict(&pod.name, &params).await.map(drop)
     }
 }
 
-fn this_one(pod: &Pod) -> DeleteParams {
+/// Limits the request to this pod, because a later pod may have the same name.
+fn uid_precondition(pod: &Pod) -> DeleteParams {
     DeleteParams::default().preconditions(Preconditions {
         uid: Some(pod.uid.to_string()),
         ..Preconditions::default()

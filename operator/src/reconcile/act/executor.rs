@@ -1,10 +1,10 @@
-//! What the steps of one reconcile pass work with.
+//! The executor of one reconcile pass.
 
 use crate::reconcile::context::Context;
 use crate::reconcile::events::{Event, Events};
 use crate::reconcile::observe::Observed;
 
-/// Carries out the steps of one reconcile pass.
+/// Executes the steps of one reconcile pass.
 pub struct Executor<'a> {
     pub context: &'a Context,
     pub events: &'a Events,

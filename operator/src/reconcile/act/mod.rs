@@ -1,5 +1,5 @@
-//! The executor: carries the steps of a reconcile pass out, in their order, and records in the pool's memory what became of them.
-//! What guards a write is read here, just before it: it must be newer than the snapshot.
+//! Executes the steps of a reconcile pass in order, and records the results in the pool's `Memory`. Preconditions of a write are read here,
+//! immediately before it, because the snapshot may be outdated.
 
 mod apply;
 mod evict;
@@ -23,26 +23,26 @@ use kube::{Api, Resource, ResourceExt};
 use serde_json::{Value, json};
 
 impl Executor<'_> {
-    /// Carries these steps out. An object that cannot be applied ends them; a status, or the finalizer of a deleted pool, that cannot
-    /// be written fails the pass.
+    /// Executes the steps. Stops at an object that cannot be applied. Fails if a status, or the finalizer of a deleted pool, cannot be
+    /// written.
     pub async fn act(&self, steps: Vec<Step>, memory: &mut Memory) -> Result<Outcome, PassError> {
         let mut outcome = Outcome::default();
         for step in steps {
             match step {
                 Step::Finalizers(finalizers) => {
-                    // The objects are applied whatever becomes of it.
-                    let held = self.hold(finalizers).await;
-                    self.failed(held, &mut outcome).await;
+                    // The objects are applied even if this fails.
+                    let written = self.set_finalizers(finalizers).await;
+                    self.report_failure(written, &mut outcome).await;
                 }
                 Step::Password => {
-                    let made = self.password(memory).await;
-                    if self.failed(made, &mut outcome).await {
+                    let created = self.password(memory).await;
+                    if self.report_failure(created, &mut outcome).await {
                         break;
                     }
                 }
                 Step::Apply(application) => {
                     let applied = self.apply(*application, memory).await;
-                    if self.failed(applied, &mut outcome).await {
+                    if self.report_failure(applied, &mut outcome).await {
                         break;
                     }
                 }
@@ -53,8 +53,8 @@ impl Executor<'_> {
                     }
                 }
                 Step::Release(finalizers, event) => {
-                    let gone = self.finalize(finalizers).await;
-                    if gone.map_err(|e| PassError::Released(Box::new(e)))? {
+                    let released = self.write_finalizers(finalizers).await;
+                    if released.map_err(|e| PassError::Finalizer(Box::new(e)))? {
                         self.publish(event.as_slice()).await;
                     }
                 }
@@ -75,8 +75,8 @@ impl Executor<'_> {
         Ok(outcome)
     }
 
-    /// Reports and records an object that could not be applied.
-    async fn failed(&self, result: Result<(), ApplyError>, outcome: &mut Outcome) -> bool {
+    /// Publishes and records an object that could not be applied. Returns whether there was an error.
+    async fn report_failure(&self, result: Result<(), ApplyError>, outcome: &mut Outcome) -> bool {
         let Err(e) = result else { return false };
         self.publish(&[report::not_applied(&self.observed.about, &e)])
             .await;
@@ -84,17 +84,17 @@ impl Executor<'_> {
         true
     }
 
-    async fn hold(&self, finalizers: Vec<String>) -> Result<(), ApplyError> {
-        let held = self.finalize(finalizers).await;
-        held.map(drop).map_err(|source| ApplyError::Api {
+    async fn set_finalizers(&self, finalizers: Vec<String>) -> Result<(), ApplyError> {
+        let written = self.write_finalizers(finalizers).await;
+        written.map(drop).map_err(|source| ApplyError::Api {
             kind: "KVCachePool".to_owned(),
             name: self.observed.name.name.to_string(),
             source: Box::new(source),
         })
     }
 
-    /// Writes the pool's finalizers. False: somebody has written the pool meanwhile, or it is gone; the next pass sees that.
-    async fn finalize(&self, finalizers: Vec<String>) -> Result<bool, kube::Error> {
+    /// Writes the pool's finalizers. Returns false if the pool was changed or deleted since the snapshot; the next pass retries.
+    async fn write_finalizers(&self, finalizers: Vec<String>) -> Result<bool, kube::Error> {
         let patch = json!({"metadata": {
             "finalizers": finalizers,
             "resourceVersion": self.observed.stored.meta().resource_version,
@@ -109,7 +109,6 @@ impl Executor<'_> {
         }
     }
 
-    /// Writes the status and publishes these events.
     async fn status(
         &self,
         status: KVCachePoolStatus,
@@ -130,7 +129,7 @@ impl Executor<'_> {
             .patch_status(&name.name, &params, &Patch::Apply(patch))
             .await;
         let stored = match written {
-            // It was deleted meanwhile.
+            // The pool was deleted since the snapshot.
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
             written => written.map_err(|e| PassError::Status(Box::new(e)))?,
         };
@@ -147,7 +146,7 @@ impl Executor<'_> {
         let jobs: Api<Job> = Api::namespaced(self.context.client.clone(), namespace);
         match jobs.create(&PostParams::default(), &job).await {
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-            made => made.map(drop),
+            created => created.map(drop),
         }
     }
 

@@ -1,9 +1,9 @@
-//! Changes of a running pod: pure functions from the live pod to a JSON patch. Every patch tests first which pod and which containers
-//! it means; a pod of the same name, or another order of containers, makes it fail instead.
+//! Changes of a running pod: pure functions from the live pod to a JSON patch. Each patch first tests the pod's uid and the names of the
+//! containers, so that it fails for another pod of the same name and after a reordering of containers.
 
 use crate::inject::{Outcome, Report, Settings, inject};
 use crate::names;
-use crate::pods::Exchange;
+use crate::pods::ImageChange;
 use jiff::Timestamp;
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{
@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kvcachepool_protocol::config::Config;
 use serde_json::Value;
 
-/// Gives the pod the pool's config, but for what the pod was made for (its memory). `None`: it has it.
+/// Sets the pool's config, except for settings that are fixed when a pod is created (its memory). `None` if the pod has that config.
 pub fn config(pod: &Value, settings: &Settings) -> Option<Patch> {
     let (own, _) = Config::parse(annotation(pod, names::CONFIG)?, true).ok()?;
     let generation = own.pool.generation;
@@ -24,12 +24,12 @@ pub fn config(pod: &Value, settings: &Settings) -> Option<Patch> {
     })
 }
 
-/// Gives our containers the pool's image. Where nothing else differs from what a new pod gets, the pod is stamped as one. A working
-/// sidecar (`at`) leaves behind what it was, for the way back. `None`: it has the image.
+/// Sets the pool's image in the added containers. If nothing else differs from a new pod, the patch also updates the injection annotation.
+/// With `at`, the time of the change, an annotation records the previous image for a rollback. `None` if the pod has the image.
 pub fn image(pod: &Value, settings: &Settings, at: Option<Timestamp>) -> Option<Patch> {
     let mut patch = images(pod, &settings.image)?;
     if let Some(at) = at {
-        patch.0.push(exchanged(pod, at)?);
+        patch.0.push(previous_image(pod, at)?);
     }
     let mut after = pod.clone();
     json_patch::patch(&mut after, &patch).ok()?;
@@ -43,8 +43,8 @@ pub fn image(pod: &Value, settings: &Settings, at: Option<Timestamp>) -> Option<
     Some(patch)
 }
 
-/// Gives our containers an image that the pod had before, and its stamp the hash of then. `None`: it has the image.
-pub fn back(pod: &Value, image: &str, hash: &str) -> Option<Patch> {
+/// Restores an earlier image, and its hash in the injection annotation. `None` if the pod has the image.
+pub fn rollback(pod: &Value, image: &str, hash: &str) -> Option<Patch> {
     let mut patch = images(pod, image)?;
     if let Some(report) = Report::of(pod) {
         let hash = hash.to_owned();
@@ -60,30 +60,30 @@ pub fn back(pod: &Value, image: &str, hash: &str) -> Option<Patch> {
     Some(patch)
 }
 
-/// Stamps what the sidecar is before it is exchanged.
-fn exchanged(pod: &Value, at: Timestamp) -> Option<PatchOperation> {
+/// Records the sidecar's image in an annotation before the change.
+fn previous_image(pod: &Value, at: Timestamp) -> Option<PatchOperation> {
     let containers = pod.pointer("/spec/initContainers")?.as_array()?;
     let sidecar = containers
         .iter()
         .find(|c| c["name"] == names::SIDECAR_CONTAINER)?;
-    let exchange = Exchange {
+    let change = ImageChange {
         image: sidecar["image"].as_str()?.into(),
         hash: Report::of(pod).map(|r| r.hash).unwrap_or_default().into(),
         at: Time(at),
     };
     let path = PointerBuf::from_tokens(["metadata", "annotations", names::EXCHANGED]);
-    let value = serde_json::to_string(&exchange).ok()?.into();
+    let value = serde_json::to_string(&change).ok()?.into();
     Some(PatchOperation::Add(AddOperation { path, value }))
 }
 
-/// Both containers are of one image: the init container has run in most pods, but where the image could not be pulled it has not.
+/// Sets the image of both added containers. The init container has ended in most pods, but not if the image could not be pulled.
 fn images(pod: &Value, image: &str) -> Option<Patch> {
     let mut operations = vec![this_pod(pod)];
     let containers = pod.pointer("/spec/initContainers")?.as_array()?;
     for (place, container) in containers.iter().enumerate() {
         let name = container.get("name").and_then(Value::as_str);
-        let ours = [names::SIDECAR_CONTAINER, names::INIT_CONTAINER];
-        if !name.is_some_and(|name| ours.contains(&name)) || container["image"] == image {
+        let added = [names::SIDECAR_CONTAINER, names::INIT_CONTAINER];
+        if !name.is_some_and(|name| added.contains(&name)) || container["image"] == image {
             continue;
         }
         let path = |field: &str| {
@@ -132,7 +132,7 @@ mod tests {
         settings
     }
 
-    /// The same pool, one edit later.
+    /// The same pool after one edit.
     fn edited(change: impl FnOnce(&mut Settings)) -> Settings {
         let mut settings = settings();
         settings.generation = 2;
@@ -147,9 +147,9 @@ mod tests {
         after
     }
 
-    /// A pod of `settings()`, as it is stored once it runs.
+    /// A running pod that was injected with `settings()`.
     fn live() -> Value {
-        let asked = json!({
+        let requested = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "web", "namespace": "serving", "labels": {names::POOL: "llama"}},
             "spec": {
@@ -157,10 +157,10 @@ mod tests {
                 "containers": [{"name": "vllm", "image": "vllm", "command": ["vllm", "serve", "m"]}],
             },
         });
-        let Outcome::Inject { patch, .. } = inject(&asked, &settings()) else {
+        let Outcome::Inject { patch, .. } = inject(&requested, &settings()) else {
             panic!("not injected");
         };
-        let mut pod = patched(&asked, &patch);
+        let mut pod = patched(&requested, &patch);
         pod["metadata"]["uid"] = "u1".into();
         pod["spec"]["nodeName"] = "node".into();
         pod["status"] = json!({"phase": "Running"});
@@ -177,9 +177,9 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_config_keeps_what_the_pod_was_made_for() {
+    fn a_newer_config_keeps_the_memory_of_the_pod() {
         let pod = live();
-        assert_eq!(config(&pod, &settings()), None, "it has this one");
+        assert_eq!(config(&pod, &settings()), None, "unchanged");
         let pool = edited(|s| {
             s.config.cache.min_load_tokens = 7;
             s.config.memory.size = ByteSize(8 * GI);
@@ -187,11 +187,7 @@ mod tests {
         let after = patched(&pod, &config(&pod, &pool).unwrap());
         let own = own_config(&after);
         assert_eq!((own.pool.generation, own.cache.min_load_tokens), (2, 7));
-        assert_eq!(
-            own.memory.size,
-            ByteSize(GI),
-            "its container has room for this"
-        );
+        assert_eq!(own.memory.size, ByteSize(GI), "the size of its container");
         assert_eq!(own.socket, own_config(&pod).socket);
         assert_eq!(config(&after, &pool), None);
         assert_eq!(hash(&after), pool_hash_but_for_memory());
@@ -202,16 +198,16 @@ mod tests {
     }
 
     #[test]
-    fn another_image_is_put_into_our_containers_and_the_pod_is_stamped_as_a_new_one() {
+    fn a_new_image_is_set_in_the_added_containers_and_in_the_annotations() {
         let pod = live();
-        assert_eq!(image(&pod, &settings(), None), None, "it has this one");
+        assert_eq!(image(&pod, &settings(), None), None, "unchanged");
         let pool = edited(|s| s.image = "kvcachepool:2".to_owned());
         let at = Timestamp::from_second(1_000_000).unwrap();
         let after = patched(&pod, &image(&pod, &pool, Some(at)).unwrap());
-        let stamp = annotation(&after, names::EXCHANGED).unwrap();
-        let stamp: Exchange = serde_json::from_str(stamp).unwrap();
-        let was = (&*stamp.image, &*stamp.hash, stamp.at.0);
-        assert_eq!(was, ("kvcachepool:1", &*hash(&pod), at));
+        let annotated = annotation(&after, names::EXCHANGED).unwrap();
+        let change: ImageChange = serde_json::from_str(annotated).unwrap();
+        let previous = (&*change.image, &*change.hash, change.at.0);
+        assert_eq!(previous, ("kvcachepool:1", &*hash(&pod), at));
         let images = |pod: &Value| -> Vec<String> {
             let all = pod["spec"]["initContainers"].as_array().unwrap().iter();
             all.map(|c| c["image"].as_str().unwrap().to_owned())
@@ -220,7 +216,10 @@ mod tests {
         assert_eq!(images(&after), ["a", "kvcachepool:2", "kvcachepool:2"]);
         assert_eq!(hash(&after), pool.hash(), "not outdated");
         assert_eq!(image(&after, &pool, None), None);
-        let before = patched(&after, &back(&after, "kvcachepool:1", &hash(&pod)).unwrap());
+        let before = patched(
+            &after,
+            &rollback(&after, "kvcachepool:1", &hash(&pod)).unwrap(),
+        );
         assert_eq!(images(&before), images(&pod));
         assert_eq!(hash(&before), settings().hash());
         assert_eq!(annotation(&before, names::EXCHANGED), None);
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_waits_for_more_than_an_image_stays_outdated() {
+    fn a_pod_that_differs_in_more_than_the_image_stays_outdated() {
         let pod = live();
         let pool = edited(|s| {
             s.image = "kvcachepool:2".to_owned();
@@ -243,15 +242,15 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_waits_for_a_restart_to_see_a_gpu_unless_it_has_none_to_see() {
+    fn a_pod_with_a_gpu_stays_outdated_after_a_change_of_gpu_access() {
         let access = |pod: &Value| {
             let pool = edited(|s| {
                 s.image = "kvcachepool:2".to_owned();
                 s.gpu_access = GpuAccess::VisibleDevices;
             });
             let after = patched(pod, &image(pod, &pool, None).unwrap());
-            let said = Report::of(&after).unwrap().reason;
-            (hash(&after) == pool.hash(), said)
+            let reason = Report::of(&after).unwrap().reason;
+            (hash(&after) == pool.hash(), reason)
         };
         assert_eq!(access(&live()), (true, "GpuNotRequested".to_owned()));
         let mut with_gpu = live();
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_means_one_pod_and_one_order_of_containers() {
+    fn a_patch_fails_for_another_pod_and_another_order_of_containers() {
         let pod = live();
         let pool = edited(|s| s.image = "kvcachepool:2".to_owned());
         let patch = image(&pod, &pool, None).unwrap();
@@ -273,13 +272,13 @@ mod tests {
             .unwrap()
             .rotate_left(1);
         assert!(json_patch::patch(&mut moved, &patch).is_err());
-        let patch = image(&moved_back(&pod), &pool, None).unwrap();
-        let after = patched(&moved_back(&pod), &patch);
+        let patch = image(&reordered(&pod), &pool, None).unwrap();
+        let after = patched(&reordered(&pod), &patch);
         assert_eq!(after["spec"]["initContainers"][2]["image"], "a");
     }
 
-    /// Another webhook's init container stands behind ours.
-    fn moved_back(pod: &Value) -> Value {
+    /// The pod with the user's init container behind the added ones.
+    fn reordered(pod: &Value) -> Value {
         let mut moved = pod.clone();
         moved["spec"]["initContainers"]
             .as_array_mut()

@@ -1,9 +1,9 @@
-//! A pool whose objects go with it (`deletionPolicy: Delete`) is held by a finalizer until a Job has purged its shared tiers, or has
-//! failed for good: no pool, and no namespace, is held for ever.
+//! The deletion of a pool with `deletionPolicy: Delete`. A finalizer blocks it until a Job has purged the pool's shared tiers, or has failed
+//! permanently, so that neither a pool nor its namespace is blocked forever.
 
 use crate::names;
 use crate::reconcile::events::Event;
-use crate::reconcile::events::Weight::{self, Normal, Warning, WarningOnce};
+use crate::reconcile::events::Severity::{self, Normal, Warning, WarningHourly};
 use crate::reconcile::memory::Memory;
 use crate::reconcile::observe::Observed;
 use crate::reconcile::purge::{JobState, Purge, PurgeJob};
@@ -14,40 +14,40 @@ use kube::core::Status;
 use kube::{Resource, ResourceExt};
 use std::time::Duration;
 
-/// The next pass while a purge runs.
-const PURGING: Duration = Duration::from_secs(2);
-/// How long the operator tries to create a Job.
-const CREATE_TIME_MAX: SignedDuration = SignedDuration::from_mins(10);
+/// Interval between passes while a purge runs.
+const PURGE_INTERVAL: Duration = Duration::from_secs(2);
+/// How long the operator retries the creation of a Job.
+const CREATE_RETRY_MAX: SignedDuration = SignedDuration::from_mins(10);
 
-/// Whether a pool, also one that cannot be read, is held by us.
-pub fn held(pool: &impl Resource<DynamicType = ()>) -> bool {
+/// Whether the operator's finalizer blocks the deletion of a pool. Works for malformed pools too.
+pub fn has_finalizer(pool: &impl Resource<DynamicType = ()>) -> bool {
     pool.finalizers().iter().any(|name| name == names::PURGE)
 }
 
-/// Its finalizers but for ours.
-pub fn others(pool: &impl Resource<DynamicType = ()>) -> Vec<String> {
-    let others = pool
+/// The pool's finalizers except for the operator's own.
+pub fn foreign_finalizers(pool: &impl Resource<DynamicType = ()>) -> Vec<String> {
+    let foreign = pool
         .finalizers()
         .iter()
         .filter(|name| *name != names::PURGE);
-    others.cloned().collect()
+    foreign.cloned().collect()
 }
 
-/// The next steps with a pool that is being deleted and held.
+/// The next steps for a pool whose deletion the finalizer blocks.
 pub fn plan(observed: &Observed<'_>, purge: &Purge, memory: &mut Memory) -> Vec<Step> {
     let mut steps = match &observed.outcome {
-        None => first(observed, purge, memory),
+        None => first_steps(observed, purge, memory),
         Some(outcome) => {
             let refused = outcome.job_refused.as_ref();
             let refused = refused.map(|e| job_refused(observed, purge, e, memory));
             refused.into_iter().collect()
         }
     };
-    steps.push(Step::Requeue(PURGING));
+    steps.push(Step::Requeue(PURGE_INTERVAL));
     steps
 }
 
-fn first(observed: &Observed<'_>, purge: &Purge, memory: &mut Memory) -> Vec<Step> {
+fn first_steps(observed: &Observed<'_>, purge: &Purge, memory: &mut Memory) -> Vec<Step> {
     let (shared, job) = match purge {
         Purge::Wanted { shared, job } => (shared, job),
         Purge::NotWanted => return vec![release(observed, None)],
@@ -62,35 +62,34 @@ fn first(observed: &Observed<'_>, purge: &Purge, memory: &mut Memory) -> Vec<Ste
         }
     };
     let skipped = shared.iter().map(|(tier, by)| {
-        let note = format!("{tier} is not purged: pool {by} has it too");
-        Step::Event(event(observed, WarningOnce, Reason::PurgeSkipped, note))
+        let note = format!("{tier} is not purged: pool {by} uses it too");
+        Step::Event(event(observed, WarningHourly, Reason::PurgeSkipped, note))
     });
     let next = match job {
         None => Some(release(observed, None)),
-        Some(job) => step_of_job(observed, job, memory),
+        Some(job) => job_step(observed, job, memory),
     };
     skipped.chain(next).collect()
 }
 
-fn step_of_job(observed: &Observed<'_>, job: &PurgeJob, memory: &mut Memory) -> Option<Step> {
+fn job_step(observed: &Observed<'_>, job: &PurgeJob, memory: &mut Memory) -> Option<Step> {
     let name = &job.name;
     match &job.found {
         Ok(None) => Some(Step::CreateJob(job.wanted.clone())),
         Ok(Some(JobState::Running)) => None,
         Ok(Some(JobState::Complete)) => {
-            let note = format!(
-                "the objects of the pool were removed by Job {name}, whose log counts them"
-            );
+            let note =
+                format!("Job {name} deleted the objects of the pool; its log has the counts");
             let event = event(observed, Normal, Reason::Purged, note);
             Some(release(observed, Some(event)))
         }
         Ok(Some(JobState::Failed(why))) => {
-            let note = format!("what Job {name} did not remove stays: {why}");
+            let note = format!("Job {name} failed, and objects of the pool may remain: {why}");
             Some(give_up(observed, note))
         }
         Err(e) => {
-            let note = format!("Job {name} cannot be looked at: {e}");
-            is_late(observed.now, memory).then(|| give_up(observed, note))
+            let note = format!("Job {name} cannot be read: {e}");
+            is_overdue(observed.now, memory).then(|| give_up(observed, note))
         }
     }
 }
@@ -101,21 +100,21 @@ fn job_refused(
     e: &kube::Error,
     memory: &mut Memory,
 ) -> Step {
-    let late = is_late(observed.now, memory);
+    let overdue = is_overdue(observed.now, memory);
     let name = match purge {
         Purge::Wanted { job: Some(job), .. } => &*job.name,
         _ => "",
     };
-    let note = format!("Job {name} cannot be made: {e}");
-    match is_final(e) || late {
+    let note = format!("Job {name} cannot be created: {e}");
+    match is_permanent(e) || overdue {
         true => give_up(observed, note),
-        false => Step::Event(event(observed, WarningOnce, Reason::ApplyFailed, note)),
+        false => Step::Event(event(observed, WarningHourly, Reason::ApplyFailed, note)),
     }
 }
 
-fn is_late(now: Timestamp, memory: &mut Memory) -> bool {
+fn is_overdue(now: Timestamp, memory: &mut Memory) -> bool {
     let since = *memory.purge_refused.get_or_insert(now);
-    now.duration_since(since) > CREATE_TIME_MAX
+    now.duration_since(since) > CREATE_RETRY_MAX
 }
 
 fn give_up(observed: &Observed<'_>, note: String) -> Step {
@@ -124,17 +123,17 @@ fn give_up(observed: &Observed<'_>, note: String) -> Step {
 }
 
 fn release(observed: &Observed<'_>, event: Option<Event>) -> Step {
-    Step::Release(others(observed.stored), event)
+    Step::Release(foreign_finalizers(observed.stored), event)
 }
 
-fn event(observed: &Observed<'_>, weight: Weight, reason: Reason, note: String) -> Event {
-    Event::new(&observed.about, weight, "Purge", reason.name(), note)
+fn event(observed: &Observed<'_>, severity: Severity, reason: Reason, note: String) -> Event {
+    Event::new(&observed.about, severity, "Purge", reason.name(), note)
 }
 
-/// The namespace goes too: nothing can be made in it any more.
-fn is_final(e: &kube::Error) -> bool {
-    let ends = |status: &Status| status.message.contains("being terminated");
-    matches!(e, kube::Error::Api(status) if status.code == 404 || (status.code == 403 && ends(status)))
+/// Whether the namespace is being deleted too, so that no object can be created in it.
+fn is_permanent(e: &kube::Error) -> bool {
+    let terminating = |status: &Status| status.message.contains("being terminated");
+    matches!(e, kube::Error::Api(status) if status.code == 404 || (status.code == 403 && terminating(status)))
 }
 
 #[cfg(test)]
@@ -144,7 +143,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_namespace_that_goes_takes_no_job_and_other_refusals_may_pass() {
+    fn only_a_terminating_namespace_refuses_a_job_permanently() {
         let refused = |code: u16, message: &str| {
             kube::Error::Api(Box::new(Status {
                 code,
@@ -152,23 +151,24 @@ mod tests {
                 ..Status::default()
             }))
         };
-        let going = "unable to create new content in namespace n because it is being terminated";
-        assert!(is_final(&refused(403, going)));
-        assert!(is_final(&refused(404, "namespaces \"n\" not found")));
-        assert!(!is_final(&refused(
+        let terminating =
+            "unable to create new content in namespace n because it is being terminated";
+        assert!(is_permanent(&refused(403, terminating)));
+        assert!(is_permanent(&refused(404, "namespaces \"n\" not found")));
+        assert!(!is_permanent(&refused(
             403,
             "jobs.batch is forbidden: exceeded quota"
         )));
-        assert!(!is_final(&refused(500, going)));
+        assert!(!is_permanent(&refused(500, terminating)));
     }
 
     #[test]
-    fn finalizers_of_others_stay() {
+    fn foreign_finalizers_are_kept() {
         let mut pool = pool(json!({}));
-        assert!(!held(&pool));
+        assert!(!has_finalizer(&pool));
         let names = ["a", names::PURGE, "b"].map(str::to_owned);
         pool.metadata.finalizers = Some(names.to_vec());
-        assert!(held(&pool));
-        assert_eq!(others(&pool), ["a", "b"]);
+        assert!(has_finalizer(&pool));
+        assert_eq!(foreign_finalizers(&pool), ["a", "b"]);
     }
 }

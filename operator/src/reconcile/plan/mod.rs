@@ -1,6 +1,5 @@
-//! What a reconcile pass does: pure functions from the snapshot of a pool, and from what the leader remembers of it, to steps.
-//! A pass plans twice. The first steps are those that later ones depend on: the pool's objects, which its status reports, and the Job
-//! of a purge.
+//! Plans a reconcile pass: pure functions from a pool's snapshot and `Memory` to steps. A pass plans twice, because later steps depend on
+//! the outcome of the first ones: the pool's objects, which the status reports, and the purge Job.
 
 mod deletion;
 mod objects;
@@ -10,7 +9,7 @@ mod restore;
 mod tests;
 mod write;
 
-pub use deletion::held;
+pub use deletion::has_finalizer;
 
 use super::memory::Memory;
 use super::observe::{Observed, Pool};
@@ -18,7 +17,7 @@ use super::step::Step;
 use crate::status;
 use kube::Resource;
 
-/// The next steps of a pass.
+/// The next steps of a pass: the first ones if `observed.outcome` is `None`.
 pub fn plan(observed: &Observed<'_>, memory: &mut Memory) -> Vec<Step> {
     match (&observed.pool, &observed.outcome) {
         (Pool::Active(active), None) => objects::plan(observed, active, memory),
@@ -34,7 +33,7 @@ fn malformed(observed: &Observed<'_>, error: &str, memory: &Memory) -> Vec<Step>
     let before = memory.written.clone().map(|(s, _)| s).unwrap_or_default();
     let next = status::malformed(error, generation, &before, observed.now);
     let write = write::write(observed, &before, next, memory);
-    // A write that has to wait is left to the next pass, whenever that is.
+    // A write that has to wait does not cause a pass of its own.
     let writes = |step: &Step| matches!(step, Step::Status(..));
     write.filter(writes).into_iter().collect()
 }

@@ -1,6 +1,6 @@
-//! The objects of a pool: its finalizer, the password of its managed servers, and what `desired` wants.
+//! Plans the objects of a pool: its finalizer, the password of its managed servers, and the objects of `desired`.
 
-use super::deletion::{held, others};
+use super::deletion::{foreign_finalizers, has_finalizer};
 use crate::desired::{job, redis};
 use crate::names;
 use crate::reconcile::memory::Memory;
@@ -10,18 +10,18 @@ use kube::ResourceExt;
 use kube::api::DynamicObject;
 use std::time::Duration;
 
-/// Time after which the operator makes sure again that there is a password: somebody may have deleted it.
-const PASSWORD_EVERY: Duration = Duration::from_secs(300);
+/// Interval between checks that the password exists, because it may be deleted.
+const PASSWORD_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Applies what differs and deletes what the pool does not want any more. Of a spec that is not accepted, everything stays as it is.
+/// Applies changed objects and deletes those that the pool no longer needs. Changes nothing while the spec is not accepted.
 pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -> Vec<Step> {
     if active.settings.is_err() {
         return Vec::new();
     }
     let mut steps = Vec::new();
-    // First, and whatever becomes of its objects: pods may have stored something already.
+    // The finalizer comes first, because pods may have stored objects already.
     steps.extend(finalizers(active));
-    let is_old = |at| observed.clock.duration_since(at) >= PASSWORD_EVERY;
+    let is_old = |at| observed.clock.duration_since(at) >= PASSWORD_INTERVAL;
     if redis::managed(active.spec).is_some() && memory.password.is_none_or(is_old) {
         steps.push(Step::Password);
     }
@@ -40,12 +40,12 @@ pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -
     steps
 }
 
-/// The finalizer is there where the pool's objects go with it.
+/// Sets or removes the finalizer, as `deletionPolicy` requires.
 fn finalizers(active: &Active<'_>) -> Option<Step> {
     let pool = active.spec;
     let purges = job::purges(pool);
-    (purges != held(pool)).then(|| {
-        let mut finalizers = others(pool);
+    (purges != has_finalizer(pool)).then(|| {
+        let mut finalizers = foreign_finalizers(pool);
         finalizers.extend(purges.then(|| names::PURGE.to_owned()));
         Step::Finalizers(finalizers)
     })

@@ -1,24 +1,27 @@
-//! The status of a pool, and what its pods need: judged by the state machines of `pods`, reported, replaced, evicted, updated.
+//! Plans the status of a pool, and the steps for its pods: events, replacements, evictions and updates. The state machines in `pods`
+//! decide.
 
-use super::restore::{last, restored, rolled_back};
+use super::restore::{current_status, restore_breaker, restore_update};
 use super::write::{requeue, write};
 use crate::api::{Mode, OnMissed, UpdateStrategyType};
 use crate::inject::Settings;
-use crate::pods::{self, Breaker, Evictions, Goal, Look, Missed, Pod, Setback, missed};
+use crate::pods::{
+    self, Breaker, BreakerInput, EvictionStep, Evictions, Goal, Pod, UpdateBlocker, missed,
+};
 use crate::reconcile::memory::Memory;
 use crate::reconcile::observe::{Active, Observed, Outcome};
 use crate::reconcile::report::{self, NOT_ALLOWED};
 use crate::reconcile::step::Step;
-use crate::status::{self, Canary, Seen};
+use crate::status::{self, Canary, Observation};
 use jiff::Timestamp;
 use kube::Resource;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The next pass while a missed pod is being replaced.
-const EVICTING: Duration = Duration::from_secs(15);
+/// Interval between passes while the pool has missed pods to evict.
+const EVICTION_INTERVAL: Duration = Duration::from_secs(15);
 
-/// `outcome`: what became of the pool's objects.
+/// `outcome` is that of the pool's objects.
 pub fn plan(
     observed: &Observed<'_>,
     active: &Active<'_>,
@@ -34,30 +37,30 @@ pub fn plan(
     let mut steps = Vec::new();
 
     let update = memory.update.as_ref();
-    let exchanged = |pod: &Pod| update.is_some_and(|u| u.is_away(pod));
-    let steady = memory.faults.look(pods, exchanged, *now);
+    let updating = |pod: &Pod| update.is_some_and(|u| u.is_updating(pod));
+    let next_faults = memory.faults.update(pods, updating, *now);
     let injects = settings.is_some() && active.spec.spec.injection.mode == Mode::Enabled;
-    let look = Look {
+    let input = BreakerInput {
         pods: if injects { pods } else { &[] },
         refused: if injects { &active.refused } else { &[] },
         hash: &hash,
-        exchanged: &exchanged,
+        updating: &updating,
         now: *now,
     };
     let breaker = memory
         .breaker
-        .get_or_insert_with(|| restored(active.spec, &hash));
-    let again = breaker.step(&look);
-    let turns = breaker.turns();
-    let to_replace = breaker.replaceable(&look);
-    let quiet = breaker.is_closed();
+        .get_or_insert_with(|| restore_breaker(active.spec, &hash));
+    let next_breaker = breaker.step(&input);
+    let changes = breaker.take_changes();
+    let to_replace = breaker.replaceable(&input);
+    let closed = breaker.is_closed();
 
-    let before = last(memory.written.as_ref(), active.spec);
-    let setback = settings.and_then(|settings| setback(active, settings, memory));
+    let before = current_status(memory.written.as_ref(), active.spec);
+    let blocker = settings.and_then(|settings| update_blocker(active, settings, memory));
     let unapplied = outcome.unapplied.as_ref();
     let unapplied = unapplied.map(|e| (e.reason(), e.to_string()));
-    let closed = Breaker::default();
-    let seen = Seen {
+    let default = Breaker::default();
+    let observation = Observation {
         pool: active.spec,
         problems,
         pods,
@@ -65,29 +68,30 @@ pub fn plan(
         hash: &hash,
         usage: &active.usage,
         canary: &active.canary,
-        breaker: memory.breaker.as_ref().unwrap_or(&closed),
-        setback: setback.as_ref(),
+        breaker: memory.breaker.as_ref().unwrap_or(&default),
+        blocker: blocker.as_ref(),
         unapplied: unapplied.as_ref(),
     };
-    let next = status::status(&seen, &before, *now);
+    let next = status::status(&observation, &before, *now);
     steps.extend(write(observed, &before, next, memory));
 
-    let turns = turns.iter();
-    steps.extend(turns.flat_map(|turn| report::turn(turn, &observed.name.namespace, about)));
+    let namespace = &observed.name.namespace;
+    let changes = changes.iter();
+    steps.extend(changes.flat_map(|change| report::breaker_change(change, namespace, about)));
     steps.extend(to_replace.into_iter().map(Step::Replace));
     let reported = report::pods(pods, &to_report(active, pods), &memory.faults, about, *now);
     steps.extend(reported.into_iter().map(Step::Event));
-    let injects = injects && active.canary == Canary::Works && quiet;
+    let injects = injects && active.canary == Canary::Works && closed;
     steps.extend(evict(observed, active, injects, memory));
     if let Some(settings) = settings {
         steps.extend(self::update(observed, active, settings, memory));
     }
-    steps.extend(requeue(again));
-    steps.extend(requeue(steady));
+    steps.extend(requeue(next_breaker));
+    steps.extend(requeue(next_faults));
     steps
 }
 
-/// Missed pods, where new ones are injected.
+/// Missed pods to report: none while injection is disabled.
 fn to_report<'p>(active: &Active<'_>, pods: &'p [Arc<Pod>]) -> Vec<&'p Arc<Pod>> {
     match active.spec.spec.injection.mode {
         Mode::Enabled => missed(pods, created(active)).collect(),
@@ -95,7 +99,7 @@ fn to_report<'p>(active: &Active<'_>, pods: &'p [Arc<Pod>]) -> Vec<&'p Arc<Pod>>
     }
 }
 
-/// The next step with missed pods, where the pool asks for it and a new pod would be injected.
+/// The next steps for missed pods, if the pool requests evictions and a new pod would be injected.
 fn evict(
     observed: &Observed<'_>,
     active: &Active<'_>,
@@ -103,7 +107,7 @@ fn evict(
     memory: &mut Memory,
 ) -> Vec<Step> {
     if active.canary == Canary::Unreachable {
-        // An eviction that changed nothing during the outage may do so afterwards.
+        // Evictions that had no effect during the outage may have one afterwards.
         memory.evictions = Evictions::default();
     }
     let (pods, created) = (&observed.pods, created(active));
@@ -113,32 +117,38 @@ fn evict(
     }
     let evictions = &mut memory.evictions;
     let next = evictions.next(pods, created, observed.now);
-    let alone = evictions.alone(pods, created);
-    let alone = alone.iter().map(|(pod, why)| report::left_alone(pod, why));
-    let mut steps: Vec<Step> = alone.map(Step::Event).collect();
-    if let Missed::Evict(pod) = next {
+    let skipped = evictions.skipped(pods, created);
+    let skipped = skipped
+        .iter()
+        .map(|(pod, why)| report::eviction_skipped(pod, why));
+    let mut steps: Vec<Step> = skipped.map(Step::Event).collect();
+    if let EvictionStep::Evict(pod) = next {
         steps.push(Step::Evict(pod));
     }
-    steps.push(Step::Requeue(EVICTING));
+    steps.push(Step::Requeue(EVICTION_INTERVAL));
     steps
 }
 
-/// What keeps running pods from being updated, as far as it is known before this pass's update.
-fn setback(active: &Active<'_>, settings: &Settings, memory: &mut Memory) -> Option<Setback> {
+/// Why running pods are not updated, as known before this pass's update.
+fn update_blocker(
+    active: &Active<'_>,
+    settings: &Settings,
+    memory: &mut Memory,
+) -> Option<UpdateBlocker> {
     let goal = goal(active, settings);
     if !active.allow_pod_patch {
-        let not_allowed = Setback::NotAllowed(NOT_ALLOWED.to_owned());
+        let not_allowed = UpdateBlocker::NotAllowed(NOT_ALLOWED.to_owned());
         return goal.in_place.then_some(not_allowed);
     }
-    let restored = || rolled_back(active.spec, &goal);
+    let restored = || restore_update(active.spec, &goal);
     memory
         .update
         .get_or_insert_with(restored)
-        .setback()
+        .blocker()
         .cloned()
 }
 
-/// The next step with running pods that differ from the pool's settings.
+/// The next step for running pods that differ from the pool's settings.
 fn update(
     observed: &Observed<'_>,
     active: &Active<'_>,
@@ -152,7 +162,7 @@ fn update(
     }
     let update = memory.update.as_mut()?;
     match update.next(&observed.pods, &goal, observed.now) {
-        pods::Step::Rest => requeue(update.look_again(observed.now)),
+        pods::Step::Wait => requeue(update.next_check(observed.now)),
         step => Some(Step::Update(step, Box::new(settings.clone()))),
     }
 }

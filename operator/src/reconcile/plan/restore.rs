@@ -1,12 +1,12 @@
-//! Reads back from the status of a pool what an earlier leader knew, and what somebody else wrote.
+//! Restores the state of an earlier leader from the pool's status, and detects statuses of other writers.
 
 use crate::api::{KVCachePool, KVCachePoolStatus};
-use crate::pods::{Breaker, Goal, Kept, Owner, Update};
+use crate::pods::{Breaker, Goal, Owner, StoredPause, Update};
 use crate::status::{self, Reason};
 use kube::ResourceExt;
 
-/// The breaker as the last leader left it in the status; a pause for other settings does not count.
-pub fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
+/// The breaker of the previous leader. A pause for other settings is ignored.
+pub fn restore_breaker(pool: &KVCachePool, hash: &str) -> Breaker {
     let paused = pool
         .status
         .as_ref()
@@ -15,7 +15,7 @@ pub fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
         return Breaker::restored(hash, None, []);
     };
     let failures = |probes: i64| u32::try_from(probes).unwrap_or(0);
-    let whole = paused.owners.is_empty().then(|| Kept {
+    let pool_pause = paused.owners.is_empty().then(|| StoredPause {
         owner: None,
         reason: "".into(),
         message: paused.message.as_str().into(),
@@ -23,7 +23,7 @@ pub fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
         probing: paused.trial,
         failures: failures(paused.failed_probes),
     });
-    let owners = paused.owners.iter().map(|one| Kept {
+    let owners = paused.owners.iter().map(|one| StoredPause {
         owner: (!one.uid.is_empty()).then(|| Owner {
             api_version: one.api_version.as_str().into(),
             kind: one.kind.as_str().into(),
@@ -36,11 +36,11 @@ pub fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
         probing: one.trial,
         failures: failures(one.failed_probes),
     });
-    Breaker::restored(hash, whole, owners)
+    Breaker::restored(hash, pool_pause, owners)
 }
 
-/// The current status: the written one, or the stored one if somebody else wrote it since.
-pub fn last(
+/// The current status: the last written one, or the stored one if it is newer.
+pub fn current_status(
     written: Option<&(KVCachePoolStatus, String)>,
     pool: &KVCachePool,
 ) -> KVCachePoolStatus {
@@ -58,8 +58,8 @@ pub fn last(
     }
 }
 
-/// The update as the last leader left it in the status, if the pool is still the same.
-pub fn rolled_back(pool: &KVCachePool, goal: &Goal<'_>) -> Update {
+/// The update of the previous leader. Its rollback counts as long as the pool has not changed.
+pub fn restore_update(pool: &KVCachePool, goal: &Goal<'_>) -> Update {
     let conditions = pool
         .status
         .as_ref()
@@ -93,30 +93,30 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_outlives_its_leader_for_the_settings_that_it_is_for() {
+    fn a_pause_is_restored_for_the_same_settings_only() {
         let since = "2026-01-01T00:00:00Z";
         let paused = |owners: Value, trial: bool| {
             let paused = json!({"hash": "h", "since": since, "trial": trial, "message": "m", "owners": owners});
-            restored(&pool("7", json!({"injectionPaused": paused})), "h")
+            restore_breaker(&pool("7", json!({"injectionPaused": paused})), "h")
         };
-        let whole = paused(json!([]), true);
-        assert_eq!(whole.whole().unwrap().position, Position::Probing);
+        let pool_wide = paused(json!([]), true);
+        assert_eq!(pool_wide.pool_pause().unwrap().position, Position::Probing);
         let owner = json!([{"kind": "Job", "name": "j", "uid": "u", "reason": "PodsRefused", "failedProbes": 2, "since": since}]);
         let one = paused(owner, false);
-        assert!(one.whole().is_none());
+        assert!(one.pool_pause().is_none());
         let pause = one.owners()[0];
         assert_eq!(pause.position, Position::Paused { proven: true });
         assert_eq!((pause.failures, &*pause.cause.reason), (2, "PodsRefused"));
         assert_eq!(&*pause.owner.as_ref().unwrap().uid, "u");
         let status = json!({"injectionPaused": {"hash": "h", "since": since, "message": "m"}});
-        assert!(restored(&pool("7", status), "edited").is_closed());
-        assert!(restored(&pool("7", json!({})), "h").is_closed());
+        assert!(restore_breaker(&pool("7", status), "edited").is_closed());
+        assert!(restore_breaker(&pool("7", json!({})), "h").is_closed());
     }
 
     #[test]
-    fn what_somebody_else_wrote_counts_and_what_is_older_than_our_own_does_not() {
+    fn a_newer_stored_status_replaces_the_last_written_one() {
         let stored = pool("12", json!({"observedPods": 1}));
-        let ours = |version: &str| {
+        let written_at = |version: &str| {
             let written = KVCachePoolStatus {
                 observed_pods: Some(2),
                 ..KVCachePoolStatus::default()
@@ -125,12 +125,12 @@ mod tests {
         };
         for (written, observed) in [
             (None, 1),
-            (Some(ours("9")), 1),
-            (Some(ours("13")), 2),
-            (Some(ours("x")), 2),
+            (Some(written_at("9")), 1),
+            (Some(written_at("13")), 2),
+            (Some(written_at("x")), 2),
         ] {
             assert_eq!(
-                last(written.as_ref(), &stored).observed_pods,
+                current_status(written.as_ref(), &stored).observed_pods,
                 Some(observed)
             );
         }

@@ -1,4 +1,4 @@
-//! At least one test for every kind of step, and one for a pool that needs none.
+//! At least one test for each kind of step, and one for a pool that needs none.
 
 use super::*;
 use crate::desired::tests::{defaults, pool};
@@ -9,7 +9,7 @@ use crate::pods::{self, Phase, Pod, PoolRef, SidecarState, Summary};
 use crate::reconcile::caches::Stored;
 use crate::reconcile::children::Child;
 use crate::reconcile::error::ApplyError;
-use crate::reconcile::events::{Event, Weight};
+use crate::reconcile::events::{Event, Severity};
 use crate::reconcile::observe::{Active, Outcome};
 use crate::reconcile::purge::{JobState, Purge, PurgeJob};
 use crate::status::Canary;
@@ -29,7 +29,7 @@ fn stored(spec: Value) -> Stored {
     DeserializeGuard(Ok(pool))
 }
 
-/// At second 10, with these pods; injection works, and nobody watches children.
+/// A snapshot at second 10 with these pods. Injection works, and children are not watched.
 fn observed(stored: &Stored, pods: impl IntoIterator<Item = Pod>) -> Observed<'_> {
     let spec = stored.0.as_ref().unwrap();
     let objects = desired(spec, &defaults()).unwrap_or_default();
@@ -65,7 +65,7 @@ fn active<'o, 'a>(observed: &'o mut Observed<'a>) -> &'o mut Active<'a> {
     }
 }
 
-/// The steps after the pool's objects were applied.
+/// Plans the steps after the pool's objects were applied.
 fn after_objects(observed: &mut Observed<'_>, memory: &mut Memory) -> Vec<Step> {
     observed.outcome = Some(Outcome::default());
     plan(observed, memory)
@@ -91,7 +91,7 @@ fn hung(name: &str) -> Pod {
     pod
 }
 
-/// Acts as the API server that takes everything.
+/// Acts as an API server that accepts all writes.
 fn apply(steps: Vec<Step>, observed: &mut Observed<'_>, memory: &mut Memory) {
     for step in steps {
         match step {
@@ -129,14 +129,14 @@ fn events(steps: &[Step]) -> Vec<&Event> {
 
 /// Kind of the object and reason of each event.
 fn reasons(steps: &[Step]) -> Vec<(&str, &str)> {
-    fn face(e: &Event) -> (&str, &str) {
+    fn kind_and_reason(e: &Event) -> (&str, &str) {
         (e.about.kind.as_deref().unwrap_or_default(), &e.reason)
     }
-    events(steps).into_iter().map(face).collect()
+    events(steps).into_iter().map(kind_and_reason).collect()
 }
 
 #[test]
-fn nothing_to_do_gives_no_step() {
+fn no_steps_if_nothing_changed() {
     let stored = stored(json!({}));
     let mut observed = observed(&stored, [current(running("a"))]);
     let mut memory = Memory::default();
@@ -153,7 +153,7 @@ fn nothing_to_do_gives_no_step() {
 }
 
 #[test]
-fn an_object_that_somebody_changed_is_applied_and_one_that_is_not_wanted_is_deleted() {
+fn changed_objects_are_applied_and_unneeded_ones_deleted() {
     let stored = stored(json!({}));
     let mut observed = observed(&stored, []);
     let mut memory = Memory::default();
@@ -192,7 +192,7 @@ fn a_spec_that_is_not_accepted_changes_no_object() {
 }
 
 #[test]
-fn the_finalizer_comes_before_the_objects_and_goes_with_the_policy() {
+fn the_finalizer_follows_the_policy_and_precedes_the_objects() {
     let s3 = json!({"bucket": "kv-cache", "prefix": "prod", "auth": {"secretName": "keys"}});
     let spec = |policy: &str| json!({"deletionPolicy": policy, "shared": {"s3": s3}});
     let deletes = stored(spec("Delete"));
@@ -223,7 +223,7 @@ fn managed_servers_get_their_password_before_they_start() {
 }
 
 #[test]
-fn a_status_is_written_with_the_events_of_what_changed_and_a_count_waits() {
+fn changed_conditions_are_written_with_events_and_changed_counts_wait() {
     let stored = stored(json!({}));
     let mut observed = observed(&stored, [current(running("a"))]);
     let mut memory = Memory::default();
@@ -239,14 +239,15 @@ fn a_status_is_written_with_the_events_of_what_changed_and_a_count_waits() {
     assert_eq!((&*ready.reason, &**events), ("ApplyFailed", &[][..]));
     apply(steps, &mut observed, &mut memory);
 
-    for (canary, weight) in [
-        (Canary::Unreachable, Weight::Warning),
-        (Canary::Works, Weight::Normal),
+    for (canary, severity) in [
+        (Canary::Unreachable, Severity::Warning),
+        (Canary::Works, Severity::Normal),
     ] {
         active(&mut observed).canary = canary;
         let steps = after_objects(&mut observed, &mut memory);
-        let told = matches!(&*steps, [Step::Status(_, events)] if events[0].weight == weight);
-        assert!(told, "{steps:?}");
+        let reported =
+            matches!(&*steps, [Step::Status(_, events)] if events[0].severity == severity);
+        assert!(reported, "{steps:?}");
         apply(steps, &mut observed, &mut memory);
     }
     observed.pods.push(Arc::new(current(running("b"))));
@@ -278,7 +279,7 @@ fn a_pause_is_counted_and_reported_after_the_status_and_then_the_pod_is_replaced
 }
 
 #[test]
-fn a_missed_pod_is_reported_and_evicted_where_the_pool_asks_for_it() {
+fn a_missed_pod_is_reported_and_evicted_if_the_pool_requests_it() {
     let report = stored(json!({}));
     let mut memory = Memory::default();
     let steps = after_objects(&mut observed(&report, [pod("a")]), &mut memory);
@@ -303,14 +304,14 @@ fn a_missed_pod_is_reported_and_evicted_where_the_pool_asks_for_it() {
 }
 
 #[test]
-fn running_pods_are_updated_where_the_operator_may_patch_them() {
+fn running_pods_are_updated_if_the_operator_may_patch_them() {
     let stored = stored(json!({"sidecar": {"updateStrategy": {"type": "InPlace"}}}));
     let mut older = current(running("a"));
     older.config_generation = Some(6);
     let mut observed = observed(&stored, [older]);
     let steps = after_objects(&mut observed, &mut Memory::default());
-    let told = events(&steps);
-    assert_eq!(told.last().unwrap().reason, "PodPatchNotAllowed");
+    let reported = events(&steps);
+    assert_eq!(reported.last().unwrap().reason, "PodPatchNotAllowed");
     active(&mut observed).allow_pod_patch = true;
     let steps = after_objects(&mut observed, &mut Memory::default());
     let config = pods::Step::Config(observed.pods.clone());
@@ -349,7 +350,7 @@ fn refused(code: u16) -> kube::Error {
     }))
 }
 
-/// The steps, but for the next pass, which is always due in two seconds, and for the tier that is left alone.
+/// The steps except for the next pass, which is always due in two seconds, and the event about the skipped tier.
 fn purging(observed: &Observed<'_>, memory: &mut Memory) -> Vec<Step> {
     let mut steps = plan(observed, memory);
     assert_eq!(steps.pop(), Some(Step::Requeue(Duration::from_secs(2))));
@@ -359,7 +360,7 @@ fn purging(observed: &Observed<'_>, memory: &mut Memory) -> Vec<Step> {
     steps
 }
 
-/// The only step gives the pool up; the reason in its event.
+/// The reason in the event of a single step that removes the finalizer.
 fn released(steps: &[Step]) -> Option<&str> {
     match steps {
         [Step::Release(others, event)] if others.is_empty() => {
@@ -375,26 +376,26 @@ fn a_deleted_pool_is_held_until_its_job_has_ended() {
     stored.0.as_mut().unwrap().metadata.finalizers = Some(vec![names::PURGE.to_owned()]);
     let mut observed = observed(&stored, []);
     let mut memory = Memory::default();
-    let mut look = |purge| {
+    let mut steps_for = |purge| {
         observed.pool = Pool::Deleted(purge);
         purging(&observed, &mut memory)
     };
     assert_eq!(
-        look(wanted(Ok(None))),
+        steps_for(wanted(Ok(None))),
         [Step::CreateJob(json!({"kind": "Job"}))]
     );
-    assert_eq!(look(wanted(Ok(Some(JobState::Running)))), []);
-    let complete = look(wanted(Ok(Some(JobState::Complete))));
+    assert_eq!(steps_for(wanted(Ok(Some(JobState::Running)))), []);
+    let complete = steps_for(wanted(Ok(Some(JobState::Complete))));
     assert_eq!(released(&complete), Some("Purged"));
-    let failed = look(wanted(Ok(Some(JobState::Failed("denied".to_owned())))));
+    let failed = steps_for(wanted(Ok(Some(JobState::Failed("denied".to_owned())))));
     assert_eq!(released(&failed), Some("PurgeFailed"));
-    assert_eq!(released(&look(Purge::NotWanted)), Some(""));
+    assert_eq!(released(&steps_for(Purge::NotWanted)), Some(""));
     assert_eq!(
-        released(&look(Purge::NotAccepted(Vec::new()))),
+        released(&steps_for(Purge::NotAccepted(Vec::new()))),
         Some("PurgeFailed")
     );
     assert_eq!(
-        released(&look(Purge::Malformed(String::new()))),
+        released(&steps_for(Purge::Malformed(String::new()))),
         Some("PurgeFailed")
     );
 }

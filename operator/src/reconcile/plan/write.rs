@@ -1,4 +1,4 @@
-//! The write of a status, and when the next pass is due.
+//! Plans the write of a status, and the next pass.
 
 use crate::api::KVCachePoolStatus;
 use crate::reconcile::memory::Memory;
@@ -9,7 +9,7 @@ use crate::status::{self, Write};
 use jiff::SignedDuration;
 use std::time::Duration;
 
-/// Writes a status if it is worth it, or returns to it when it may be written.
+/// Writes the status, or requires another pass at the time when it may be written. `None` if nothing relevant changed.
 pub fn write(
     observed: &Observed<'_>,
     before: &KVCachePoolStatus,
@@ -27,7 +27,7 @@ pub fn write(
     }
 }
 
-/// Starts the next pass after this time.
+/// Requires the next pass within this time.
 pub fn requeue(within: Option<SignedDuration>) -> Option<Step> {
     Duration::try_from(within?).ok().map(Step::Requeue)
 }

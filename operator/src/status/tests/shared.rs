@@ -24,7 +24,7 @@ fn sharing(said: &[(&str, State, &str)]) -> Scene {
 }
 
 #[test]
-fn shared_tiers_are_ready_when_sidecars_say_so() {
+fn shared_tiers_are_ready_when_sidecars_report_it() {
     let (redis, s3) = (("redis", State::Ready, ""), ("s3", State::Ready, ""));
     let face_of = |said: &[(&str, State, &str)]| face(&sharing(said).status(), SHARED_TIERS_READY);
     let is = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
@@ -44,7 +44,7 @@ fn shared_tiers_are_ready_when_sidecars_say_so() {
 }
 
 #[test]
-fn a_tier_of_the_spec_is_listed_before_anybody_speaks_of_it() {
+fn a_configured_tier_is_listed_before_a_sidecar_reports_it() {
     let status = sharing(&[]).status();
     let tiers: Vec<_> = status
         .tiers
@@ -56,7 +56,7 @@ fn a_tier_of_the_spec_is_listed_before_anybody_speaks_of_it() {
 }
 
 #[test]
-fn a_new_leader_keeps_what_sidecars_said_of_shared_tiers_until_it_has_asked_them() {
+fn a_new_leader_keeps_the_reported_shared_tiers_until_it_has_queried_sidecars() {
     let before = sharing(&[("redis", State::Ready, ""), ("s3", State::Off, "Denied")]).status();
     let opening = ("s3", State::Starting, "Starting");
     for said in [&[][..], &[("redis", State::Ready, ""), opening]] {

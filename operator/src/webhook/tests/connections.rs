@@ -4,7 +4,7 @@ use super::*;
 use std::time::Instant;
 
 #[tokio::test]
-async fn a_client_that_stops_in_its_body_is_cut_and_others_are_served_meanwhile() {
+async fn a_client_that_stalls_in_its_body_is_disconnected_and_does_not_block_others() {
     let limits = Limits {
         body_pause_max: Duration::from_millis(300),
         ..Limits::default()
@@ -22,7 +22,7 @@ async fn a_client_that_stops_in_its_body_is_cut_and_others_are_served_meanwhile(
 }
 
 #[tokio::test]
-async fn a_body_that_is_only_announced_takes_no_room() {
+async fn an_announced_body_reserves_no_memory() {
     let limits = Limits {
         bodies_bytes_max: 4 << 20,
         body_time_max: Duration::from_secs(60),
@@ -50,7 +50,7 @@ async fn a_body_that_is_only_announced_takes_no_room() {
 }
 
 #[tokio::test]
-async fn what_has_come_takes_room_until_its_client_pauses_too_long() {
+async fn a_received_body_holds_memory_until_its_client_times_out() {
     let limits = Limits {
         bodies_bytes_max: 256 << 10,
         body_bytes_max: 256 << 10,
@@ -71,7 +71,7 @@ async fn what_has_come_takes_room_until_its_client_pauses_too_long() {
 }
 
 #[tokio::test]
-async fn a_client_that_never_shakes_hands_is_cut() {
+async fn a_client_without_a_tls_handshake_is_disconnected() {
     let bounds = Bounds {
         handshake_time_max: Duration::from_millis(100),
         ..Bounds::default()
@@ -84,7 +84,7 @@ async fn a_client_that_never_shakes_hands_is_cut() {
 }
 
 #[tokio::test]
-async fn one_connection_too_many_displaces_one_that_never_asked_and_spares_those_that_did() {
+async fn an_excess_connection_displaces_an_unused_one_first() {
     let bounds = Bounds {
         connections_max: 3,
         ..Bounds::default()
@@ -107,7 +107,7 @@ async fn one_connection_too_many_displaces_one_that_never_asked_and_spares_those
 }
 
 #[tokio::test]
-async fn while_all_connections_are_within_a_request_one_more_is_refused() {
+async fn an_excess_connection_is_refused_while_all_others_are_active() {
     let bounds = Bounds {
         connections_max: 1,
         ..Bounds::default()
@@ -133,7 +133,7 @@ async fn while_all_connections_are_within_a_request_one_more_is_refused() {
 }
 
 #[tokio::test]
-async fn certificates_that_change_under_load_fail_no_call() {
+async fn changing_certificates_under_load_fails_no_call() {
     let rig = labels().await;
     let others: Vec<_> = (0..8).map(|_| certificate()).collect();
     let trusted: Vec<_> = others
@@ -171,7 +171,7 @@ async fn certificates_that_change_under_load_fail_no_call() {
 }
 
 #[tokio::test]
-async fn who_leaves_answers_still_and_sends_its_clients_elsewhere() {
+async fn a_leaving_server_answers_and_closes_connections() {
     let rig = labels().await;
     let body = review(pod()).to_string();
     let ask = head(INJECT, body.len()) + &body;
@@ -193,7 +193,7 @@ async fn who_leaves_answers_still_and_sends_its_clients_elsewhere() {
 }
 
 #[tokio::test]
-async fn who_stops_finishes_the_request_that_runs_and_takes_no_other() {
+async fn a_stopping_server_finishes_the_running_request_only() {
     let decide = Labels::default();
     let rig = start(decide.clone(), Limits::default(), Bounds::default()).await;
     let mut slow = pod();

@@ -22,7 +22,7 @@ async fn a_pod_of_a_megabyte_is_answered() {
 }
 
 #[tokio::test]
-async fn reviews_without_a_pod_to_create_pass_unchanged_and_are_counted_by_their_reason() {
+async fn reviews_without_a_pod_to_create_are_allowed_and_counted() {
     let rig = labels().await;
     let with = |path: &str, value: Value| {
         let mut review = review(pod());
@@ -85,7 +85,7 @@ async fn every_path_answers_a_review_but_only_one_injects() {
 }
 
 #[tokio::test]
-async fn what_is_no_review_gets_400_and_is_counted() {
+async fn an_invalid_review_gets_400_and_is_counted() {
     let rig = labels().await;
     for (body, reason) in [
         (&b"\xff\xfe garbage"[..], "NotJson"),
@@ -117,7 +117,7 @@ async fn a_body_over_the_bound_is_refused_before_it_is_read() {
 }
 
 #[tokio::test]
-async fn a_dry_run_is_answered_alike_and_counted_nowhere() {
+async fn a_dry_run_gets_the_same_answer_and_is_not_counted() {
     let rig = labels().await;
     let mut dry = review(pod());
     dry["request"]["dryRun"] = true.into();
@@ -127,7 +127,7 @@ async fn a_dry_run_is_answered_alike_and_counted_nowhere() {
 }
 
 #[tokio::test]
-async fn a_decision_that_takes_too_long_lets_the_pod_go_without() {
+async fn a_decision_that_times_out_admits_the_pod_without_a_sidecar() {
     let limits = Limits {
         decision_time_max: Duration::from_millis(50),
         ..Limits::default()

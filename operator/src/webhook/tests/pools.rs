@@ -6,7 +6,7 @@ use crate::defaults::Defaults;
 use crate::inject::Reason;
 use crate::names::{CANARY_POOL, CONTAINER, POOL};
 use crate::webhook::decide::Decider;
-use crate::webhook::pools::{Asker, Found, Pools, READS_MAX, Stored};
+use crate::webhook::pools::{Found, Pools, READS_MAX, Requester, Stored};
 use axum::Json;
 use axum::Router;
 use axum::extract::Path;
@@ -81,12 +81,12 @@ async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
     )
 }
 
-const POD: Asker<'static> = Asker {
+const POD: Requester<'static> = Requester {
     dry_run: false,
     injected: false,
     owner: "",
 };
-const DRY_RUN: Asker<'static> = Asker {
+const DRY_RUN: Requester<'static> = Requester {
     dry_run: true,
     injected: false,
     owner: "",
@@ -114,7 +114,7 @@ async fn a_pool_that_is_being_deleted_gets_no_new_pods_and_keeps_those_that_it_h
     let (reason, message) = refused(pools.find("serving", "p", POD).await);
     assert_eq!(reason, Reason::PoolNotFound);
     assert_eq!(message, "KVCachePool p is being deleted");
-    let again = Asker {
+    let again = Requester {
         injected: true,
         ..POD
     };
@@ -125,7 +125,7 @@ async fn a_pool_that_is_being_deleted_gets_no_new_pods_and_keeps_those_that_it_h
 }
 
 #[tokio::test]
-async fn a_pool_of_the_cache_is_taken_and_one_of_another_namespace_is_not() {
+async fn only_a_cached_pool_of_the_same_namespace_is_used() {
     let (pools, metrics) = pools(&[stored("p", plain())]).await;
     let Found::Pool(settings) = pools.find("serving", "p", POD).await else {
         panic!("not found");
@@ -159,7 +159,7 @@ async fn a_pool_that_the_watch_has_not_reported_yet_is_read() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_refuses_or_is_slow_makes_no_pod_wait() {
+async fn a_failing_or_slow_api_server_does_not_delay_pods() {
     let (pools, _) = pools(&[]).await;
     assert!(matches!(
         pools.find("serving", "forbidden", POD).await,
@@ -174,7 +174,7 @@ async fn an_api_server_that_refuses_or_is_slow_makes_no_pod_wait() {
 }
 
 #[tokio::test]
-async fn a_stored_pool_that_cannot_be_read_or_accepted_refuses_its_pods_alone() {
+async fn a_malformed_or_invalid_pool_refuses_only_its_own_pods() {
     let malformed = stored("malformed", json!({"local": 5}));
     let wrong = json!({"local": {"memory": {"perPod": "1Gi"}}, "cache": {"chunkTokens": 0}});
     let (pools, _) = pools(&[malformed, stored("wrong", wrong), stored("p", plain())]).await;
@@ -190,20 +190,20 @@ async fn a_stored_pool_that_cannot_be_read_or_accepted_refuses_its_pods_alone() 
 }
 
 #[tokio::test]
-async fn the_canary_has_its_pool_in_dry_runs_of_the_operators_namespace_and_nowhere_else() {
+async fn the_canarys_pool_exists_only_for_dry_runs_in_the_operators_namespace() {
     let (pools, _) = pools(&[]).await;
     assert!(matches!(
         pools.find("kvcachepool-system", CANARY_POOL, DRY_RUN).await,
         Found::Pool(_)
     ));
-    for (namespace, asker) in [("kvcachepool-system", POD), ("serving", DRY_RUN)] {
-        let found = pools.find(namespace, CANARY_POOL, asker).await;
+    for (namespace, requester) in [("kvcachepool-system", POD), ("serving", DRY_RUN)] {
+        let found = pools.find(namespace, CANARY_POOL, requester).await;
         assert_eq!(refused(found).0, Reason::PoolNotFound);
     }
 }
 
 #[tokio::test]
-async fn what_is_no_name_of_a_pool_is_asked_for_nowhere() {
+async fn an_invalid_pool_name_is_not_looked_up() {
     let (pools, metrics) = pools(&[]).await;
     let long = "p".repeat(1 << 16);
     for name in [
@@ -226,7 +226,7 @@ async fn what_is_no_name_of_a_pool_is_asked_for_nowhere() {
 }
 
 #[tokio::test]
-async fn a_pool_that_is_missing_is_not_asked_for_again_at_once() {
+async fn a_missing_pool_is_not_read_again_at_once() {
     let (pools, metrics) = pools(&[]).await;
     for _ in 0..3 {
         let found = pools.find("serving", "missing", POD).await;
@@ -237,7 +237,7 @@ async fn a_pool_that_is_missing_is_not_asked_for_again_at_once() {
 }
 
 #[tokio::test]
-async fn reads_of_unknown_pools_have_a_bound_and_who_finds_no_place_waits_no_longer() {
+async fn reads_of_unknown_pools_are_bounded_and_do_not_queue() {
     let (pools, _) = pools(&[]).await;
     let all = pools.reads.acquire_many(READS_MAX as u32).await.unwrap();
     let began = std::time::Instant::now();
@@ -250,7 +250,7 @@ async fn reads_of_unknown_pools_have_a_bound_and_who_finds_no_place_waits_no_lon
 }
 
 #[tokio::test]
-async fn a_pod_that_has_its_sidecar_is_put_right_also_while_the_breaker_is_open() {
+async fn an_injected_pod_is_repaired_while_the_breaker_is_open() {
     let (pools, _) = pools(&[stored("p", plain())]).await;
     let Found::Pool(settings) = pools.find("serving", "p", POD).await else {
         panic!("not found");
@@ -274,7 +274,7 @@ async fn a_pod_that_has_its_sidecar_is_put_right_also_while_the_breaker_is_open(
 }
 
 #[tokio::test]
-async fn a_pod_that_is_refused_for_another_reason_leaves_the_trial_to_the_next() {
+async fn a_pod_refused_for_another_reason_does_not_use_up_the_probe() {
     let (pools, _) = pools(&[stored("p", plain())]).await;
     let Found::Pool(settings) = pools.find("serving", "p", POD).await else {
         panic!("not found");
@@ -296,7 +296,7 @@ async fn a_pod_that_is_refused_for_another_reason_leaves_the_trial_to_the_next()
 }
 
 #[tokio::test]
-async fn a_labelled_pod_is_injected_and_the_canary_sees_it() {
+async fn a_labelled_pod_is_injected_and_the_canary_detects_it() {
     let (pools, _) = pools(&[stored("p", plain())]).await;
     let rig = start(Decider::new(pools), Limits::default(), Bounds::default()).await;
     let response = rig.review(INJECT, &review(pod())).await;
@@ -324,7 +324,7 @@ async fn a_labelled_pod_is_injected_and_the_canary_sees_it() {
 }
 
 #[test]
-fn a_pool_of_this_test_is_one_that_the_operator_reads() {
+fn the_operator_can_read_the_pools_of_this_test() {
     let DeserializeGuard(pool) = serde_json::from_value::<Stored>(stored("p", plain())).unwrap();
     let _pool: KVCachePool = pool.unwrap();
 }

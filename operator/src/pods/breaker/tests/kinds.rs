@@ -1,4 +1,4 @@
-//! Each kind of cause: what shows it, and how the pod without a sidecar decides.
+//! Each kind of cause: its evidence, and the comparison with a pod without a sidecar.
 
 use super::*;
 
@@ -23,11 +23,11 @@ fn failed(code: i32, ran: i64, restarts: u32) -> Own {
     }
 }
 
-fn held_up(name: &str, created: i64, what: WaitsFor, maybe_ours: bool) -> Pod {
+fn pending(name: &str, created: i64, what: WaitsFor, maybe_injection: bool) -> Pod {
     let mut pod = pod(name, created, SidecarState::Unseen);
     pod.waits = Some(Box::new(Waits {
         what,
-        maybe_ours,
+        maybe_injection,
         message: "0/1 nodes are available: 1 Insufficient memory.".into(),
     }));
     pod
@@ -48,26 +48,26 @@ fn a_vllm_that_fails_twice_is_compared_with_one_without_a_sidecar() {
         cause.message
     );
     assert_eq!(rig.replaced(12), ["a"]);
-    let mut alone = spared("b", 13);
-    alone.ready = false;
-    rig.pods([alone]).step(43);
+    let mut control = let_through("b", 13);
+    control.ready = false;
+    rig.pods([control]).step(43);
     rig.expect("r", Some(PAUSED));
     rig.step(44);
     rig.expect("r", Some(PROVEN));
 }
 
 #[test]
-fn a_vllm_that_fails_without_a_sidecar_too_is_the_users_affair() {
+fn injection_continues_if_vllm_fails_without_a_sidecar_too() {
     let mut rig = Rig::new();
     rig.pods([failing("a", 0, 1, 3, 1)]).step(10);
-    let mut alone = spared("b", 13);
-    alone.own[0] = failed(1, 3, 1);
-    rig.pods([alone]).step(20);
+    let mut control = let_through("b", 13);
+    control.own[0] = failed(1, 3, 1);
+    rig.pods([control]).step(20);
     rig.expect("r", Some(Position::Cleared));
 }
 
 #[test]
-fn a_vllm_that_fails_beside_one_that_is_up_with_a_sidecar_is_the_users_affair() {
+fn a_failing_vllm_is_no_evidence_while_another_of_its_owner_works() {
     let mut rig = Rig::new();
     rig.pods([works("up", 0, 1), failing("a", 0, 1, 3, 5)]);
     rig.step(60);
@@ -77,7 +77,7 @@ fn a_vllm_that_fails_beside_one_that_is_up_with_a_sidecar_is_the_users_affair() 
 }
 
 #[test]
-fn a_vllm_that_ends_well_or_after_a_long_time_or_with_its_node_shows_nothing() {
+fn only_early_failures_of_vllm_are_evidence() {
     let mut disrupted = failing("a", 0, 137, 3, 1);
     disrupted.disrupted = true;
     for pod in [
@@ -92,7 +92,7 @@ fn a_vllm_that_ends_well_or_after_a_long_time_or_with_its_node_shows_nothing() {
 }
 
 #[test]
-fn a_python_path_that_nobody_knows_is_named() {
+fn an_unknown_python_path_is_named_as_the_cause() {
     let reason = |code: i32, unknown: bool| {
         let mut rig = Rig::new();
         let mut pod = failing("a", 0, code, 3, 1);
@@ -108,82 +108,83 @@ fn a_python_path_that_nobody_knows_is_named() {
 }
 
 #[test]
-fn the_failed_pod_of_a_job_is_enough_and_its_next_one_compares() {
+fn one_failed_pod_of_a_job_is_evidence_and_the_next_is_compared() {
     let job = |name: &str, created| {
         let mut pod = failing(name, created, 1, 3, 0);
         pod.phase = Phase::Failed;
-        of("j", pod)
+        owned_by("j", pod)
     };
     let mut rig = Rig::new();
     rig.pods([job("a", 0)]).step(5);
     rig.expect("j", Some(PAUSED));
     assert_eq!(rig.replaced(8), [""; 0], "it has ended");
-    rig.pods([job("a", 0), of("j", spared("b", 15))]).step(46);
+    rig.pods([job("a", 0), owned_by("j", let_through("b", 15))])
+        .step(46);
     rig.expect("j", Some(PROVEN));
     // Of finished pods only the youngest counts.
     let mut rig = Rig::new();
-    rig.pods([job("a", 0), of("j", works("b", 15, 16))])
+    rig.pods([job("a", 0), owned_by("j", works("b", 15, 16))])
         .step(20);
     rig.expect("j", None);
 }
 
 #[test]
-fn a_pod_that_no_node_takes_is_compared_with_one_without_a_sidecar() {
+fn an_unschedulable_pod_is_compared_with_one_without_a_sidecar() {
     let mut rig = Rig::new();
-    rig.pods([held_up("a", 0, WaitsFor::Node, true)]).step(0);
+    rig.pods([pending("a", 0, WaitsFor::Node, true)]).step(0);
     assert_eq!(rig.replaced(31), [""; 0]);
     rig.expect("r", Some(PAUSED));
     assert_eq!(&*rig.breaker.pauses["r"].cause.reason, "NoNodeWithRoom");
     assert_eq!(rig.replaced(33), ["a"]);
-    let mut alone = spared("b", 34);
-    alone.own[0].state = SidecarState::Unseen;
-    rig.pods([alone.clone()]).step(35);
+    let mut control = let_through("b", 34);
+    control.own[0].state = SidecarState::Unseen;
+    rig.pods([control.clone()]).step(35);
     rig.expect("r", Some(PROVEN));
     let mut rig = Rig::new();
-    rig.pods([held_up("a", 0, WaitsFor::Node, true)]).step(0);
+    rig.pods([pending("a", 0, WaitsFor::Node, true)]).step(0);
     rig.step(31);
-    alone.waits = held_up("", 0, WaitsFor::Node, false).waits;
-    rig.pods([alone]).step(60);
+    control.waits = pending("", 0, WaitsFor::Node, false).waits;
+    rig.pods([control]).step(60);
     rig.expect("r", Some(PAUSED));
     rig.step(64);
     rig.expect("r", Some(Position::Cleared));
 }
 
 #[test]
-fn what_a_pod_waits_for_is_no_evidence_where_we_add_nothing_of_it() {
+fn a_pod_that_waits_for_foreign_resources_is_no_evidence() {
     for what in [WaitsFor::Node, WaitsFor::Volumes] {
         let mut rig = Rig::new();
-        rig.pods([held_up("a", 0, what, false)]).step(0);
+        rig.pods([pending("a", 0, what, false)]).step(0);
         rig.step(600);
         rig.expect("r", None);
     }
 }
 
 #[test]
-fn a_disk_that_is_not_mounted_has_a_minute() {
+fn a_disk_may_take_a_minute_to_mount() {
     let mut rig = Rig::new();
-    rig.pods([held_up("a", 0, WaitsFor::Volumes, true)]).step(0);
+    rig.pods([pending("a", 0, WaitsFor::Volumes, true)]).step(0);
     rig.step(59);
     rig.expect("r", None);
     rig.step(60);
     rig.expect("r", Some(PAUSED));
-    rig.pods([spared("b", 62)]).step(64);
+    rig.pods([let_through("b", 62)]).step(64);
     rig.expect("r", Some(PROVEN));
 }
 
 #[test]
-fn pods_that_are_refused_are_let_through_at_once() {
+fn refused_pods_are_let_through_at_once() {
     let mut rig = Rig::new();
     rig.refused("r", 1).step(2);
     rig.expect("r", Some(PAUSED));
     rig.refused("r", 5).step(6);
     rig.expect("r", Some(PAUSED));
-    rig.pods([spared("a", 6)]).step(8);
+    rig.pods([let_through("a", 6)]).step(8);
     rig.expect("r", Some(PROVEN));
 }
 
 #[test]
-fn pods_that_are_refused_without_a_sidecar_too_are_injected_again() {
+fn injection_continues_if_pods_without_a_sidecar_are_refused_too() {
     let mut rig = Rig::new();
     rig.refused("r", 1).step(2);
     rig.refused("r", 7).step(8);
@@ -195,7 +196,7 @@ fn pods_that_are_refused_without_a_sidecar_too_are_injected_again() {
 }
 
 #[test]
-fn a_refusal_before_a_pod_was_made_before_an_edit_or_long_ago_says_nothing() {
+fn an_outdated_refusal_is_ignored() {
     let mut rig = Rig::new();
     rig.pods([works("a", 2, 3)]).refused("r", 1).step(4);
     rig.expect("r", None);
@@ -209,11 +210,11 @@ fn a_refusal_before_a_pod_was_made_before_an_edit_or_long_ago_says_nothing() {
 }
 
 #[test]
-fn pods_that_start_beside_a_refused_one_do_not_end_its_pause_and_a_probe_that_is_refused_fails() {
+fn running_pods_do_not_end_a_pause_after_a_refusal() {
     let mut rig = Rig::new();
     rig.pods([works("a", 0, 3)]).refused("r", 1).step(2);
     rig.expect("r", Some(PAUSED));
-    rig.pods([works("a", 0, 3), spared("b", 4)]).step(60);
+    rig.pods([works("a", 0, 3), let_through("b", 4)]).step(60);
     rig.expect("r", Some(PROVEN));
     rig.refused.clear();
     rig.step(602);
@@ -224,7 +225,7 @@ fn pods_that_start_beside_a_refused_one_do_not_end_its_pause_and_a_probe_that_is
 }
 
 #[test]
-fn an_image_that_was_patched_in_place_and_does_not_come_counts() {
+fn a_patched_image_that_cannot_be_pulled_is_evidence() {
     let ended = SidecarState::Terminated {
         reason: "Completed".into(),
     };
@@ -237,7 +238,7 @@ fn an_image_that_was_patched_in_place_and_does_not_come_counts() {
 }
 
 #[test]
-fn a_crash_loop_of_the_sidecar_is_not_forgotten_while_it_runs_for_seconds() {
+fn a_crash_loop_is_remembered_while_the_sidecar_runs_for_seconds() {
     let crash = |s| [pod("a", 0, s)];
     let mut rig = Rig::new();
     rig.pods(crash(waiting("CrashLoopBackOff"))).step(0);

@@ -1,4 +1,4 @@
-"""The sidecar's made-up CUDA driver in this process, and as much of torch's part of CUDA as the connector uses."""
+"""The sidecar's fake CUDA driver in this process, and the parts of torch's CUDA API that the connector uses."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def build(folder: Path) -> Path:
 
 
 def built(folder: Path) -> ctypes.CDLL:
-    """The driver. It is one for all tests of the process, as its memory is."""
+    """The driver. All tests of the process share it, including its memory."""
     return ctypes.CDLL(str(build(folder)))
 
 
-# Ends with its standard input, which is whoever started it.
+# Ends with its standard input, so with its parent.
 _EXPORTER = """
 import ctypes, sys
 driver, address, handle = ctypes.CDLL(sys.argv[1]), ctypes.c_uint64(0), ctypes.create_string_buffer(64)
@@ -51,7 +51,7 @@ sys.stdin.read()
 
 
 class Exporter:
-    """Another process that has memory of the driver, which begins with `pattern!`."""
+    """Another process with memory of the driver, which begins with `pattern!`."""
 
     def __init__(self, driver: ctypes.CDLL, nbytes: int) -> None:
         command = [sys.executable, "-S", "-c", _EXPORTER, driver._name, str(nbytes)]
@@ -61,14 +61,14 @@ class Exporter:
         self.handle = bytes.fromhex(self._process.stdout.readline().decode())
 
     def kill(self) -> None:
-        """It is gone when this returns."""
+        """Kills the process and waits for its end."""
         self._process.kill()
         self._process.communicate()
 
 
 @contextlib.contextmanager
 def exported(driver: ctypes.CDLL, nbytes: int) -> Iterator[Exporter]:
-    """One that is killed at the end."""
+    """A process that is killed at the end."""
     exporter = Exporter(driver, nbytes)
     try:
         yield exporter
@@ -77,7 +77,7 @@ def exported(driver: ctypes.CDLL, nbytes: int) -> Iterator[Exporter]:
 
 
 def capture_mode(driver: ctypes.CDLL) -> int:
-    """That of this thread."""
+    """The capture mode of this thread."""
     mode = ctypes.c_int(0)
     assert driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
     said = mode.value
@@ -86,13 +86,13 @@ def capture_mode(driver: ctypes.CDLL) -> int:
 
 
 def elsewhere(run: Callable[[], T]) -> T:
-    """Its result on a thread of its own, whose errors are the test's."""
+    """The result of a call on another thread, whose errors are raised here."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(run).result()
 
 
 class Recorded:
-    """The driver, and the names of what was called, in order."""
+    """The driver with a record of calls, in order."""
 
     def __init__(self, driver: ctypes.CDLL) -> None:
         self._driver = driver
@@ -109,11 +109,11 @@ class Recorded:
 
 
 def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Puts it in the place of the real ones. Returns what the connector calls from now on."""
+    """Replaces the real driver. Returns the fake that the connector calls from now on."""
     recorded = Recorded(driver)
 
     class Stream:
-        """A stream of the driver, and what was asked of it."""
+        """A stream of the driver, with a record of its calls."""
 
         def __init__(self, stream: int, device: object) -> None:
             self.cuda_stream = stream
@@ -130,7 +130,7 @@ def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             recorded.calls.append("synchronize")
 
     class Event:
-        """A point of a stream. The driver copies at once, so it has come."""
+        """An event of a stream. The driver copies synchronously, so it has always completed."""
 
         def __init__(self, blocking: bool) -> None:
             self.recorded = False
@@ -170,7 +170,7 @@ def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class _Torch:
-    """torch with pinned memory of the made-up driver."""
+    """torch with pinned memory of the fake driver."""
 
     def __init__(self, pinned: Any) -> None:
         self.empty = pinned

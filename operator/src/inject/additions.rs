@@ -14,7 +14,7 @@ const SHARED_SIZE: &str = "64Mi";
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Whether this is a container that injection added.
-pub(super) fn is_ours(container: &Value) -> bool {
+pub(super) fn is_added(container: &Value) -> bool {
     [names::SIDECAR_CONTAINER, names::INIT_CONTAINER].contains(&json::name(container))
         && json::list(container, "command")
             .first()
@@ -25,7 +25,7 @@ pub(super) fn is_ours(container: &Value) -> bool {
 /// Whether an earlier call added the containers.
 pub(super) fn are_present(pod: &Value) -> bool {
     pod.get("spec")
-        .is_some_and(|spec| json::list(spec, "initContainers").iter().any(is_ours))
+        .is_some_and(|spec| json::list(spec, "initContainers").iter().any(is_added))
 }
 
 /// Refuses pods with foreign objects that have the names of injection. `target` is the index of vLLM's container.
@@ -36,28 +36,28 @@ pub(super) fn names_are_free(spec: &Value, target: usize) -> Result<(), Refusal>
             format!("{what} was not added by this operator; rename it, or remove the label"),
         ))
     };
-    let our_names = [names::SIDECAR_CONTAINER, names::INIT_CONTAINER];
+    let added_names = [names::SIDECAR_CONTAINER, names::INIT_CONTAINER];
     let init_containers = json::list(spec, "initContainers");
     let foreign = init_containers
         .iter()
-        .filter(|container| !is_ours(container))
+        .filter(|container| !is_added(container))
         .chain(json::list(spec, "containers"))
-        .find(|container| our_names.contains(&json::name(container)));
+        .find(|container| added_names.contains(&json::name(container)));
     if let Some(container) = foreign {
         return refuse(format!("container {}", json::name(container)));
     }
-    let present = init_containers.iter().any(is_ours);
-    let our_volumes: [(_, &[&str]); 4] = [
+    let present = init_containers.iter().any(is_added);
+    let added_volumes: [(_, &[&str]); 4] = [
         (names::SHARED_VOLUME, &["emptyDir"]),
         (names::CONFIG_VOLUME, &["projected"]),
         (names::NO_TOKEN_VOLUME, &["emptyDir"]),
         (names::DISK_VOLUME, &["emptyDir", "ephemeral"]),
     ];
     for volume in json::list(spec, "volumes") {
-        let ours = our_volumes
+        let reserved = added_volumes
             .iter()
             .find(|(name, _)| *name == json::name(volume));
-        if let Some((name, kinds)) = ours
+        if let Some((name, kinds)) = reserved
             && (!present || kinds.iter().all(|kind| volume.get(kind).is_none()))
         {
             return refuse(format!("volume {name}"));
@@ -87,10 +87,10 @@ fn mounted(container: &Value) -> Option<(&str, &str)> {
                 )
             })
         })
-        .find(|(path, name)| is_within_ours(path) && *name != names::SHARED_VOLUME)
+        .find(|(path, name)| is_within_shared_path(path) && *name != names::SHARED_VOLUME)
 }
 
-fn is_within_ours(path: &str) -> bool {
+fn is_within_shared_path(path: &str) -> bool {
     let mut parts = path.split('/').filter(|part| !["", "."].contains(part));
     parts.next() == names::SHARED_PATH.strip_prefix('/')
 }

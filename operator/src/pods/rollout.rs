@@ -1,18 +1,18 @@
 //! Follows one sidecar from the change of its image until it has run with the new image for a while.
 
-use super::pod::{Exchange, Pod, SidecarState, same_image};
+use super::pod::{ImageChange, Pod, SidecarState, same_image};
 use jiff::{SignedDuration, Timestamp};
 
 /// How long a sidecar may be down before its old image is restored.
-const UP_WITHIN: SignedDuration = SignedDuration::from_secs(60);
+const START_TIMEOUT: SignedDuration = SignedDuration::from_secs(60);
 /// How long it must run before others follow. A crashing image runs for a few seconds again and again.
 const STEADY: SignedDuration = SignedDuration::from_secs(30);
 /// How long the first sidecar may then take to report that it serves.
-const ANSWERS_WITHIN: SignedDuration = SignedDuration::from_secs(30);
+const ANSWER_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod's sidecar before the change of its image, and observations since then.
 #[derive(Debug, Clone)]
-pub struct Away {
+pub struct Rollout {
     /// Image before the change.
     pub image: Box<str>,
     /// Hash of the settings before the change; empty if unknown.
@@ -30,16 +30,16 @@ pub struct Away {
 
 /// Failure of the new sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
+pub enum Failure {
     /// It did not start in time.
-    NotUp,
+    NotStarted,
     /// It started, and ended again.
-    DidNotStay,
+    Crashed,
     /// It runs, but does not answer, or reports that it serves nothing.
     DoesNotServe,
 }
 
-impl Away {
+impl Rollout {
     /// The state before the change.
     pub fn of(pod: &Pod, now: Timestamp) -> Self {
         let sidecar = pod.sidecar.as_ref();
@@ -55,10 +55,10 @@ impl Away {
     }
 
     /// A change by an earlier leader, known only from its stamp in the pod.
-    pub fn adopted(pod: &Pod, exchange: &Exchange, now: Timestamp) -> Self {
+    pub fn adopted(pod: &Pod, change: &ImageChange, now: Timestamp) -> Self {
         Self {
-            image: exchange.image.clone(),
-            hash: exchange.hash.clone(),
+            image: change.image.clone(),
+            hash: change.hash.clone(),
             running: None,
             ..Self::of(pod, now)
         }
@@ -90,22 +90,22 @@ impl Away {
     }
 
     /// Why its old image must be restored, if so.
-    pub fn trouble(&self, pod: &Pod, proven: bool, now: Timestamp) -> Option<Trouble> {
+    pub fn failure(&self, pod: &Pod, proven: bool, now: Timestamp) -> Option<Failure> {
         let since = |at: Timestamp| now.duration_since(at);
         if self.crashed(pod) {
-            return Some(Trouble::DidNotStay);
+            return Some(Failure::Crashed);
         }
         match self.up {
-            None if since(self.at) >= UP_WITHIN => Some(Trouble::NotUp),
-            Some(up) if !proven && since(up) >= STEADY + ANSWERS_WITHIN => {
-                Some(Trouble::DoesNotServe)
+            None if since(self.at) >= START_TIMEOUT => Some(Failure::NotStarted),
+            Some(up) if !proven && since(up) >= STEADY + ANSWER_TIMEOUT => {
+                Some(Failure::DoesNotServe)
             }
             _ => None,
         }
     }
 }
 
-impl Trouble {
+impl Failure {
     /// The message about this pod.
     pub fn sentence(self, pod: &Pod, image: &str) -> String {
         let why = match pod.fault() {
@@ -114,8 +114,8 @@ impl Trouble {
             None => String::new(),
         };
         match self {
-            Self::NotUp => format!("was not up with image {image} within 60 s{why}"),
-            Self::DidNotStay => format!("did not stay up with image {image}{why}"),
+            Self::NotStarted => format!("was not up with image {image} within 60 s{why}"),
+            Self::Crashed => format!("did not stay up with image {image}{why}"),
             Self::DoesNotServe => {
                 format!("does not answer on port 9797 that it serves, with image {image}{why}")
             }

@@ -1,4 +1,4 @@
-"""Stand-ins for vLLM's config classes: dataclasses with a few of their fields."""
+"""Fakes of vLLM's config classes: dataclasses with a few of their fields."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from kvcachepool import descriptor
 
 
 def made(kind: str, **fields: Any) -> Any:
-    """An object whose class has this name and these fields; more attributes may be set on it."""
+    """An object whose class has this name and these fields. Further attributes may be set."""
     return dataclasses.make_dataclass(kind, [(name, Any) for name in fields])(**fields)
 
 
 def model_config(folder: Path, **fields: Any) -> Any:
-    """A ModelConfig whose files lie in a folder."""
+    """A ModelConfig whose files are in a folder."""
     hf_config = {"hidden_size": 64, "rope_theta": 1e6, "_name_or_path": "/x", "transformers_version": "9"}
     given = {"model": str(folder), "dtype": "torch.bfloat16", "max_model_len": 8192, "hf_config": hf_config}
     return made("ModelConfig", **(given | fields))
 
 
 def vllm_config(folder: Path, engine_id: str = "engine-1", witnessed: bool = True, **parts: dict[str, Any]) -> Any:
-    """As much of a VllmConfig as the descriptor reads. `cache_config={"a": 1}` gives that part a field."""
+    """The fields of a VllmConfig that the descriptor reads. `cache_config={"a": 1}` sets a field of that part."""
     config = made(
         "VllmConfig",
         model_config=model_config(folder, **parts.pop("model_config", {})),

@@ -3,24 +3,24 @@
 use jiff::{SignedDuration, Timestamp};
 use std::collections::HashMap;
 
-const FIRST: SignedDuration = SignedDuration::from_secs(15);
-const LONGEST: SignedDuration = SignedDuration::from_mins(10);
+const DELAY_MIN: SignedDuration = SignedDuration::from_secs(15);
+const DELAY_MAX: SignedDuration = SignedDuration::from_mins(10);
 
 /// Refused pods by uid: end of the wait, and number of refusals.
 #[derive(Debug, Default)]
-pub struct Hold(HashMap<Box<str>, (Timestamp, u32)>);
+pub struct PodBackoff(HashMap<Box<str>, (Timestamp, u32)>);
 
-impl Hold {
+impl PodBackoff {
     /// A change of this pod was refused.
-    pub fn refused(&mut self, uid: &str, now: Timestamp) {
+    pub fn record_refusal(&mut self, uid: &str, now: Timestamp) {
         let (until, times) = self.0.entry(uid.into()).or_insert((now, 0));
-        let wait = (FIRST * (1 << (*times).min(8))).min(LONGEST);
+        let wait = (DELAY_MIN * (1 << (*times).min(8))).min(DELAY_MAX);
         *until = now + wait;
         *times = times.saturating_add(1);
     }
 
     /// A change of this pod was accepted.
-    pub fn took(&mut self, uid: &str) {
+    pub fn record_success(&mut self, uid: &str) {
         self.0.remove(uid);
     }
 
@@ -29,7 +29,7 @@ impl Hold {
     }
 
     /// Whether a change of this pod may be tried.
-    pub fn lets(&self, uid: &str, now: Timestamp) -> bool {
+    pub fn allows(&self, uid: &str, now: Timestamp) -> bool {
         self.0.get(uid).is_none_or(|(until, _)| *until <= now)
     }
 
@@ -50,16 +50,16 @@ mod tests {
     use crate::pods::tests::at;
 
     #[test]
-    fn waits_grow_to_ten_minutes_each_pod_for_itself() {
-        let mut hold = Hold::default();
+    fn delays_grow_to_ten_minutes_per_pod() {
+        let mut backoff = PodBackoff::default();
         let mut now = 0;
         for wait in [15, 30, 60, 120, 240, 480, 600, 600] {
-            hold.refused("a", at(now));
-            assert!(!hold.lets("a", at(now + wait - 1)) && hold.lets("b", at(now)));
+            backoff.record_refusal("a", at(now));
+            assert!(!backoff.allows("a", at(now + wait - 1)) && backoff.allows("b", at(now)));
             now += wait;
-            assert!(hold.lets("a", at(now)));
+            assert!(backoff.allows("a", at(now)));
         }
-        hold.took("a");
-        assert!(hold.is_empty());
+        backoff.record_success("a");
+        assert!(backoff.is_empty());
     }
 }
