@@ -15,6 +15,7 @@ impl<T: Table> Engine<T> {
     /// Like [`Engine::check`], except for what other processes can write.
     pub(crate) fn check_own(&self) -> Result<(), String> {
         self.memory.check()?;
+        self.verifier.check(&self.memory.slots)?;
         self.leases.check()?;
         self.check_pins()?;
         self.check_tiers()
@@ -23,8 +24,8 @@ impl<T: Table> Engine<T> {
     /// Every pin of a chunk has a holder.
     fn check_pins(&self) -> Result<(), String> {
         let (soft, mut leased) = self.leases.held();
-        for put in self.lower.puts.values() {
-            *leased.entry(put.chunk).or_default() += 1;
+        for chunk in self.lower.being_written() {
+            *leased.entry(chunk).or_default() += 1;
         }
         for (chunk, e) in self.memory.index.live() {
             let held = |pins: &BTreeMap<Handle, u32>| pins.get(&chunk).copied().unwrap_or(0);

@@ -33,7 +33,7 @@ use config::Config;
 use kvcachepool_protocol::key::ChunkKey;
 use kvcachepool_protocol::message::Event as ChunkEvent;
 use leases::Leases;
-use lower::Lower;
+use lower::TierPlanner;
 use memory::{ENTRIES_PER_PAGE_MAX, Event, MemoryTier};
 use pace::Pace;
 use table::{Geometry, Table};
@@ -99,7 +99,7 @@ pub struct Engine<T> {
     pub(crate) memory: MemoryTier<T>,
     verifier: Verifier,
     leases: Leases,
-    lower: Lower,
+    lower: TierPlanner,
     /// Rate limit of reads from tiers.
     reads: Pace,
     /// Rate limit of writes to tiers and of background digest checks.
@@ -117,7 +117,7 @@ impl<T: Table> Engine<T> {
             memory,
             verifier: Verifier::default(),
             leases: Leases::default(),
-            lower: Lower::new(&config.tiers),
+            lower: TierPlanner::new(&config.tiers),
             reads: Pace::new(config.read_bytes_per_s),
             writes: Pace::new(config.write_bytes_per_s),
             stats: Stats::default(),
@@ -126,7 +126,9 @@ impl<T: Table> Engine<T> {
             config,
         };
         // an earlier boot may have written its chunks, so they are looked up first
-        engine.lower.adopted = !adopted.is_empty();
+        if !adopted.is_empty() {
+            engine.lower.adopted();
+        }
         engine.verifier.adopt(adopted);
         engine.sweep(now);
         engine
@@ -179,7 +181,7 @@ impl<T: Table> Engine<T> {
         self.settle();
         self.advance_tiers(now);
         self.settle();
-        let mut effects = std::mem::take(&mut self.lower.effects);
+        let mut effects = self.lower.take_effects();
         effects.append(&mut self.effects);
         effects
     }
@@ -266,7 +268,7 @@ impl<T: Table> Engine<T> {
             return (events, next.map(|number| DISK_PAGES + number as u32));
         }
         let (events, next) = self.memory.resident(from, domain);
-        let disk = (!self.lower.claims.is_empty()).then_some(DISK_PAGES);
+        let disk = (self.lower.claims_any()).then_some(DISK_PAGES);
         (events, next.or(disk))
     }
 }

@@ -113,7 +113,7 @@ impl<T: Table> Engine<T> {
         if !self.leases.has_room(scheduler, request, requests_max) {
             return None;
         }
-        self.lower.now_ms = now.mono_ms;
+        self.lower.set_now(now);
         let id = self.leases.next_probe();
         let layout = self.memory.index.layout_number(question.layout);
         let reach = question.reach.take();

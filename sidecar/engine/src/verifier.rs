@@ -4,7 +4,7 @@
 
 use super::config::Verify;
 use super::effect::{DigestJob, Effect};
-use super::memory::{Handle, NONE};
+use super::memory::{Handle, NONE, SlotTable, say};
 use super::mistake::Mistake;
 use super::name::FastMap;
 use super::pace::CHECKS;
@@ -35,6 +35,22 @@ impl Verifier {
         if self.checks.get(&row).is_some_and(freed) {
             self.take(row);
         }
+    }
+
+    /// The sweep's checks are counted, and each check is of bytes that can still change state.
+    pub fn check<T: Table>(&self, slots: &SlotTable<T>) -> Result<(), String> {
+        let sweeping = self.checks.values().filter(|c| c.sweep).count();
+        say(sweeping == self.sweeping as usize, "SweepIsCounted", || {
+            format!("{} counted, {sweeping} there", self.sweeping)
+        })?;
+        for (number, check) in &self.checks {
+            let row = slots.row(*number);
+            let same = row.state == PUBLISHED && row.generation == check.generation;
+            say(same, "ChecksAreOfPublishedSlots", || {
+                format!("slot {number}: {check:?}, {row:?}")
+            })?;
+        }
+        Ok(())
     }
 
     fn take(&mut self, row: u32) -> Option<Check> {
@@ -235,7 +251,7 @@ impl<T: Table> Engine<T> {
             } else if let Some(asking) = probe.asking.as_mut().filter(|_| probe.waits.is_empty()) {
                 // lower tiers may take longer than the checks
                 asking.changed = true;
-                self.lower.news.push(id);
+                self.lower.changed(id);
             }
         }
     }

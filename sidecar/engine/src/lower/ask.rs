@@ -12,7 +12,7 @@ use crate::effect::{Effect, LookupJob};
 use crate::tier::Cause;
 use kvcachepool_protocol::key::ChunkKey;
 
-/// Lookup state of a chunk that memory lacked when the PROBE arrived. Tiers are indexes into `Lower::tiers`.
+/// Lookup state of a chunk that memory lacked when the PROBE arrived. Tiers are indexes into `TierPlanner::tiers`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Stand {
     /// The chunk is in memory, or no tier is asked for it.

@@ -26,6 +26,7 @@ pub use stats::{LoadStats, TierStats, TierView};
 pub(crate) use ask::Asking;
 
 use super::config::{TierConfig, WritePolicy};
+use super::memory::Handle;
 use super::name::{FastMap, Name};
 use super::table::Table;
 use super::{Engine, Time};
@@ -174,42 +175,42 @@ fn mean_ms(before: u64, ms: u64) -> u64 {
 
 /// State of all tiers below memory.
 #[derive(Debug, Default)]
-pub(crate) struct Lower {
+pub(crate) struct TierPlanner {
     /// Nearest tier first.
-    pub tiers: Vec<Tier>,
-    pub known: Known,
-    pub claims: Claims,
-    pub lookups: BTreeMap<u64, Lookup>,
-    pub next_lookup: u64,
+    tiers: Vec<Tier>,
+    known: Known,
+    claims: Claims,
+    lookups: BTreeMap<u64, Lookup>,
+    next_lookup: u64,
     /// Pending fetches, queued or in flight.
-    pub wants: FastMap<Name, Want>,
-    pub next_want: u64,
+    wants: FastMap<Name, Want>,
+    next_want: u64,
     /// Fetches that the shell has not completed, including cancelled ones.
-    pub flights: FastMap<u64, Flight>,
+    flights: FastMap<u64, Flight>,
     /// Chunks that may have to be written.
-    pub offers: Vec<Offer>,
-    pub puts: BTreeMap<u64, Put>,
-    pub next_put: u64,
+    offers: Vec<Offer>,
+    puts: BTreeMap<u64, Put>,
+    next_put: u64,
     /// Bit mask of the tiers for which a chunk is queued or being written.
-    pub writing: FastMap<Name, u8>,
+    writing: FastMap<Name, u8>,
     /// Writer's data by the engine's number of the layout.
-    pub origins: FastMap<u32, Origin>,
+    origins: FastMap<u32, Origin>,
     /// True if memory holds chunks of an earlier boot.
-    pub adopted: bool,
+    adopted: bool,
     /// Models whose chunks other processes can name.
-    pub models: BTreeSet<ModelId>,
+    models: BTreeSet<ModelId>,
     /// Domains whose objects may be in tiers.
-    pub domains: Domains,
-    pub effects: Vec<Effect>,
+    domains: Domains,
+    effects: Vec<Effect>,
     /// Monotonic time of the last call.
-    pub now_ms: u64,
+    now_ms: u64,
     /// PROBEs whose answers changed since their last update.
-    pub news: Vec<u64>,
+    news: Vec<u64>,
     /// Counters of load choices and their outcomes.
-    pub loads: LoadStats,
+    loads: LoadStats,
 }
 
-impl Lower {
+impl TierPlanner {
     pub fn new(tiers: &[TierConfig]) -> Self {
         Self {
             tiers: tiers
@@ -241,6 +242,36 @@ impl Lower {
     pub fn serves(&self, at: usize, namespace: &NamespaceId) -> bool {
         let kind = self.tiers.get(at).map(|t| t.config.kind);
         kind == Some(Kind::Disk) || !namespace.is_of_one_process()
+    }
+
+    /// The time of the call in progress.
+    pub fn set_now(&mut self, now: Time) {
+        self.now_ms = now.mono_ms;
+    }
+
+    /// Memory holds chunks of an earlier boot.
+    pub fn adopted(&mut self) {
+        self.adopted = true;
+    }
+
+    /// The answer to a PROBE changed.
+    pub fn changed(&mut self, probe: u64) {
+        self.news.push(probe);
+    }
+
+    /// Effects requested since the last call.
+    pub fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// True if EVENTS reports chunks on disk.
+    pub fn claims_any(&self) -> bool {
+        !self.claims.is_empty()
+    }
+
+    /// Chunks that are being written to tiers.
+    pub fn being_written(&self) -> impl Iterator<Item = Handle> + '_ {
+        self.puts.values().map(|put| put.chunk)
     }
 
     pub fn any_up(&self) -> bool {
@@ -329,5 +360,13 @@ impl<T: Table> Engine<T> {
             waiting_bytes: t.writes.queue_bytes,
             write_bytes: t.writes.put_bytes,
         })
+    }
+}
+
+#[cfg(test)]
+impl TierPlanner {
+    /// Key of the chunk that a write in flight writes.
+    pub fn written_key(&self, put: u64) -> ChunkKey {
+        self.puts[&put].name.key
     }
 }

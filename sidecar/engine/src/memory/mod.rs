@@ -29,6 +29,7 @@ pub(crate) use check::say;
 pub(crate) use entry::{Entry, Handle, NONE};
 pub(crate) use grant::{record, sections_of};
 pub(crate) use ring::ENTRIES_PER_PAGE_MAX;
+pub(crate) use slots::SlotTable;
 
 use crate::config::Config;
 use crate::effect::DigestJob;
@@ -38,7 +39,6 @@ use eviction::Eviction;
 use grants::Grants;
 use index::ChunkIndex;
 use pins::Pins;
-use slots::SlotTable;
 
 /// A change that other parts of the engine must learn of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

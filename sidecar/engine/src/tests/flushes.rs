@@ -31,17 +31,14 @@ fn a_flush_looks_for_what_a_tier_was_seen_to_have_a_minute_ago_after_what_it_lac
         panic!("what nobody has but this memory goes first")
     };
     assert_eq!(
-        rig.engine.lower.puts[&second].name.key,
+        rig.engine.lower.written_key(second),
         key(&[2], CHUNK_TOKENS)
     );
     end(&mut rig, second, Ok(Stored::New));
     let [(first, Kind::Redis, true)] = puts(&mut rig)[..] else {
         panic!("Redis may have dropped it since")
     };
-    assert_eq!(
-        rig.engine.lower.puts[&first].name.key,
-        key(&[1], CHUNK_TOKENS)
-    );
+    assert_eq!(rig.engine.lower.written_key(first), key(&[1], CHUNK_TOKENS));
     assert!(rig.engine.flushes());
     end(&mut rig, first, Ok(Stored::Already));
     assert_eq!(puts(&mut rig), []);
@@ -129,7 +126,7 @@ fn a_flush_ends_where_one_chunk_or_everything_goes_on_failing() {
         for _ in 0..200 {
             for (put, ..) in puts(&mut rig) {
                 tries += 1;
-                let fails = all || rig.engine.lower.puts[&put].name.key == key(&[2], CHUNK_TOKENS);
+                let fails = all || rig.engine.lower.written_key(put) == key(&[2], CHUNK_TOKENS);
                 let stored = if fails {
                     Err(Cause::Timeout)
                 } else {

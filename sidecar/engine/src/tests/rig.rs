@@ -270,7 +270,8 @@ impl Rig {
         self.engine.release(1, "reader");
     }
 
-    pub fn check(&self) {
+    pub fn check(&mut self) {
+        self.engine.settle();
         self.engine.check().unwrap();
     }
 }

@@ -211,7 +211,7 @@ fn what_is_offered_again_takes_no_place_from_what_was_not_offered_yet() {
     assert_eq!(puts(&mut rig), [], "there was none for the others");
     rig.read(&[2]);
     assert_eq!(puts(&mut rig).len(), 1, "now there is");
-    let refused = &rig.engine.lower.tiers[0].stats.puts;
+    let refused = &rig.engine.tiers().next().unwrap().stats.puts;
     assert_eq!(refused.get("QueueFull"), None);
     rig.check();
 }
