@@ -1,6 +1,6 @@
 //! `spec.injection`: whether and how pods get a sidecar.
 
-use super::{Quantity, schema};
+use super::{Size, schema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub struct Injection {
     pub existing_connector: ExistingConnector,
     /// Largest memory tier that a pod may request with the annotation kvcachepool.io/memory. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_max: Option<Quantity>,
+    pub memory_max: Option<Size>,
     /// What to do with pods that were created without a sidecar while the operator was down: Report counts them, Evict also evicts them one
     /// at a time.
     pub on_missed: OnMissed,

@@ -1,6 +1,6 @@
 //! Tiers that every injected pod has for itself: memory and disk.
 
-use super::{Quantity, schema};
+use super::{Size, schema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub struct Local {
 pub struct Memory {
     /// Size of the memory tier of each pod. The sidecar's memory request and limit are this size plus an overhead. A pod can override
     /// it with the annotation kvcachepool.io/memory.
-    pub per_pod: Quantity,
+    pub per_pod: Size,
     /// Page size of the memory tier. The node must have reserved pages of 2Mi or 1Gi.
     #[serde(default)]
     pub huge_pages: HugePages,
@@ -66,7 +66,7 @@ pub enum EvictionPolicy {
 #[serde(rename_all = "camelCase")]
 pub struct Disk {
     /// Bytes of the tier's objects on the disk of each pod.
-    pub per_pod: Quantity,
+    pub per_pod: Size,
     /// Use the node's own disk. It counts as ephemeral storage of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_dir: Option<NodeDirectory>,

@@ -34,4 +34,4 @@ pub use sidecar::{
 pub use status::{
     InjectionPaused, KVCachePoolStatus, PausedOwner, Pods, Skipped, Tier, TierState, Version,
 };
-pub use text::{Duration, Quantity};
+pub use text::{Duration, Size};

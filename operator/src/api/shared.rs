@@ -1,7 +1,7 @@
 //! Tiers that all pods of a pool share: Redis and S3.
 
 use super::{
-    Duration, Quantity,
+    Duration, Size,
     schema::{self, is_default},
 };
 use k8s_openapi::api::core::v1::{
@@ -50,7 +50,7 @@ pub struct ManagedRedis {
     #[serde(default = "one")]
     pub shards: i64,
     /// Bytes of chunks in each server.
-    pub memory_per_shard: Quantity,
+    pub memory_per_shard: Size,
     /// Image of the server. Default: the operator's choice.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(schema_with = "schema::image")]
@@ -187,7 +187,7 @@ pub struct S3 {
     pub max_concurrency: i64,
     /// Bytes that the pool may store in the bucket. The oldest objects are removed. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capacity: Option<Quantity>,
+    pub capacity: Option<Size>,
     /// Percent of the capacity at which removal begins.
     #[serde(default = "ninety")]
     pub evict_at_percent: i64,

@@ -1,6 +1,6 @@
 //! The status of a pool. It has no floats and no growing counters, so that it is written only if something changed.
 
-use super::{Duration, Quantity, schema};
+use super::{Duration, Size, schema};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -150,10 +150,10 @@ pub struct Tier {
     pub reason: String,
     /// Bytes in use, in the observed pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub used: Option<Quantity>,
+    pub used: Option<Size>,
     /// Capacity in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capacity: Option<Quantity>,
+    pub capacity: Option<Size>,
 }
 
 /// State of a tier.

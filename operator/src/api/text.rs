@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// Longest text of a size.
-const QUANTITY_CHARS: u32 = 20;
+const SIZE_CHARS: u32 = 20;
 /// Longest text of a duration: four parts of five digits and a unit each.
 const DURATION_CHARS: u32 = 28;
 /// Maximum digits of one part of a duration, as in GEP-2257.
@@ -17,62 +17,62 @@ const DURATION_DIGITS: usize = 5;
 /// A number of bytes: `64Gi`, `512M` or `65536`. A Kubernetes quantity without fractions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
-pub struct Quantity(pub String);
+pub struct Size(pub String);
 
-impl Quantity {
+impl Size {
     /// The bytes. The error says what to write instead.
     pub fn bytes(&self) -> Result<ByteSize, BadUnit> {
         self.0.parse()
     }
 }
 
-impl From<ByteSize> for Quantity {
+impl From<ByteSize> for Size {
     fn from(size: ByteSize) -> Self {
         Self(size.to_string())
     }
 }
 
-impl fmt::Display for Quantity {
+impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl<'de> Deserialize<'de> for Quantity {
+impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct IntOrString;
         impl de::Visitor<'_> for IntOrString {
-            type Value = Quantity;
+            type Value = Size;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a size such as 64Gi, 512Mi or 65536 (bytes)")
             }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity, E> {
-                Ok(Quantity(text.to_string()))
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                Ok(Size(text.to_string()))
             }
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Quantity, E> {
-                Ok(Quantity(number.to_string()))
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Size, E> {
+                Ok(Size(number.to_string()))
             }
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Quantity, E> {
-                Ok(Quantity(number.to_string()))
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Size, E> {
+                Ok(Size(number.to_string()))
             }
-            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Quantity, E> {
-                Ok(Quantity(number.to_string()))
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Size, E> {
+                Ok(Size(number.to_string()))
             }
         }
         from.deserialize_any(IntOrString)
     }
 }
 
-impl JsonSchema for Quantity {
+impl JsonSchema for Size {
     fn inline_schema() -> bool {
         true
     }
     fn schema_name() -> Cow<'static, str> {
-        "Quantity".into()
+        "Size".into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         // The maximum length bounds the API server's cost estimate of the rules.
-        json_schema!({"x-kubernetes-int-or-string": true, "maxLength": QUANTITY_CHARS})
+        json_schema!({"x-kubernetes-int-or-string": true, "maxLength": SIZE_CHARS})
     }
 }
 
@@ -116,7 +116,7 @@ impl JsonSchema for Duration {
 mod tests {
     use super::*;
 
-    fn read(json: &str) -> Result<Quantity, serde_json::Error> {
+    fn read(json: &str) -> Result<Size, serde_json::Error> {
         serde_json::from_str(json)
     }
 

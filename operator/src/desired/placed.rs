@@ -1,7 +1,7 @@
 //! The mapping from fields of a pool to keys of the sidecar's config.
 
 use super::{files, redis};
-use crate::api::{Duration, HttpVersion, KVCachePool, Quantity, S3};
+use crate::api::{Duration, HttpVersion, KVCachePool, S3, Size};
 use crate::names;
 use kube::ResourceExt;
 use kvcachepool_protocol::config::Config;
@@ -194,6 +194,6 @@ fn text(time: &Duration) -> Value {
     json!(time)
 }
 
-fn size(size: &Quantity) -> Value {
+fn size(size: &Size) -> Value {
     json!(size)
 }

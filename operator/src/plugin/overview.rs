@@ -107,7 +107,7 @@ fn details(pool: &KVCachePool, pods: &[Pod], text: &mut String) {
             .collect(),
     );
     let size =
-        |q: &Option<crate::api::Quantity>| q.as_ref().map_or("-".to_owned(), ToString::to_string);
+        |q: &Option<crate::api::Size>| q.as_ref().map_or("-".to_owned(), ToString::to_string);
     let tiers = status.tiers.iter();
     part(
         &["TIER", "STATE", "REASON", "USED", "CAPACITY"],

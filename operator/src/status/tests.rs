@@ -292,7 +292,7 @@ fn unreachable_sidecars_are_reported_and_are_no_error() {
     scene.usage.unreachable_example = Some(("a".into(), FetchError::Unreachable));
     let mut previous = self::scene([running("a")]).status();
     previous.hit_rate_percent = Some(87);
-    previous.tiers[0].used = Some(api::Quantity("5Mi".to_string()));
+    previous.tiers[0].used = Some(api::Size("5Mi".to_string()));
     let status = scene.after(&previous, at(20));
     expect(&status, SIDECARS_READY, "True", "AllRunning");
     let message = &condition(&status.conditions, SIDECARS_READY)

@@ -1,7 +1,7 @@
 //! Tiers of the status: sums of the sidecars' reports, or why no sidecar could be queried.
 
 use super::{Observation, Reason};
-use crate::api::{KVCachePool, Quantity, Tier, TierState};
+use crate::api::{KVCachePool, Size, Tier, TierState};
 use crate::pods::TierUse;
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::status::State;
@@ -71,6 +71,6 @@ fn tier(
 }
 
 /// Whole mebibytes. More digits would only cause more writes.
-fn size(bytes: u64) -> Option<Quantity> {
-    Some(Quantity::from(ByteSize(bytes >> 20 << 20)))
+fn size(bytes: u64) -> Option<Size> {
+    Some(Size::from(ByteSize(bytes >> 20 << 20)))
 }

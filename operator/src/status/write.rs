@@ -1,7 +1,7 @@
 //! When to write a status: immediately for a changed condition (but not repeatedly), at most once per interval (a minute by default) for
 //! counts and percents, and otherwise never.
 
-use crate::api::{KVCachePoolStatus, PausedOwner, Quantity, Tier};
+use crate::api::{KVCachePoolStatus, PausedOwner, Size, Tier};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::VecDeque;
@@ -130,7 +130,7 @@ fn tier_differs(a: &Tier, b: &Tier) -> bool {
     }
 }
 
-fn bytes(quantity: &Option<Quantity>) -> Option<u64> {
+fn bytes(quantity: &Option<Size>) -> Option<u64> {
     quantity.as_ref().and_then(|q| q.bytes().ok()).map(|b| b.0)
 }
 
@@ -150,8 +150,8 @@ mod tests {
                 name: "memory".into(),
                 state: TierState::Ready,
                 reason: String::new(),
-                used: Some(Quantity(used.into())),
-                capacity: Some(Quantity("100Gi".into())),
+                used: Some(Size(used.into())),
+                capacity: Some(Size("100Gi".into())),
             }],
             conditions: vec![Condition {
                 type_: "Ready".into(),

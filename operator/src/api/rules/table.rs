@@ -1,7 +1,7 @@
 //! The table of rules.
 
 use super::{Rule, sidecar};
-use crate::api::{AddressingStyle, Duration, KVCachePoolSpec, Quantity, S3};
+use crate::api::{AddressingStyle, Duration, KVCachePoolSpec, S3, Size};
 use crate::names;
 use kvcachepool_protocol::config::{self, ByteSize};
 use std::ops::RangeInclusive;
@@ -277,7 +277,7 @@ fn pods() -> Vec<Rule> {
             message: "write an injection.memoryMax that is at least local.memory.perPod"
                 .to_string(),
             holds: Box::new(|pool| {
-                let bytes = |size: &Quantity| size.bytes().ok();
+                let bytes = |size: &Size| size.bytes().ok();
                 let least = bytes(&pool.spec.local.memory.per_pod);
                 let most = pool.spec.injection.memory_max.as_ref();
                 most.is_none_or(|most| bytes(most) >= least)
@@ -328,7 +328,7 @@ fn number(
 fn size(
     at: &'static str,
     range: RangeInclusive<u64>,
-    get: fn(&KVCachePoolSpec) -> Option<&Quantity>,
+    get: fn(&KVCachePoolSpec) -> Option<&Size>,
 ) -> Rule {
     let (least, most) = (ByteSize(*range.start()), ByteSize(*range.end()));
     Rule {
@@ -342,7 +342,7 @@ fn size(
             "write a size from {least} to {most}, such as 64Gi, 512Mi or 65536 (bytes)"
         ),
         holds: Box::new(move |pool| {
-            let bytes = get(&pool.spec).map(Quantity::bytes);
+            let bytes = get(&pool.spec).map(Size::bytes);
             bytes.is_none_or(|b| b.is_ok_and(|b| range.contains(&b.0)))
         }),
     }
