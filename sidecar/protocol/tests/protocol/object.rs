@@ -1,12 +1,9 @@
 //! Objects: one encoding, read back by anybody, and refused by name when a bit of it is wrong.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
-mod samples;
-
+use crate::samples::object::object;
 use kvcachepool_protocol::key::*;
 use kvcachepool_protocol::object::*;
 use proptest::prelude::*;
-use samples::object::object;
 use zerocopy::{FromBytes, IntoBytes};
 
 type Change<'a> = &'a dyn Fn(&mut HeaderRecord);

@@ -1,5 +1,4 @@
 //! `docs/reference/metrics.md` names every metric that the code exports, with type, labels and help, and no other. `UPDATE_DOCS=1` rewrites it.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use kvcachepool_metrics::Metric;
 use kvcachepool_sidecar::admin::metrics::{CORE, SHELL};
@@ -14,7 +13,7 @@ fn rows(title: &str, metrics: &[Metric]) -> String {
 #[test]
 fn the_page_lists_what_the_code_exports() {
     let page = std::fs::read_to_string(FILE).unwrap();
-    let marker = "<!-- generated from the code: UPDATE_DOCS=1 cargo test -p kvcachepool-sidecar --test metrics_doc -->";
+    let marker = "<!-- generated from the code: UPDATE_DOCS=1 cargo test -p kvcachepool-sidecar metrics_doc -->";
     let (head, listed) = page.split_once(marker).unwrap();
     let (tokens, process) = (
         rows("Tokens, chunks and sessions", CORE),

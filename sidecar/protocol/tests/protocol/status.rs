@@ -1,5 +1,4 @@
 //! The status JSON: readers and writers of different versions understand each other.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use kvcachepool_protocol::message::Role;
 use kvcachepool_protocol::status::*;

@@ -1,7 +1,5 @@
 //! The files of `reconcile/` import each other in one direction, and its pure files have no clock and no cluster.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;

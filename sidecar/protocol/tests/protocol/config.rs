@@ -1,5 +1,4 @@
 //! The config file: what it takes, what it says about what it does not take, and what a reload changes.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use kvcachepool_protocol::config::*;
 use kvcachepool_protocol::message::Save;

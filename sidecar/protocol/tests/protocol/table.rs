@@ -1,5 +1,4 @@
 //! Slot table and lock file: nothing is indexed by numbers that were not checked against the files' sizes.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use kvcachepool_protocol::key::*;
 use kvcachepool_protocol::lockfile::{self, BadLockFile, LockFile, lock_offset};

@@ -1,5 +1,4 @@
 //! Descriptors, identities, sections and what REGISTER refuses.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use kvcachepool_protocol::domain::*;
 use kvcachepool_protocol::message::{ErrorCode, Group, Hashing, Register};

@@ -1,7 +1,5 @@
 //! docs/guides/troubleshooting.md explains every reason that the operator gives. The tables between its markers come from the enums:
-//! `UPDATE_DOCS=1 cargo test -p kvcachepool-operator --test troubleshooting` writes them.
-
-#![allow(clippy::unwrap_used, clippy::panic)]
+//! `UPDATE_DOCS=1 cargo test -p kvcachepool-operator troubleshooting` writes them.
 
 use kvcachepool_operator::{api, inject, status};
 use std::collections::HashSet;

@@ -1,5 +1,4 @@
 //! The flag page: what a worker writes is read, and no bytes at all lead out of arena or stage.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use kvcachepool_protocol::window::*;
 use proptest::prelude::*;

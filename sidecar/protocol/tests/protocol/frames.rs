@@ -1,15 +1,12 @@
 //! Frames and messages: what is written is read, in whatever pieces it comes; all else is a named error.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
-mod samples;
-
+use crate::samples::messages;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::*;
 use kvcachepool_protocol::key::{EngineHash, unpack_hashes};
 use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::refs::{SectionRef, TornRefs, pack, unpack};
 use proptest::prelude::*;
-use samples::messages;
 
 fn read_all(mut stream: &[u8], piece: usize) -> Result<Vec<(Header, Vec<u8>)>, FrameError> {
     let mut reader = FrameReader::new(MAX_BODY);

@@ -1,16 +1,13 @@
 //! Vectors for the other language, `vectors/*.json`, and seeds for the fuzzers are written by these tests and must not drift. The connector's tests read the same
-//! files. `UPDATE_VECTORS=1 cargo test -p kvcachepool-protocol --test vectors` writes them anew after a wanted change.
-#![allow(clippy::unwrap_used, reason = "a test")]
+//! files. `UPDATE_VECTORS=1 cargo test -p kvcachepool-protocol vectors` writes them anew after a wanted change.
 
-mod samples;
-
+use crate::samples::{messages, object::object};
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::frame::*;
 use kvcachepool_protocol::key::*;
 use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::object::{Axis, Dim, Element, Form};
 use kvcachepool_protocol::{PROTOCOL_VERSION, lockfile, refs, table, window};
-use samples::{messages, object::object};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
