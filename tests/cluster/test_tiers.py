@@ -211,6 +211,9 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
         assert [f"{name}.kvcachepool-demo.{namespace}.svc:6379" in config for name in sorted(names)] == [True] * shards
         assert f"kvcachepool-demo-{shards}." not in config
 
+        # The kubelet syncs a pod's volumes once a minute, and when the pod changes.
+        kubernetes.kubectl("annotate", "pod", "one", f"shards-{shards}=now", namespace=namespace)
+
         def followed(shards: int = shards) -> bool:
             return _shards_up(kubernetes, namespace, "one") == shards
 
