@@ -83,58 +83,58 @@ macro_rules! functions {
 functions! {
     /// Functions that windows need, grouped by purpose.
     Api:
-    init = c"cuInit" (c_uint);
-    device_count = c"cuDeviceGetCount" (*mut c_int);
-    device_get = c"cuDeviceGet" (*mut c_int, c_int);
-    device_name = c"cuDeviceGetName" (*mut c_char, c_int, c_int);
-    device_uuid = c"cuDeviceGetUuid_v2" (*mut u8, c_int);
-    device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
-    context_retain = c"cuDevicePrimaryCtxRetain" (*mut Opaque, c_int);
-    context_release = c"cuDevicePrimaryCtxRelease_v2" (c_int);
-    context_set = c"cuCtxSetCurrent" (Opaque);
-    priorities = c"cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
-    stream_create = c"cuStreamCreateWithPriority" (*mut Opaque, c_uint, c_int);
-    stream_synchronize = c"cuStreamSynchronize" (Opaque);
-    stream_query = c"cuStreamQuery" (Opaque);
-    stream_destroy = c"cuStreamDestroy_v2" (Opaque);
-    event_create = c"cuEventCreate" (*mut Opaque, c_uint);
-    event_record = c"cuEventRecord" (Opaque, Opaque);
-    event_query = c"cuEventQuery" (Opaque);
-    event_destroy = c"cuEventDestroy_v2" (Opaque);
-    copy_in = c"cuMemcpyHtoD_v2" (DevicePtr, *const c_void, usize);
-    copy_out = c"cuMemcpyDtoH_v2" (*mut c_void, DevicePtr, usize);
-    copy_in_async = c"cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Opaque);
-    copy_out_async = c"cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Opaque);
-    register = c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
-    granularity = c"cuMemGetAllocationGranularity" (*mut usize, *const AllocationProp, c_int);
-    create = c"cuMemCreate" (*mut Allocation, usize, *const AllocationProp, c_ulonglong);
-    release = c"cuMemRelease" (Allocation);
-    export = c"cuMemExportToShareableHandle" (*mut c_void, Allocation, c_int, c_ulonglong);
-    reserve = c"cuMemAddressReserve" (*mut DevicePtr, usize, usize, DevicePtr, c_ulonglong);
-    unreserve = c"cuMemAddressFree" (DevicePtr, usize);
-    map = c"cuMemMap" (DevicePtr, usize, usize, Allocation, c_ulonglong);
-    unmap = c"cuMemUnmap" (DevicePtr, usize);
-    set_access = c"cuMemSetAccess" (DevicePtr, usize, *const AccessDesc, usize);
-    memory = c"cuMemGetInfo_v2" (*mut usize, *mut usize);
-    alloc = c"cuMemAlloc_v2" (*mut DevicePtr, usize);
-    free = c"cuMemFree_v2" (DevicePtr);
-    ipc_handle = c"cuIpcGetMemHandle" (*mut u8, DevicePtr);
+    init = "cuInit" (c_uint);
+    device_count = "cuDeviceGetCount" (*mut c_int);
+    device_get = "cuDeviceGet" (*mut c_int, c_int);
+    device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_uuid = "cuDeviceGetUuid_v2" (*mut u8, c_int);
+    device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    context_retain = "cuDevicePrimaryCtxRetain" (*mut Opaque, c_int);
+    context_release = "cuDevicePrimaryCtxRelease_v2" (c_int);
+    context_set = "cuCtxSetCurrent" (Opaque);
+    priorities = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
+    stream_create = "cuStreamCreateWithPriority" (*mut Opaque, c_uint, c_int);
+    stream_synchronize = "cuStreamSynchronize" (Opaque);
+    stream_query = "cuStreamQuery" (Opaque);
+    stream_destroy = "cuStreamDestroy_v2" (Opaque);
+    event_create = "cuEventCreate" (*mut Opaque, c_uint);
+    event_record = "cuEventRecord" (Opaque, Opaque);
+    event_query = "cuEventQuery" (Opaque);
+    event_destroy = "cuEventDestroy_v2" (Opaque);
+    copy_in = "cuMemcpyHtoD_v2" (DevicePtr, *const c_void, usize);
+    copy_out = "cuMemcpyDtoH_v2" (*mut c_void, DevicePtr, usize);
+    copy_in_async = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Opaque);
+    copy_out_async = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Opaque);
+    register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    granularity = "cuMemGetAllocationGranularity" (*mut usize, *const AllocationProp, c_int);
+    create = "cuMemCreate" (*mut Allocation, usize, *const AllocationProp, c_ulonglong);
+    release = "cuMemRelease" (Allocation);
+    export = "cuMemExportToShareableHandle" (*mut c_void, Allocation, c_int, c_ulonglong);
+    reserve = "cuMemAddressReserve" (*mut DevicePtr, usize, usize, DevicePtr, c_ulonglong);
+    unreserve = "cuMemAddressFree" (DevicePtr, usize);
+    map = "cuMemMap" (DevicePtr, usize, usize, Allocation, c_ulonglong);
+    unmap = "cuMemUnmap" (DevicePtr, usize);
+    set_access = "cuMemSetAccess" (DevicePtr, usize, *const AccessDesc, usize);
+    memory = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    alloc = "cuMemAlloc_v2" (*mut DevicePtr, usize);
+    free = "cuMemFree_v2" (DevicePtr);
+    ipc_handle = "cuIpcGetMemHandle" (*mut u8, DevicePtr);
 }
 
 functions! {
     /// Functions that only kernels, tests and measurements need.
     Compute:
-    version = c"cuDriverGetVersion" (*mut c_int);
-    context_synchronize = c"cuCtxSynchronize" ();
-    module_load = c"cuModuleLoadDataEx" (*mut Opaque, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
-    module_unload = c"cuModuleUnload" (Opaque);
-    function = c"cuModuleGetFunction" (*mut Opaque, Opaque, *const c_char);
-    launch = c"cuLaunchKernel" (Opaque, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Opaque, *mut *mut c_void, *mut *mut c_void);
-    copy_within_async = c"cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Opaque);
-    unregister = c"cuMemHostUnregister" (*mut c_void);
-    import = c"cuMemImportFromShareableHandle" (*mut Allocation, *mut c_void, c_int);
-    ipc_open = c"cuIpcOpenMemHandle_v2" (*mut DevicePtr, IpcHandle, c_uint);
-    ipc_close = c"cuIpcCloseMemHandle" (DevicePtr);
+    version = "cuDriverGetVersion" (*mut c_int);
+    context_synchronize = "cuCtxSynchronize" ();
+    module_load = "cuModuleLoadDataEx" (*mut Opaque, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
+    module_unload = "cuModuleUnload" (Opaque);
+    function = "cuModuleGetFunction" (*mut Opaque, Opaque, *const c_char);
+    launch = "cuLaunchKernel" (Opaque, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Opaque, *mut *mut c_void, *mut *mut c_void);
+    copy_within_async = "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Opaque);
+    unregister = "cuMemHostUnregister" (*mut c_void);
+    import = "cuMemImportFromShareableHandle" (*mut Allocation, *mut c_void, c_int);
+    ipc_open = "cuIpcOpenMemHandle_v2" (*mut DevicePtr, IpcHandle, c_uint);
+    ipc_close = "cuIpcCloseMemHandle" (DevicePtr);
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -52,12 +52,12 @@ impl Rig {
         let library = library();
         // SAFETY: the types are those of fake_driver.c.
         let (fail, stuck, stages) = unsafe {
-            let fail = library.function(c"fake_fail").unwrap();
-            let stuck = library.function(c"fake_stuck").unwrap();
-            (fail, stuck, library.function(c"fake_stages").unwrap())
+            let fail = library.function("fake_fail").unwrap();
+            let stuck = library.function("fake_stuck").unwrap();
+            (fail, stuck, library.function("fake_stages").unwrap())
         };
         // SAFETY: as above.
-        let events = unsafe { library.function(c"fake_events").unwrap() };
+        let events = unsafe { library.function("fake_events").unwrap() };
         let driver = Box::leak(Box::new(Driver::of(&library).unwrap()));
         let context = Contexts::new().of(driver, FIRST, |_| Ok(())).unwrap();
         Self {

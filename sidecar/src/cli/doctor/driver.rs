@@ -97,18 +97,18 @@ impl Cuda {
         // SAFETY: the types of the fields are those of cuda.h: CUdevice is an int, CUuuid 16 bytes.
         unsafe {
             Ok(Self {
-                init: library.function(c"cuInit")?,
-                version: library.function(c"cuDriverGetVersion")?,
-                count: library.function(c"cuDeviceGetCount")?,
-                get: library.function(c"cuDeviceGet")?,
-                name: library.function(c"cuDeviceGetName")?,
+                init: library.function("cuInit")?,
+                version: library.function("cuDriverGetVersion")?,
+                count: library.function("cuDeviceGetCount")?,
+                get: library.function("cuDeviceGet")?,
+                name: library.function("cuDeviceGetName")?,
                 // The second version also returns UUIDs of MIG instances; drivers before CUDA 11.4 have only the first.
                 uuid: library
-                    .function(c"cuDeviceGetUuid_v2")
-                    .or_else(|_| library.function(c"cuDeviceGetUuid"))?,
-                memory: library.function(c"cuDeviceTotalMem_v2")?,
-                attribute: library.function(c"cuDeviceGetAttribute")?,
-                bus: library.function(c"cuDeviceGetPCIBusId")?,
+                    .function("cuDeviceGetUuid_v2")
+                    .or_else(|_| library.function("cuDeviceGetUuid"))?,
+                memory: library.function("cuDeviceTotalMem_v2")?,
+                attribute: library.function("cuDeviceGetAttribute")?,
+                bus: library.function("cuDeviceGetPCIBusId")?,
             })
         }
     }
