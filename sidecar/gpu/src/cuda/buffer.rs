@@ -2,19 +2,15 @@
 //! running work never outlives its memory.
 #![allow(unsafe_code)]
 
-use super::api::{DevicePtr, Failed, IPC_HANDLE_BYTES, done};
+use super::api::{Failed, INVALID_VALUE, done};
 use super::context::Context;
 use super::stream::Stream;
+use cudarc::driver::sys::{CU_MEMHOSTREGISTER_PORTABLE, CUdeviceptr, CUipcMemHandle};
 use kvcachepool_memory::mapping::Mapping;
 use std::sync::Arc;
 
-/// `CU_MEMHOSTREGISTER_PORTABLE`: valid in all contexts of this process.
-const PORTABLE: u32 = 1;
-/// `CUDA_ERROR_INVALID_VALUE`: the result for an out-of-range access, without a call to the driver.
-const INVALID: i32 = 1;
-
 pub struct Buffer {
-    address: DevicePtr,
+    address: CUdeviceptr,
     bytes: u64,
     context: Arc<Context>,
 }
@@ -51,11 +47,11 @@ impl Buffer {
     /// A legacy IPC handle, by which another process can map the memory.
     pub fn ipc_handle(&self) -> Result<Vec<u8>, Failed> {
         self.context.enter()?;
-        let mut handle = vec![0; IPC_HANDLE_BYTES];
-        // SAFETY: the pointer is to as many bytes as the call writes; the address is the start of an allocation.
-        let named = unsafe { (self.context.api.ipc_handle)(handle.as_mut_ptr(), self.address) };
+        let mut handle = CUipcMemHandle { reserved: [0; _] };
+        // SAFETY: the pointer is to a local handle; the address is the start of an allocation.
+        let named = unsafe { (self.context.api.ipc_handle)(&mut handle, self.address) };
         done("cuIpcGetMemHandle", named)?;
-        Ok(handle)
+        Ok(handle.reserved.map(|byte| byte as u8).to_vec())
     }
 
     /// Writes bytes at `at`, and returns after they have arrived. Does not wait for streams.
@@ -86,12 +82,12 @@ impl Buffer {
     }
 
     /// Device address of a range.
-    pub(super) fn at(&self, offset: u64, bytes: u64) -> Result<DevicePtr, Failed> {
+    pub(super) fn at(&self, offset: u64, bytes: u64) -> Result<CUdeviceptr, Failed> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => Ok(self.address + offset),
             _ => Err(Failed {
                 call: "a range of device memory",
-                result: INVALID,
+                result: INVALID_VALUE,
             }),
         }
     }
@@ -164,12 +160,17 @@ impl Pinned {
         let bytes = mapping.length();
         let invalid = Failed {
             call: "cuMemHostRegister",
-            result: INVALID,
+            result: INVALID_VALUE,
         };
         let start = mapping.address(0, bytes).ok_or(invalid)?;
+        // Portable: valid in all contexts of this process.
         // SAFETY: the range is the mapping, which is kept until it is unlocked.
         done("cuMemHostRegister", unsafe {
-            (context.api.register)(start.as_ptr().cast(), bytes as usize, PORTABLE)
+            (context.api.register)(
+                start.as_ptr().cast(),
+                bytes as usize,
+                CU_MEMHOSTREGISTER_PORTABLE,
+            )
         })?;
         Ok(Self {
             mapping,
@@ -185,7 +186,7 @@ impl Pinned {
         let found = self.mapping.address(offset, bytes);
         found.map(|address| address.as_ptr().cast()).ok_or(Failed {
             call: "a range of page-locked memory",
-            result: INVALID,
+            result: INVALID_VALUE,
         })
     }
 }

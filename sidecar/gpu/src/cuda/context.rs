@@ -2,11 +2,12 @@
 #![allow(unsafe_code)]
 
 use super::api::{
-    Api, Compute, DEVICE_UNAVAILABLE, Failed, NO_DEVICE, OUT_OF_MEMORY, Opaque, done,
+    Api, Compute, DEVICE_UNAVAILABLE, Failed, NO_DEVICE, NOT_FOUND, OUT_OF_MEMORY, done,
 };
 use super::library::Library;
 use super::management::Management;
 use crate::device::NoWindow;
+use cudarc::driver::sys::{CUcomputemode, CUcontext, CUdevice, CUdevice_attribute, CUuuid};
 use kvcachepool_protocol::window::Unavailable;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -15,10 +16,13 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`; 0 allows any number of processes.
-const COMPUTE_MODE: c_int = 20;
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `..._MINOR`.
-const CAPABILITY: [c_int; 2] = [75, 76];
+/// Allows any number of processes.
+const ANY_PROCESS: c_int = CUcomputemode::CU_COMPUTEMODE_DEFAULT as c_int;
+/// Major and minor.
+const CAPABILITY: [CUdevice_attribute; 2] = [
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+];
 /// Longest device name in bytes.
 const NAME_BYTES: usize = 256;
 
@@ -33,11 +37,10 @@ pub struct Context {
     pub(super) api: &'static Api,
     /// Functions that windows do not need; or the name of the missing one.
     compute: Result<&'static Compute, &'static str>,
-    /// `CUdevice`.
-    pub(super) device: c_int,
+    pub(super) device: CUdevice,
     /// The driver's name of the device.
     pub name: String,
-    context: Opaque,
+    context: CUcontext,
     /// Copies whose end is unknown.
     pub(super) doubts: AtomicU32,
     /// Held between the check of free memory and the allocation.
@@ -52,8 +55,10 @@ unsafe impl Sync for Context {}
 impl Context {
     /// Functions for kernels and measurements. Fails if the driver lacks one.
     pub(super) fn compute(&self) -> Result<&'static Compute, Failed> {
-        // `CUDA_ERROR_NOT_FOUND`
-        self.compute.map_err(|call| Failed { call, result: 500 })
+        self.compute.map_err(|call| Failed {
+            call,
+            result: NOT_FOUND,
+        })
     }
 
     /// Compute capability times ten, like PTX targets; 0 if unknown.
@@ -261,7 +266,7 @@ fn known_or_made(
 }
 
 /// The context of each device that has one. A driver call that hangs for one device does not block the others.
-pub(super) struct Contexts(Mutex<BTreeMap<c_int, Arc<Mutex<Weak<Context>>>>>);
+pub(super) struct Contexts(Mutex<BTreeMap<CUdevice, Arc<Mutex<Weak<Context>>>>>);
 
 impl Contexts {
     pub(super) const fn new() -> Self {
@@ -300,7 +305,7 @@ fn hex(uuid: &Uuid) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn uuids(api: &Api) -> Result<Vec<(c_int, Uuid)>, NoWindow> {
+fn uuids(api: &Api) -> Result<Vec<(CUdevice, Uuid)>, NoWindow> {
     let mut count = 0;
     // SAFETY: the pointer is to a local int; cuInit has succeeded.
     done("cuDeviceGetCount", unsafe {
@@ -308,18 +313,17 @@ fn uuids(api: &Api) -> Result<Vec<(c_int, Uuid)>, NoWindow> {
     })
     .map_err(refused)?;
     let uuid = |ordinal| {
-        let (mut device, mut uuid) = (0, Uuid::default());
-        // SAFETY: pointers to a local int and to 16 local bytes.
+        let (mut device, mut uuid) = (0, CUuuid { bytes: [0; 16] });
+        // SAFETY: pointers to a local int and a local structure.
         let answered = unsafe {
-            (api.device_get)(&mut device, ordinal) == 0
-                && (api.device_uuid)(uuid.as_mut_ptr(), device) == 0
+            (api.device_get)(&mut device, ordinal) == 0 && (api.device_uuid)(&mut uuid, device) == 0
         };
-        answered.then_some((device, uuid))
+        answered.then_some((device, uuid.bytes.map(|byte| byte as u8)))
     };
     Ok((0..count).filter_map(uuid).collect())
 }
 
-fn find(api: &Api, wanted: &str) -> Result<(c_int, Uuid), NoWindow> {
+fn find(api: &Api, wanted: &str) -> Result<(CUdevice, Uuid), NoWindow> {
     let known = uuids(api)?;
     let found = known.iter().find(|(_, uuid)| hex(uuid) == wanted);
     found.copied().ok_or_else(|| {
@@ -330,7 +334,7 @@ fn find(api: &Api, wanted: &str) -> Result<(c_int, Uuid), NoWindow> {
 
 fn make(
     driver: &'static Driver,
-    device: c_int,
+    device: CUdevice,
     may: impl FnOnce() -> Result<(), NoWindow>,
 ) -> Result<Context, NoWindow> {
     let api = &driver.api;
@@ -338,15 +342,19 @@ fn make(
     // SAFETY: pointers to NAME_BYTES local bytes, with their length, and to a local int.
     unsafe {
         (api.device_name)(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
-        (api.device_attribute)(&mut mode, COMPUTE_MODE, device);
+        (api.device_attribute)(
+            &mut mode,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE,
+            device,
+        );
     }
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
     let name = name.to_string_lossy().into_owned();
     if name.split(' ').any(|word| word == "MIG") {
         return Err(NoWindow::new(Unavailable::MigEnabled, name));
     }
-    if mode != 0 {
-        let said = format!("{name} has compute mode {mode}, expected 0 (default)");
+    if mode != ANY_PROCESS {
+        let said = format!("{name} has compute mode {mode}, expected {ANY_PROCESS} (default)");
         return Err(NoWindow::new(Unavailable::ExclusiveProcess, said));
     }
     may()?;

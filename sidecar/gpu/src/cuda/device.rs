@@ -2,11 +2,12 @@
 //! No kernel runs in this context: on a serving GPU, kernels of a second context would compete with the engine's.
 #![allow(unsafe_code)]
 
-use super::api::{Failed, NOT_READY, Opaque, done};
+use super::api::{Failed, NON_BLOCKING, NOT_READY, done};
 use super::context::{Context, refused};
 use super::memory::Memory;
 use super::pins;
 use crate::device::{Device, DeviceError, Export, NoWindow, Part, Progress, Ticket};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
 use kvcachepool_memory::arena::Arena;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::message::WindowKind;
@@ -16,14 +17,12 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`.
-const NON_BLOCKING: u32 = 1;
-const NO_TIMING: u32 = 2;
+const NO_TIMING: u32 = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 
 struct Running {
     direction: Direction,
     /// Recorded after the copy; null if that failed.
-    event: Opaque,
+    event: CUevent,
     /// The failure, if any. From then on the stream is queried instead of the event.
     failed: Option<DeviceError>,
     /// The context counts this copy as one whose end is unknown.
@@ -36,8 +35,8 @@ struct Running {
 pub struct CudaDevice {
     running: HashMap<Ticket, Running>,
     next: u64,
-    store: Opaque,
-    load: Opaque,
+    store: CUstream,
+    load: CUstream,
     memory: Memory,
     context: Arc<Context>,
 }
@@ -111,7 +110,7 @@ impl CudaDevice {
         submitted.map_err(DeviceError::from)
     }
 
-    fn stream(&self, direction: Direction) -> Opaque {
+    fn stream(&self, direction: Direction) -> CUstream {
         match direction {
             Direction::Store => self.store,
             Direction::Load => self.load,
@@ -119,7 +118,7 @@ impl CudaDevice {
     }
 
     /// Records an event after the submitted copies.
-    fn mark(&self, direction: Direction) -> Result<Opaque, Failed> {
+    fn mark(&self, direction: Direction) -> Result<CUevent, Failed> {
         let (api, mut event) = (self.context.api, null_mut());
         // SAFETY: a pointer to a local handle, then a stream and an event of the driver.
         unsafe {
@@ -136,7 +135,7 @@ impl CudaDevice {
     }
 
     /// Whether the event has completed. A failure may concern the query, the copy, or the whole context.
-    fn query(&self, event: Opaque) -> Result<bool, Failed> {
+    fn query(&self, event: CUevent) -> Result<bool, Failed> {
         self.context.enter()?;
         // SAFETY: the event was recorded, and is destroyed only after its last query.
         match unsafe { (self.context.api.event_query)(event) } {
@@ -145,7 +144,7 @@ impl CudaDevice {
         }
     }
 
-    fn forget(&self, event: Opaque) {
+    fn forget(&self, event: CUevent) {
         if !event.is_null() {
             // SAFETY: the event is not queried any more.
             unsafe { (self.context.api.event_destroy)(event) };

@@ -1,10 +1,13 @@
 //! A window's copies over a fake driver that is made to fail. Each test has a driver of its own.
 #![allow(unsafe_code)]
 
+use super::api::Query;
 use super::context::{Context, Contexts, Driver};
 use super::device::CudaDevice;
+use super::launch::Kernels;
 use super::library::Library;
 use crate::device::{Device, NoWindow, Part, Progress, Ticket};
+use cudarc::driver::sys::CUresult;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::window::{Direction, Unavailable};
 use std::ffi::{CString, c_int};
@@ -18,8 +21,8 @@ const FIRST: &str = "11111111111111111111111111111100";
 /// An instance of a partitioned device.
 const SECOND: &str = "11111111111111111111111111111101";
 const WINDOW: u64 = 4 << 20;
-/// `CUDA_ERROR_LAUNCH_FAILED`: every later call of the context fails with it too.
-const LOST: c_int = 719;
+/// Every later call of the context fails with it too.
+const LOST: c_int = CUresult::CUDA_ERROR_LAUNCH_FAILED as c_int;
 
 struct Rig {
     context: Arc<Context>,
@@ -36,10 +39,16 @@ struct Rig {
 
 /// A fake driver for one test.
 fn library() -> Library {
+    library_with(&[])
+}
+
+/// A fake driver built with more arguments.
+fn library_with(arguments: &[&str]) -> Library {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_driver.c");
     let built = folder.path().join("libcuda.so.1");
     let compiled = Command::new("cc")
+        .args(arguments)
         .args(["-shared", "-fPIC", "-o"])
         .args([&built, &source])
         .status();
@@ -52,12 +61,12 @@ impl Rig {
         let library = library();
         // SAFETY: the types are those of fake_driver.c.
         let (fail, stuck, stages) = unsafe {
-            let fail = library.function(c"fake_fail").unwrap();
-            let stuck = library.function(c"fake_stuck").unwrap();
-            (fail, stuck, library.function(c"fake_stages").unwrap())
+            let fail = library.function("fake_fail").unwrap();
+            let stuck = library.function("fake_stuck").unwrap();
+            (fail, stuck, library.function("fake_stages").unwrap())
         };
         // SAFETY: as above.
-        let events = unsafe { library.function(c"fake_events").unwrap() };
+        let events = unsafe { library.function("fake_events").unwrap() };
         let driver = Box::leak(Box::new(Driver::of(&library).unwrap()));
         let context = Contexts::new().of(driver, FIRST, |_| Ok(())).unwrap();
         Self {
@@ -106,6 +115,32 @@ impl Rig {
             }
         }
     }
+}
+
+#[test]
+fn a_function_that_a_driver_lacks_is_named_and_stops_only_what_needs_it() {
+    for (symbol, doctor_needs) in [("cuInit", true), ("cuIpcGetMemHandle", false)] {
+        let library = library_with(&[&format!("-D{symbol}=fake_{symbol}")]);
+        let missing = Driver::of(&library).err().unwrap();
+        assert_eq!(missing, format!("libcuda.so.1 has no {symbol}"));
+        assert_eq!(Query::of(&library).err(), doctor_needs.then_some(symbol));
+    }
+    // This driver has the functions for windows and none for kernels.
+    let mut rig = Rig::new();
+    let missing = Kernels::load(&rig.context).err().unwrap();
+    assert_eq!(missing.to_string(), "cuCtxSynchronize failed with 500");
+    let ticket = rig.begin(4096);
+    assert_eq!(rig.settled(ticket), Progress::Done);
+}
+
+#[test]
+fn a_driver_from_before_the_second_version_of_a_function_has_the_first() {
+    let library = library_with(&["-DcuDeviceGetUuid_v2=cuDeviceGetUuid"]);
+    assert!(Query::of(&library).is_ok());
+    assert_eq!(
+        Driver::of(&library).err().unwrap(),
+        "libcuda.so.1 has no cuDeviceGetUuid_v2"
+    );
 }
 
 #[test]

@@ -2,23 +2,22 @@
 //! same in Python.
 #![allow(unsafe_code)]
 
-use super::api::{DevicePtr, Failed, IPC_HANDLE_BYTES, IpcHandle, done};
+use super::api::{Failed, INVALID_VALUE, done};
 use super::context::Context;
 use super::mapped::{Mapped, POSIX_FD};
+use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
 use rustix::fd::{AsRawFd, BorrowedFd};
+use std::ffi::{c_char, c_uint};
 use std::sync::Arc;
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
-const LAZY_PEER_ACCESS: u32 = 1;
-/// `CUDA_ERROR_INVALID_VALUE`.
-const INVALID: i32 = 1;
+const LAZY_PEER_ACCESS: c_uint = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
 
 /// Memory of another process.
 pub struct Imported {
     context: Arc<Context>,
     /// None: imported by IPC handle.
     mapped: Option<Mapped>,
-    address: DevicePtr,
+    address: CUdeviceptr,
     bytes: usize,
 }
 
@@ -50,11 +49,14 @@ impl Imported {
     /// Maps this many bytes of the memory behind a legacy IPC handle.
     pub fn by_handle(context: &Arc<Context>, handle: &[u8], bytes: usize) -> Result<Self, Failed> {
         context.enter()?;
-        let whole: Result<[u8; IPC_HANDLE_BYTES], _> = handle.try_into();
-        let handle = whole.map(IpcHandle).map_err(|_| Failed {
+        let whole: Result<[u8; _], _> = handle.try_into();
+        let whole = whole.map_err(|_| Failed {
             call: "an IPC handle of another size",
-            result: INVALID,
+            result: INVALID_VALUE,
         })?;
+        let handle = CUipcMemHandle {
+            reserved: whole.map(|byte| byte as c_char),
+        };
         let mut address = 0;
         // SAFETY: the pointer is to a local address; the handle is passed by value.
         done("cuIpcOpenMemHandle", unsafe {

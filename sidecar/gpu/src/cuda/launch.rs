@@ -3,12 +3,13 @@
 #![allow(unsafe_code)]
 
 use super::api::{
-    DevicePtr, Failed, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_DEVICE, NO_PTX_COMPILER, Opaque,
-    PTX_COMPILER_OFF, UNSUPPORTED_PTX_VERSION, done,
+    Failed, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_DEVICE, NO_PTX_COMPILER, PTX_COMPILER_OFF,
+    UNSUPPORTED_PTX_VERSION, done,
 };
 use super::buffer::Buffer;
 use super::context::Context;
 use super::stream::Stream;
+use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule};
 use kvcachepool_kernels::launch::{self, Device, Refused, Value};
 use kvcachepool_kernels::manifest::{Count, Entry, Manifest};
 use std::collections::HashMap;
@@ -73,8 +74,8 @@ impl LaunchError {
 
 /// The kernels of this build, loaded into a device's context.
 pub struct Kernels {
-    functions: HashMap<String, (Entry, Opaque)>,
-    modules: Vec<Opaque>,
+    functions: HashMap<String, (Entry, CUfunction)>,
+    modules: Vec<CUmodule>,
     context: Arc<Context>,
 }
 
@@ -147,7 +148,7 @@ unsafe impl Device for Kernels {
         Ok(Buffer::of(&self.context, bytes)?)
     }
 
-    fn range(&self, memory: &Buffer) -> Result<(DevicePtr, u64), LaunchError> {
+    fn range(&self, memory: &Buffer) -> Result<(CUdeviceptr, u64), LaunchError> {
         self.same_device(memory.context())?;
         Ok((memory.at(0, memory.bytes())?, memory.bytes()))
     }

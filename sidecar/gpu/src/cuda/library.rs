@@ -60,12 +60,13 @@ impl Library {
     ///
     /// # Safety
     /// `F` must be the type of the C function of that name.
-    pub unsafe fn function<F: Copy>(&self, name: &'static CStr) -> Result<F, &'static str> {
+    pub unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, &'static str> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        let symbol = CString::new(name).map_err(|_| name)?;
         // SAFETY: the handle is an open library's, the name a C string.
-        let found = unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) };
+        let found = unsafe { libc::dlsym(self.0.as_ptr(), symbol.as_ptr()) };
         if found.is_null() {
-            return Err(name.to_str().unwrap_or("?"));
+            return Err(name);
         }
         // SAFETY: an address is as large as a function pointer, and the caller guarantees the type behind it.
         Ok(unsafe { transmute_copy(&found) })
@@ -106,7 +107,7 @@ mod tests {
         assert!(Library::open_in(name, &places[..1]).is_err());
         let library = Library::open_in(name, &places).unwrap();
         // SAFETY: the function takes nothing and returns an int.
-        let answer: unsafe extern "C" fn() -> i32 = unsafe { library.function(c"answer") }.unwrap();
+        let answer: unsafe extern "C" fn() -> i32 = unsafe { library.function("answer") }.unwrap();
         // SAFETY: as above.
         assert_eq!(unsafe { answer() }, 42);
     }

@@ -58,17 +58,15 @@ impl Management {
         // SAFETY: the types match nvml.h: nvmlDevice_t is a pointer.
         let (this, started) = unsafe {
             let init: unsafe extern "C" fn() -> c_int =
-                library.function(c"nvmlInit_v2").map_err(lacks)?;
+                library.function("nvmlInit_v2").map_err(lacks)?;
             let this = Self {
                 version: library
-                    .function(c"nvmlSystemGetDriverVersion")
+                    .function("nvmlSystemGetDriverVersion")
                     .map_err(lacks)?,
                 by_uuid: library
-                    .function(c"nvmlDeviceGetHandleByUUID")
+                    .function("nvmlDeviceGetHandleByUUID")
                     .map_err(lacks)?,
-                memory: library
-                    .function(c"nvmlDeviceGetMemoryInfo")
-                    .map_err(lacks)?,
+                memory: library.function("nvmlDeviceGetMemoryInfo").map_err(lacks)?,
                 link: link_functions(&library),
             };
             (this, init())
@@ -129,13 +127,13 @@ fn link_functions(library: &Library) -> Option<[AskNumber; 4]> {
     unsafe {
         Some([
             library
-                .function(c"nvmlDeviceGetCurrPcieLinkGeneration")
+                .function("nvmlDeviceGetCurrPcieLinkGeneration")
                 .ok()?,
             library
-                .function(c"nvmlDeviceGetMaxPcieLinkGeneration")
+                .function("nvmlDeviceGetMaxPcieLinkGeneration")
                 .ok()?,
-            library.function(c"nvmlDeviceGetCurrPcieLinkWidth").ok()?,
-            library.function(c"nvmlDeviceGetMaxPcieLinkWidth").ok()?,
+            library.function("nvmlDeviceGetCurrPcieLinkWidth").ok()?,
+            library.function("nvmlDeviceGetMaxPcieLinkWidth").ok()?,
         ])
     }
 }

@@ -1,19 +1,21 @@
 //! An allocation of the virtual-memory API, created here or imported, mapped at an address until it is dropped.
 #![allow(unsafe_code)]
 
-use super::api::{AccessDesc, Allocation, DevicePtr, Failed, Location, done};
+use super::api::{Failed, done};
 use super::context::Context;
+use cudarc::driver::sys::{
+    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
+};
 use std::sync::Arc;
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, `CU_MEM_LOCATION_TYPE_DEVICE`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
-pub(super) const POSIX_FD: i32 = 1;
-const ON_DEVICE: i32 = 1;
-const READ_WRITE: i32 = 3;
+pub(super) const POSIX_FD: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Location of a context's device.
-pub(super) fn on_device(context: &Context) -> Location {
-    Location {
-        kind: ON_DEVICE,
+pub(super) fn on_device(context: &Context) -> CUmemLocation {
+    CUmemLocation {
+        type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
         id: context.device,
     }
 }
@@ -21,9 +23,9 @@ pub(super) fn on_device(context: &Context) -> Location {
 /// An exclusively owned, mapped allocation.
 pub(super) struct Mapped {
     context: Arc<Context>,
-    pub(super) allocation: Allocation,
+    pub(super) allocation: CUmemGenericAllocationHandle,
     /// Mapped address; 0 before an address range is reserved.
-    pub(super) address: DevicePtr,
+    pub(super) address: CUdeviceptr,
     bytes: usize,
 }
 
@@ -31,7 +33,7 @@ impl Mapped {
     /// Maps an allocation of this many bytes. Releases it on failure. The context is current.
     pub(super) fn of(
         context: &Arc<Context>,
-        allocation: Allocation,
+        allocation: CUmemGenericAllocationHandle,
         bytes: usize,
     ) -> Result<Self, Failed> {
         let api = context.api;
@@ -41,9 +43,9 @@ impl Mapped {
             address: 0,
             bytes,
         };
-        let access = AccessDesc {
+        let access = CUmemAccessDesc {
             location: on_device(context),
-            flags: READ_WRITE,
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: pointers to a local address and structure; the reserved range is as large as the mapping.
         unsafe {

@@ -2,6 +2,7 @@
 //! device memory, and the last one runs kernels, so do not use it on a serving GPU.
 
 use super::Failed;
+use super::api::UNKNOWN;
 use super::buffer::{Buffer, Pinned};
 use super::context::Context;
 use super::launch::{Kernels, LaunchError};
@@ -147,7 +148,7 @@ impl Link {
             let load = self.load.run(on);
             let store = store.join().unwrap_or(Err(Failed {
                 call: "a thread",
-                result: 999,
+                result: UNKNOWN,
             }));
             Ok(Both {
                 load: load?,

@@ -1,18 +1,19 @@
 //! Device memory that another process can map: through a descriptor of the virtual-memory API, or else a legacy IPC handle.
 #![allow(unsafe_code)]
 
-use super::api::{AllocationProp, DevicePtr, Failed, IPC_HANDLE_BYTES, done};
+use super::api::{Failed, INVALID_VALUE, done};
 use super::context::{Context, refused};
 use super::mapped::{Mapped, POSIX_FD, on_device};
 use crate::device::{Export, NoWindow};
+use cudarc::driver::sys::{
+    CUdeviceptr, CUipcMemHandle, CUmemAllocationGranularity_flags, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType,
+};
 use kvcachepool_protocol::message::WindowKind;
 use kvcachepool_protocol::window::Unavailable;
 use rustix::fd::{FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
-
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
-const PINNED: i32 = 1;
 
 enum Kind {
     /// An allocation, mapped at the address.
@@ -25,7 +26,7 @@ pub struct Memory {
     context: Arc<Context>,
     kind: Kind,
     export: Export,
-    address: DevicePtr,
+    address: CUdeviceptr,
     bytes: usize,
 }
 
@@ -47,20 +48,26 @@ impl Memory {
 
     fn mapped(context: Arc<Context>, bytes: usize) -> Result<Self, Failed> {
         let api = context.api;
-        let prop = AllocationProp {
-            kind: PINNED,
-            handle_types: POSIX_FD,
+        let prop = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: POSIX_FD,
             location: on_device(&context),
-            win32: null_mut(),
-            flags: [0; 8],
+            win32HandleMetaData: null_mut(),
+            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; _],
+            },
         };
+        let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let (mut unit, mut allocation, mut fd) = (0, 0, -1i32);
         // SAFETY: pointers to a local size and structure.
-        let asked = unsafe { (api.granularity)(&mut unit, &prop, 0) };
+        let asked = unsafe { (api.granularity)(&mut unit, &prop, least) };
         done("cuMemGetAllocationGranularity", asked)?;
         if unit == 0 || !bytes.is_multiple_of(unit) {
-            // `CUDA_ERROR_INVALID_VALUE`: the device's pages are larger than a stage unit
-            done("cuMemCreate", 1)?;
+            // The device's pages are larger than a stage unit.
+            done("cuMemCreate", INVALID_VALUE)?;
         }
         // SAFETY: pointers to a local handle and structure.
         let created = unsafe { (api.create)(&mut allocation, bytes, &prop, 0) };
@@ -88,12 +95,13 @@ impl Memory {
 
     fn plain(context: Arc<Context>, bytes: usize) -> Result<Self, NoWindow> {
         let api = context.api;
-        let (mut address, mut handle) = (0, vec![0u8; IPC_HANDLE_BYTES]);
+        let mut address = 0;
+        let mut handle = CUipcMemHandle { reserved: [0; _] };
         // SAFETY: the pointer is to a local address.
         let allocated = unsafe { (api.alloc)(&mut address, bytes) };
         done("cuMemAlloc", allocated).map_err(refused)?;
-        // SAFETY: the pointer is to as many bytes as the call writes; the address is the start of an allocation.
-        let named = unsafe { (api.ipc_handle)(handle.as_mut_ptr(), address) };
+        // SAFETY: the pointer is to a local handle; the address is the start of an allocation.
+        let named = unsafe { (api.ipc_handle)(&mut handle, address) };
         // Dropped with the memory if the call failed.
         let this = Self {
             context,
@@ -101,7 +109,7 @@ impl Memory {
             export: Export {
                 kind: WindowKind::IpcHandle,
                 fd: None,
-                handle,
+                handle: handle.reserved.map(|byte| byte as u8).to_vec(),
             },
             address,
             bytes,
@@ -116,7 +124,7 @@ impl Memory {
     }
 
     /// Device address of a range; none if out of range.
-    pub fn at(&self, offset: u64, bytes: u64) -> Option<DevicePtr> {
+    pub fn at(&self, offset: u64, bytes: u64) -> Option<CUdeviceptr> {
         let end = offset.checked_add(bytes)?;
         (end <= self.bytes as u64).then(|| self.address + offset)
     }

@@ -23,7 +23,8 @@ mod tests;
 
 use super::device::{Device, NoWindow};
 
-pub use api::Failed;
+pub use api::{Failed, NO_DEVICE, Query};
+pub use cudarc::driver::sys;
 pub use pins::locked_bytes;
 
 /// Opens a window of `bytes` bytes on the device with this UUID, with or without the prefix `GPU-`.

@@ -5,11 +5,11 @@
 use super::api::{ALREADY_REGISTERED, Api, done};
 use super::context::{Context, refused};
 use crate::device::{NoWindow, Part};
+use cudarc::driver::sys::CU_MEMHOSTREGISTER_PORTABLE;
 use kvcachepool_engine::table::Table;
 use kvcachepool_memory::arena::Arena;
 use kvcachepool_memory::mapping::Mapping;
 use parking_lot::Mutex;
-use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,8 +20,6 @@ const UNIT: u64 = 64 << 20;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Poll interval while no unlocked pages are populated.
 const IDLE: Duration = Duration::from_secs(1);
-/// `CU_MEMHOSTREGISTER_PORTABLE`: valid in all contexts of this process.
-const PORTABLE: c_int = 1;
 
 static LOCKED: AtomicU64 = AtomicU64::new(0);
 
@@ -89,8 +87,9 @@ fn lock_all(
 }
 
 fn register(api: &Api, start: *mut u8, bytes: usize) -> Result<(), NoWindow> {
+    // Portable: valid in all contexts of this process.
     // SAFETY: the range is in a mapping that is kept forever.
-    match unsafe { (api.register)(start.cast(), bytes, PORTABLE as u32) } {
+    match unsafe { (api.register)(start.cast(), bytes, CU_MEMHOSTREGISTER_PORTABLE) } {
         ALREADY_REGISTERED => Ok(()),
         result => done("cuMemHostRegister", result).map_err(refused),
     }

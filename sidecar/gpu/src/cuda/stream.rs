@@ -1,17 +1,15 @@
 //! Queues of work for kernels and measurements. A window has its own streams.
 #![allow(unsafe_code)]
 
-use super::api::{Failed, Opaque, done};
+use super::api::{Failed, NON_BLOCKING, done};
 use super::context::Context;
+use cudarc::driver::sys::CUstream;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
-const NON_BLOCKING: u32 = 1;
-
 /// Work done in order, with the lowest priority, which is also the default and torch's.
 pub struct Stream {
-    stream: Opaque,
+    stream: CUstream,
     context: Arc<Context>,
 }
 
@@ -53,7 +51,7 @@ impl Stream {
     }
 
     /// The raw handle, for driver calls.
-    pub(super) fn raw(&self) -> Opaque {
+    pub(super) fn raw(&self) -> CUstream {
         self.stream
     }
 }

@@ -2,9 +2,11 @@
 //! libraries, if at all, so they are opened at run time. No context is created: it would take some 0.5 GiB of device memory from a vLLM.
 #![allow(unsafe_code)]
 
+use kvcachepool_gpu::cuda::Query;
 use kvcachepool_gpu::cuda::library::Library;
 use kvcachepool_gpu::cuda::management::{Link, Management, NoManagement};
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use kvcachepool_gpu::cuda::sys::{CUdevice_attribute::*, CUuuid};
+use std::ffi::{CStr, c_int};
 use std::path::Path;
 
 /// Raw answers of the libraries.
@@ -46,7 +48,7 @@ pub struct Answer {
 /// Queries the libraries. Returns at once when there is no GPU.
 pub fn ask() -> Answers {
     let cuda = match Library::open(c"libcuda.so.1") {
-        Ok(library) => Cuda::of(&library),
+        Ok(library) => Query::of(&library),
         Err(reason) => {
             return Answers {
                 no_library: reason,
@@ -54,8 +56,8 @@ pub fn ask() -> Answers {
             };
         }
     };
-    let cuda = match cuda {
-        Ok(cuda) => cuda,
+    let mut answers = match cuda {
+        Ok(cuda) => answers(&cuda),
         Err(name) => {
             return Answers {
                 no_symbol: name,
@@ -63,7 +65,6 @@ pub fn ask() -> Answers {
             };
         }
     };
-    let mut answers = cuda.ask();
     match Management::open() {
         Ok(management) => complete(&mut answers, &management),
         Err(why) => answers.no_management = Some(why),
@@ -71,86 +72,59 @@ pub fn ask() -> Answers {
     answers
 }
 
-/// `CU_DEVICE_ATTRIBUTE_*` of `cuda.h`.
-const COMPUTE_MODE: c_int = 20;
-const CAPABILITY_MAJOR: c_int = 75;
-const CAPABILITY_MINOR: c_int = 76;
 /// Buffer size for a name or a bus address.
 const NAME_BYTES: usize = 256;
 
-/// The driver API; every result is a `CUresult`, 0 for success.
-struct Cuda {
-    init: unsafe extern "C" fn(c_uint) -> c_int,
-    version: unsafe extern "C" fn(*mut c_int) -> c_int,
-    count: unsafe extern "C" fn(*mut c_int) -> c_int,
-    get: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
-    name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
-    uuid: unsafe extern "C" fn(*mut u8, c_int) -> c_int,
-    memory: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
-    attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
-    bus: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+fn answers(cuda: &Query) -> Answers {
+    let mut answers = Answers::default();
+    // SAFETY: the only pointer is to a local int. The version can be read before cuInit, and is most useful when cuInit fails.
+    unsafe {
+        (cuda.version)(&mut answers.cuda);
+        answers.init = (cuda.init)(0);
+    }
+    if answers.init != 0 {
+        return answers;
+    }
+    let mut count = 0;
+    // SAFETY: the pointer is to a local int; cuInit has succeeded.
+    unsafe { (cuda.device_count)(&mut count) };
+    answers.devices = (0..count).map(|ordinal| answer(cuda, ordinal)).collect();
+    answers
 }
 
-impl Cuda {
-    /// The error is the name of the missing function.
-    fn of(library: &Library) -> Result<Self, &'static str> {
-        // SAFETY: the types of the fields are those of cuda.h: CUdevice is an int, CUuuid 16 bytes.
-        unsafe {
-            Ok(Self {
-                init: library.function(c"cuInit")?,
-                version: library.function(c"cuDriverGetVersion")?,
-                count: library.function(c"cuDeviceGetCount")?,
-                get: library.function(c"cuDeviceGet")?,
-                name: library.function(c"cuDeviceGetName")?,
-                // The second version also returns UUIDs of MIG instances; drivers before CUDA 11.4 have only the first.
-                uuid: library
-                    .function(c"cuDeviceGetUuid_v2")
-                    .or_else(|_| library.function(c"cuDeviceGetUuid"))?,
-                memory: library.function(c"cuDeviceTotalMem_v2")?,
-                attribute: library.function(c"cuDeviceGetAttribute")?,
-                bus: library.function(c"cuDeviceGetPCIBusId")?,
-            })
-        }
+fn answer(cuda: &Query, ordinal: c_int) -> Answer {
+    let mut answer = Answer::default();
+    let (mut device, mut name, mut bytes) = (0, [0u8; NAME_BYTES], 0usize);
+    let (mut uuid, mut bus) = (CUuuid { bytes: [0; 16] }, [0u8; NAME_BYTES]);
+    // SAFETY: each pointer is to a local variable as large as the call writes; buffers are passed with their length. A call that fails
+    // writes nothing; the zero that remains means unknown.
+    unsafe {
+        (cuda.device_get)(&mut device, ordinal);
+        (cuda.device_name)(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
+        (cuda.device_uuid)(&mut uuid, device);
+        (cuda.device_memory)(&mut bytes, device);
+        (cuda.device_attribute)(
+            &mut answer.capability.0,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            device,
+        );
+        (cuda.device_attribute)(
+            &mut answer.capability.1,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            device,
+        );
+        (cuda.device_attribute)(
+            &mut answer.compute_mode,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_MODE,
+            device,
+        );
+        (cuda.device_bus)(bus.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
     }
-
-    fn ask(&self) -> Answers {
-        let mut answers = Answers::default();
-        // SAFETY: the only pointer is to a local int. The version can be read before cuInit, and is most useful when cuInit fails.
-        unsafe {
-            (self.version)(&mut answers.cuda);
-            answers.init = (self.init)(0);
-        }
-        if answers.init != 0 {
-            return answers;
-        }
-        let mut count = 0;
-        // SAFETY: the pointer is to a local int; cuInit has succeeded.
-        unsafe { (self.count)(&mut count) };
-        answers.devices = (0..count).map(|ordinal| self.device(ordinal)).collect();
-        answers
-    }
-
-    fn device(&self, ordinal: c_int) -> Answer {
-        let mut answer = Answer::default();
-        let (mut device, mut name, mut bytes) = (0, [0u8; NAME_BYTES], 0usize);
-        let mut bus = [0u8; NAME_BYTES];
-        // SAFETY: each pointer is to local memory as large as the call writes: an int, NAME_BYTES bytes passed with their number, 16 bytes,
-        // a size_t. A call that fails writes nothing; the zero that remains means unknown.
-        unsafe {
-            (self.get)(&mut device, ordinal);
-            (self.name)(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
-            (self.uuid)(answer.uuid.as_mut_ptr(), device);
-            (self.memory)(&mut bytes, device);
-            (self.attribute)(&mut answer.capability.0, CAPABILITY_MAJOR, device);
-            (self.attribute)(&mut answer.capability.1, CAPABILITY_MINOR, device);
-            (self.attribute)(&mut answer.compute_mode, COMPUTE_MODE, device);
-            (self.bus)(bus.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
-        }
-        answer.name = text(&name);
-        answer.numa_node = numa_node(Path::new("/sys/bus/pci/devices"), &text(&bus));
-        answer.memory_total_bytes = bytes as u64;
-        answer
-    }
+    answer.name = text(&name);
+    answer.uuid = uuid.bytes.map(|byte| byte as u8);
+    answer.numa_node = numa_node(Path::new("/sys/bus/pci/devices"), &text(&bus));
+    answer.memory_total_bytes = bytes as u64;
+    answer
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -1,7 +1,9 @@
 //! GPUs of the node and what their driver can do: converts raw answers to named facts.
 
 use super::driver::{Answer, Answers};
+use kvcachepool_gpu::cuda::NO_DEVICE;
 use kvcachepool_gpu::cuda::management::{Link, NoManagement, uuid_text};
+use kvcachepool_gpu::cuda::sys::{CUcomputemode, CUresult};
 use serde::Serialize;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -81,11 +83,13 @@ pub enum DeviceLimit {
 /// First CUDA with `cuMemcpyBatchAsync`, by which the connector copies a job with one call.
 const BATCH_SINCE: i32 = 12080;
 
-/// `CUresult` of `cuda.h`.
-const NO_DEVICE: i32 = 100;
-const SYSTEM_NOT_READY: i32 = 802;
-const SYSTEM_DRIVER_MISMATCH: i32 = 803;
-const COMPAT_NOT_SUPPORTED: i32 = 804;
+/// Results of `cuInit`.
+const SYSTEM_NOT_READY: i32 = CUresult::CUDA_ERROR_SYSTEM_NOT_READY as i32;
+const SYSTEM_DRIVER_MISMATCH: i32 = CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH as i32;
+const COMPAT_NOT_SUPPORTED: i32 = CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE as i32;
+/// Which processes may create contexts.
+const PROHIBITED: i32 = CUcomputemode::CU_COMPUTEMODE_PROHIBITED as i32;
+const EXCLUSIVE_PROCESS: i32 = CUcomputemode::CU_COMPUTEMODE_EXCLUSIVE_PROCESS as i32;
 /// `nvmlReturn_t` of `nvml.h`: library and kernel module are of different versions.
 const RM_VERSION_MISMATCH: i32 = 18;
 
@@ -175,10 +179,9 @@ fn cuda(version: i32) -> String {
 fn device(answer: &Answer, cuda: i32, needed_bytes: u64) -> Device {
     // An instance of a partitioned GPU is `<GPU> MIG <profile>`.
     let mig = answer.name.split(' ').any(|word| word == "MIG");
-    // `CUcomputemode` of cuda.h.
     let (mode, limit) = match answer.compute_mode {
-        2 => ("Prohibited", Some(DeviceLimit::Prohibited)),
-        3 => ("ExclusiveProcess", Some(DeviceLimit::ExclusiveProcess)),
+        PROHIBITED => ("Prohibited", Some(DeviceLimit::Prohibited)),
+        EXCLUSIVE_PROCESS => ("ExclusiveProcess", Some(DeviceLimit::ExclusiveProcess)),
         _ => ("Default", None),
     };
     let memory = match answer.memory_free_bytes {
