@@ -69,7 +69,7 @@ def test_no_crate_has_a_forbidden_dependency() -> None:
 
 
 def test_no_program_makes_the_simulations_mistakes() -> None:
-    """Beside the two seams, whose default makes none, only the implementations for tests say which mistakes are made."""
+    """Beside the two seams, whose defaults make none, only implementations for tests say which mistakes are made."""
     sources = {str(path.relative_to(ROOT / "sidecar")): path.read_text() for path in (ROOT / "sidecar").rglob("*.rs")}
     assert {name for name, text in sources.items() if "fn makes(" in text} == {
         "engine/src/memory_table.rs",

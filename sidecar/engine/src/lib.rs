@@ -1,5 +1,5 @@
 //! The cache engine: index, allocator, slot states, leases and eviction.
-//! Pure decision code: no clocks, sockets, threads or wire format. Time is an argument, and side effects are returned as [`Action`]s.
+//! Pure decision code: no clocks, sockets, threads or wire format. Time is an argument, and side effects are returned as [`Effect`]s.
 //! `sessions/` checks permissions and decides when a process counts as dead.
 
 mod check;
@@ -253,7 +253,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Removes every chunk, as [`MemoryTier::clear`] does. Lower tiers are not asked before they have removed their objects. Returns the
+    /// Removes every chunk from memory and from the tiers below it. Lower tiers are not asked before they have removed their objects. Returns the
     /// number of chunks removed from the index.
     pub fn clear(&mut self) -> u64 {
         self.clear_tiers();
