@@ -74,7 +74,7 @@ def test_no_program_makes_the_simulations_mistakes() -> None:
     assert {name for name, text in sources.items() if "fn makes(" in text} == {
         "engine/src/memory_table.rs",
         "engine/src/table.rs",
-        "gpu/src/mover.rs",
+        "gpu/src/copy_engine.rs",
         "simulation/src/owner.rs",
         "simulation/src/table.rs",
     }

@@ -1,6 +1,6 @@
 //! PROBE, PIN and RELEASE: what requests find, and what they hold of it.
 
-use super::lower::{Asking, Reach};
+use super::lower::{Reach, TierLookup};
 use super::memory::{Handle, NONE};
 use super::mistake::Mistake;
 use super::name::Name;
@@ -92,7 +92,7 @@ pub(crate) struct Probe {
     /// Entries whose digest checks it waits for.
     pub waits: BTreeSet<Handle>,
     /// State of its lookups in lower tiers.
-    pub asking: Option<Asking>,
+    pub tier_lookup: Option<TierLookup>,
     /// The final answer was given.
     pub answered: bool,
 }
@@ -100,7 +100,7 @@ pub(crate) struct Probe {
 impl Probe {
     /// True while checks, lookups or fetches are pending.
     pub fn open(&self) -> bool {
-        !self.waits.is_empty() || self.asking.as_ref().is_some_and(Asking::waits)
+        !self.waits.is_empty() || self.tier_lookup.as_ref().is_some_and(TierLookup::waits)
     }
 }
 
@@ -122,7 +122,7 @@ impl<T: Table> Engine<T> {
             pinned_ms: now.mono_ms,
             pins: Vec::with_capacity(question.keys.len()),
             waits: BTreeSet::new(),
-            asking: None,
+            tier_lookup: None,
             answered: false,
             question,
         };
@@ -153,8 +153,8 @@ impl<T: Table> Engine<T> {
                 self.start_check(now, handle.entry, true, false);
             }
         }
-        if let Some(asking) = reach.and_then(|reach| self.asking(&probe, reach, layout)) {
-            self.begin_asking(now, id, &mut probe, asking);
+        if let Some(tier_lookup) = reach.and_then(|reach| self.tier_lookup(&probe, reach, layout)) {
+            self.begin_tier_lookup(now, id, &mut probe, tier_lookup);
         }
         // a check may have removed an entry at once
         let answer = self.answer(&probe);
@@ -209,7 +209,7 @@ impl<T: Table> Engine<T> {
                     .map(|e| (h, e))
             });
             let Some((handle, e)) = entry else {
-                let (state, tier, waits) = self.stand_of(probe, at);
+                let (state, tier, waits) = self.state_of(probe, at);
                 answer.states.push(state);
                 answer.tiers.push(tier);
                 answer.pending |= waits;
@@ -217,7 +217,7 @@ impl<T: Table> Engine<T> {
             };
             answer
                 .tiers
-                .push(self.came_from(probe, at).unwrap_or(TIER_MEMORY));
+                .push(self.fetched_from(probe, at).unwrap_or(TIER_MEMORY));
             if self.must_check(handle.entry, probe.asked_ms) {
                 // the engine holds this chunk locally, so nothing waits for it
                 answer.states.push(wire::CHUNK_PENDING);
@@ -252,7 +252,7 @@ impl<T: Table> Engine<T> {
         let mut probe = self.leases.take(id)?;
         probe.answered = true;
         probe.pinned_ms = now.mono_ms;
-        self.stop_asking(id, &mut probe);
+        self.stop_tier_lookup(id, &mut probe);
         self.load_ended(now, &probe);
         // chunks without a check in time count as missing
         for handle in std::mem::take(&mut probe.waits) {
@@ -353,7 +353,7 @@ impl<T: Table> Engine<T> {
             return;
         };
         let open = !probe.answered && probe.open();
-        self.stop_asking(id, &mut probe);
+        self.stop_tier_lookup(id, &mut probe);
         let pins: Vec<Handle> = probe.pins.iter_mut().filter_map(Option::take).collect();
         let waits = std::mem::take(&mut probe.waits);
         self.leases.put_back(id, probe);

@@ -248,9 +248,13 @@ impl<T: Table> Engine<T> {
             }
             if !probe.open() {
                 self.changed.push(Changed::Final { probe: id });
-            } else if let Some(asking) = probe.asking.as_mut().filter(|_| probe.waits.is_empty()) {
+            } else if let Some(tier_lookup) = probe
+                .tier_lookup
+                .as_mut()
+                .filter(|_| probe.waits.is_empty())
+            {
                 // lower tiers may take longer than the checks
-                asking.changed = true;
+                tier_lookup.changed = true;
                 self.lower.changed(id);
             }
         }

@@ -1,11 +1,11 @@
 //! Windows: staging memory that a worker maps, and the copies between it and the arena. This crate decides how bytes move and in which
 //! order a stage changes hands. `sessions` decides which slots may be touched; sockets and threads are in `serve`.
 
-pub mod course;
+pub mod copy_engine;
 pub mod cuda;
 pub mod device;
 pub mod host;
-pub mod mover;
+pub mod lifecycle;
 pub mod page;
 pub mod room;
 

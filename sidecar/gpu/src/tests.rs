@@ -1,8 +1,8 @@
 //! Stages that change hands over host memory, with copies that are paused half-way.
 
+use super::copy_engine::{CopyEngine, Slots, Step};
 use super::device::{Device, DeviceError, Export, Part, Progress, Ticket};
 use super::host::HostDevice;
-use super::mover::{Mover, Slots, Step};
 use super::page::FlagPage;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::window::*;
@@ -44,7 +44,7 @@ impl Slots for Told {
 }
 
 struct Rig {
-    mover: Mover,
+    copy_engine: CopyEngine,
     /// The worker's mapping of the page.
     page: Mapping,
     window: Mapping,
@@ -73,7 +73,7 @@ impl Rig {
         let theirs = Mapping::new(page.fd().as_fd(), page_bytes(2)).unwrap();
         let arena = Arc::new(Mapping::private("arena", ARENA).unwrap());
         Self {
-            mover: Mover::new(page, Box::new(device), arena.clone(), STAGE),
+            copy_engine: CopyEngine::new(page, Box::new(device), arena.clone(), STAGE),
             page: theirs,
             window,
             arena,
@@ -105,7 +105,7 @@ impl Rig {
     }
 
     fn step(&mut self) -> Step {
-        self.mover.step(&self.slots)
+        self.copy_engine.step(&self.slots)
     }
 
     /// Steps until no copy is in flight. Woken by the ends of copies.
@@ -197,7 +197,7 @@ fn a_stage_is_given_back_and_its_end_is_told_only_when_the_copy_has_ended() {
         (rig.word(0).state, rig.log()),
         (State::Filled, vec!["begins 1".into()])
     );
-    rig.mover.close();
+    rig.copy_engine.close();
     assert_eq!(
         rig.step().moving,
         1,
@@ -234,7 +234,7 @@ fn what_was_copied_from_the_page_counts_whatever_is_written_there_later() {
         },
     );
     rig.go_on.send(()).unwrap();
-    while rig.mover.step(&rig.slots).answered == 0 {
+    while rig.copy_engine.step(&rig.slots).answered == 0 {
         std::thread::yield_now();
     }
     let held = Word {
@@ -343,7 +343,7 @@ fn a_copy_in_doubt_gives_nothing_back_before_its_end_is_known() {
     };
     let page = FlagPage::new(2, STAGE).unwrap();
     rig.page = Mapping::new(page.fd().as_fd(), page_bytes(2)).unwrap();
-    rig.mover = Mover::new(page, Box::new(device), rig.arena.clone(), STAGE);
+    rig.copy_engine = CopyEngine::new(page, Box::new(device), rig.arena.clone(), STAGE);
     rig.hand_over(0, State::Filled, 1, &[run(0, 0, 100)]);
     rig.step();
     for _ in 0..3 {
@@ -365,9 +365,9 @@ fn a_copy_that_is_given_up_keeps_its_stage_and_its_slots_until_it_ends() {
     rig.hand_over(0, State::Filled, 1, &[run(0, 0, 500_000)]);
     assert_eq!(rig.step().moving, 1);
     rig.half_way.recv().unwrap();
-    rig.mover.close();
+    rig.copy_engine.close();
     for _ in 0..2 {
-        rig.mover.give_up(&rig.slots);
+        rig.copy_engine.give_up(&rig.slots);
         let step = rig.step();
         assert_eq!((step.moving, step.in_doubt, step.answered), (1, 1, 0));
     }

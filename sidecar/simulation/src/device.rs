@@ -55,7 +55,7 @@ pub struct Copies {
     pub refuses: bool,
 }
 
-/// What the mover drives; the world makes it go on.
+/// What the copy_engine drives; the world makes it go on.
 #[derive(Debug)]
 pub struct SimDevice(pub Arc<Mutex<Copies>>);
 

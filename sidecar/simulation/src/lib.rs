@@ -1,5 +1,5 @@
-//! A deterministic simulation of the pod around the real state machine (`sessions::Core`) and the real windows (`gpu::mover`,
-//! `gpu::course`): model connectors with all their rules, memory that outlives an engine that dies at any table write, a model of
+//! A deterministic simulation of the pod around the real state machine (`sessions::Core`) and the real windows (`gpu::copy_engine`,
+//! `gpu::lifecycle`): model connectors with all their rules, memory that outlives an engine that dies at any table write, a model of
 //! the bytes, and faults. A history is a function of its seed. Each rule can be left out on purpose, to show that the simulation sees it.
 //!
 //! For tests and `examples/simulate` only.

@@ -1,9 +1,9 @@
-//! What a mover asks of the state machine, and tells it, within one turn.
+//! What a copy_engine asks of the state machine, and tells it, within one turn.
 
 use super::host::SimHost;
 use kvcachepool_engine::mistake::{Mistake, made};
 use kvcachepool_engine::sessions::{Core, Now, Output, WindowId};
-use kvcachepool_gpu::mover::Slots;
+use kvcachepool_gpu::copy_engine::Slots;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::window::{
     Direction, HEADER_BYTES, Order, RECORD_BYTES, RUNS_AT, Reason, Run, State, Word, encode,

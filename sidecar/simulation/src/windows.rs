@@ -1,4 +1,4 @@
-//! The sidecar's side of windows: the real mover and its course, on threads that take their turns by chance.
+//! The sidecar's side of windows: the real copy_engine and its lifecycle, on threads that take their turns by chance.
 
 use super::counts::Fault;
 use super::device::{Copies, Pane, SimDevice, State};
@@ -8,8 +8,8 @@ use super::rules::Rule;
 use super::sidecar::survives;
 use super::world::{Wire, World, say};
 use kvcachepool_engine::sessions::{ConnId, Input, ProcessId, WindowId, WindowNews};
-use kvcachepool_gpu::course::{Course, Turn};
-use kvcachepool_gpu::mover::Mover;
+use kvcachepool_gpu::copy_engine::CopyEngine;
+use kvcachepool_gpu::lifecycle::{Turn, WindowLifecycle};
 use kvcachepool_gpu::page::FlagPage;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Op};
@@ -40,8 +40,8 @@ pub struct Window {
     process: ProcessId,
     region: u64,
     pub pane: usize,
-    mover: Mover,
-    course: Course,
+    copy_engine: CopyEngine,
+    lifecycle: WindowLifecycle,
     /// Its connection is over, or has another one.
     withdrawn: bool,
 }
@@ -49,7 +49,7 @@ pub struct Window {
 impl Window {
     /// No copy of it begins any more.
     pub fn is_over(&self) -> bool {
-        self.course.is_over()
+        self.lifecycle.is_over()
     }
 }
 
@@ -176,8 +176,8 @@ impl World {
             process: wish.process,
             region: geometry.region,
             pane,
-            mover: Mover::new(page, device, arena, stage_bytes),
-            course: Course::default(),
+            copy_engine: CopyEngine::new(page, device, arena, stage_bytes),
+            lifecycle: WindowLifecycle::default(),
             withdrawn: wish.withdrawn,
         });
         say!(self, "window {pane} is made for process {pid}");
@@ -243,7 +243,7 @@ impl World {
             self.refuse_window(id, tag, Unavailable::PatternMismatch);
             return true;
         }
-        window.course.works();
+        window.lifecycle.works();
         let news = WindowNews::Works {
             memory: "simulated memory".into(),
         };
@@ -267,7 +267,7 @@ impl World {
         let mut window = self.side.windows.remove(at);
         let (id, pane) = (window.id, window.pane);
         if window.withdrawn || !self.panes[pane].worker_there {
-            window.course.end();
+            window.lifecycle.end();
         }
         let refuses = self.faults_on && self.rng.chance(self.p.rates.window / 4);
         self.panes[pane].copies.lock().refuses = refuses;
@@ -284,7 +284,7 @@ impl World {
             early: Cell::default(),
         };
         let now = Duration::from_millis(self.now);
-        let turn = survives(|| window.course.turn(&mut window.mover, &owner, now));
+        let turn = survives(|| window.lifecycle.turn(&mut window.copy_engine, &owner, now));
         let Owner {
             core,
             out,

@@ -1,9 +1,9 @@
 //! The thread of one window. It verifies that both sides see the same memory, then moves stages until the connection or the bell ends.
 
 use super::windows::{Command, Owner, Passed};
-use kvcachepool_gpu::course::{Course, Turn};
+use kvcachepool_gpu::copy_engine::{CopyEngine, Step};
 use kvcachepool_gpu::device::{DeviceError, NoWindow};
-use kvcachepool_gpu::mover::{Mover, Step};
+use kvcachepool_gpu::lifecycle::{Turn, WindowLifecycle};
 use kvcachepool_gpu::page::FlagPage;
 use kvcachepool_gpu::{STAGES, open, stage_bytes};
 use kvcachepool_memory::arena::Arena;
@@ -34,12 +34,12 @@ const DOUBT_EVERY: Timespec = Timespec {
 
 /// State of a window's thread.
 pub(super) struct Window {
-    mover: Mover,
+    copy_engine: CopyEngine,
     arena: Arena,
     bell: OwnedFd,
     poke: Arc<OwnedFd>,
     pattern: [u8; PATTERN_BYTES],
-    course: Course,
+    lifecycle: WindowLifecycle,
     /// The worker reported that it has unmapped the memory.
     unmapped: bool,
 }
@@ -67,18 +67,22 @@ impl Window {
         let mut pattern = [0; PATTERN_BYTES];
         fastrand::fill(&mut pattern);
         let mut window = Self {
-            mover: Mover::new(page, device, arena.bytes.clone(), stage_bytes),
+            copy_engine: CopyEngine::new(page, device, arena.bytes.clone(), stage_bytes),
             arena,
             bell,
             poke,
             pattern,
-            course: Course::default(),
+            lifecycle: WindowLifecycle::default(),
             unmapped: false,
         };
-        window.mover.device().write(0, &pattern).map_err(failed)?;
-        let export = window.mover.device().export();
+        window
+            .copy_engine
+            .device()
+            .write(0, &pattern)
+            .map_err(failed)?;
+        let export = window.copy_engine.device().export();
         let mut names = vec!["page".to_owned(), "bell".to_owned()];
-        let mut fds = vec![window.mover.page().fd(), Arc::new(theirs)];
+        let mut fds = vec![window.copy_engine.page().fd(), Arc::new(theirs)];
         if let Some(fd) = export.fd {
             names.insert(0, "window".into());
             fds.insert(0, fd);
@@ -100,18 +104,20 @@ impl Window {
     pub(super) fn run(&mut self, owner: &Owner, commands: &Receiver<Command>) {
         let begun = Instant::now();
         loop {
-            while !self.course.is_over() {
+            while !self.lifecycle.is_over() {
                 match commands.try_recv() {
                     Ok(Command::Confirm { tag }) => self.confirm(owner, tag),
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => self.course.end(),
+                    Err(TryRecvError::Disconnected) => self.lifecycle.end(),
                 }
             }
             let Turn {
                 step,
                 doubted,
                 ended,
-            } = self.course.turn(&mut self.mover, owner, begun.elapsed());
+            } = self
+                .lifecycle
+                .turn(&mut self.copy_engine, owner, begun.elapsed());
             if let Some(before) = doubted {
                 let _ = shutdown(&self.bell, Shutdown::Write);
                 owner.in_doubt(step.in_doubt as u64, before as u64);
@@ -128,16 +134,16 @@ impl Window {
                 return;
             }
             if self.hangs_up(step) {
-                self.course.end();
+                self.lifecycle.end();
             }
         }
     }
 
     /// Sleeps until there is work. True: the worker has hung up.
     fn hangs_up(&mut self, step: Step) -> bool {
-        let over = self.course.is_over();
+        let over = self.lifecycle.is_over();
         let asks = match step.moving - step.in_doubt {
-            1.. if !self.mover.device().tells_ends() => Some(&ASK_EVERY),
+            1.. if !self.copy_engine.device().tells_ends() => Some(&ASK_EVERY),
             // Also wakes when a running copy becomes overdue: nothing else wakes the thread then.
             _ if over || step.in_doubt > 0 => Some(&DOUBT_EVERY),
             _ => None,
@@ -177,7 +183,7 @@ impl Window {
     /// Keeps memory that was passed by handle until the worker reports that it has unmapped it, or is dead: otherwise the driver would free
     /// it under the worker's copies.
     pub(super) fn outlive(&mut self, owner: &Owner) {
-        if self.mover.device().export().kind != WindowKind::IpcHandle {
+        if self.copy_engine.device().export().kind != WindowKind::IpcHandle {
             return;
         }
         // The worker sees the end of the window and can still send.
@@ -198,7 +204,7 @@ impl Window {
 
     fn confirm(&mut self, owner: &Owner, tag: u64) {
         let mut seen = [0; PATTERN_BYTES];
-        let read = self.mover.device().read(0, &mut seen).map_err(failed);
+        let read = self.copy_engine.device().read(0, &mut seen).map_err(failed);
         let wanted = self.pattern.map(|byte| !byte);
         let answer = match read {
             Err(none) => Err(none),
@@ -207,8 +213,8 @@ impl Window {
                 "memory check failed: the bytes read here differ from those that the worker wrote",
             )),
             Ok(()) => {
-                self.course.works();
-                self.mover.device().works(&self.arena);
+                self.lifecycle.works();
+                self.copy_engine.device().works(&self.arena);
                 let reply = WindowReply {
                     working: true,
                     ..WindowReply::default()
@@ -216,7 +222,7 @@ impl Window {
                 Ok((reply, Vec::new()))
             }
         };
-        let memory = answer.is_ok().then(|| self.mover.device().memory());
+        let memory = answer.is_ok().then(|| self.copy_engine.device().memory());
         owner.answer(tag, answer, memory);
     }
 }

@@ -4,46 +4,50 @@ use super::super::Engine;
 use super::super::Time;
 use super::super::probe::Probe;
 use super::super::table::Table;
-use super::ask::Stand;
+use super::ask::LookupState;
 use super::number;
 use crate::Changed;
 use kvcachepool_protocol::message as wire;
 
 /// Shortest interval between two updates of one PROBE. Milliseconds.
-const NEWS_MS: u64 = 20;
+const UPDATE_MS: u64 = 20;
 
 impl<T: Table> Engine<T> {
     /// Wire state, tier number and pending flag of a chunk that memory lacks.
-    pub(crate) fn stand_of(&self, probe: &Probe, at: usize) -> (u8, u8, bool) {
-        let stand = probe.asking.as_ref().and_then(|a| a.stands.get(at));
+    pub(crate) fn state_of(&self, probe: &Probe, at: usize) -> (u8, u8, bool) {
+        let state = probe.tier_lookup.as_ref().and_then(|a| a.states.get(at));
         let named = |tier: &usize| self.number_of(*tier);
-        match stand {
-            Some(Stand::Asked(tier) | Stand::Coming(tier)) => {
+        match state {
+            Some(LookupState::Asked(tier) | LookupState::Fetching(tier)) => {
                 (wire::CHUNK_PENDING, named(tier), true)
             }
-            Some(Stand::Open) => {
-                let untried =
-                    |tier: &usize| probe.asking.as_ref().is_some_and(|a| !a.tried(at, *tier));
+            Some(LookupState::Pending) => {
+                let untried = |tier: &usize| {
+                    probe
+                        .tier_lookup
+                        .as_ref()
+                        .is_some_and(|a| !a.tried(at, *tier))
+                };
                 let last = self.lower.tiers.len().saturating_sub(1);
                 let next = (0..last).find(untried).unwrap_or(last);
                 (wire::CHUNK_PENDING, named(&next), true)
             }
             // the request's next PROBE fetches it
-            Some(Stand::There(tier)) => (wire::CHUNK_PENDING, named(tier), false),
+            Some(LookupState::Found(tier)) => (wire::CHUNK_PENDING, named(tier), false),
             _ => (wire::CHUNK_ABSENT, 0, false),
         }
     }
 
     /// Reason why chunks of a PROBE are not fetched; empty = none is declined.
     pub(crate) fn declined(&self, probe: &Probe) -> &'static str {
-        let asking = probe.asking.as_ref();
-        asking.and_then(|a| a.declined).unwrap_or_default()
+        let tier_lookup = probe.tier_lookup.as_ref();
+        tier_lookup.and_then(|a| a.declined).unwrap_or_default()
     }
 
     /// Number of the tier that a chunk of a PROBE was fetched from.
-    pub(crate) fn came_from(&self, probe: &Probe, at: usize) -> Option<u8> {
-        match probe.asking.as_ref()?.stands.get(at)? {
-            Stand::Came(tier) => Some(self.number_of(*tier)),
+    pub(crate) fn fetched_from(&self, probe: &Probe, at: usize) -> Option<u8> {
+        match probe.tier_lookup.as_ref()?.states.get(at)? {
+            LookupState::Fetched(tier) => Some(self.number_of(*tier)),
             _ => None,
         }
     }
@@ -57,7 +61,7 @@ impl<T: Table> Engine<T> {
 
     /// Expected wait of a PROBE for lower tiers. Milliseconds.
     pub(crate) fn pending_ms(&self, probe: &Probe) -> u64 {
-        let Some(asking) = &probe.asking else {
+        let Some(tier_lookup) = &probe.tier_lookup else {
             return 0;
         };
         let mut longest = 0;
@@ -66,15 +70,16 @@ impl<T: Table> Engine<T> {
             |since: Option<u64>| since.map_or(0, |since| self.lower.now_ms.saturating_sub(since));
         for (at, tier) in self.lower.tiers.iter().enumerate() {
             let (mut asked, mut coming) = (false, false);
-            for stand in &asking.stands {
-                asked |= *stand == Stand::Asked(at);
-                coming |= matches!(stand, Stand::Coming(t) | Stand::There(t) if *t == at);
+            for state in &tier_lookup.states {
+                asked |= *state == LookupState::Asked(at);
+                coming |=
+                    matches!(state, LookupState::Fetching(t) | LookupState::Found(t) if *t == at);
             }
             if !asked && !coming {
                 continue;
             }
-            let flights = self.lower.flights.values().filter(|f| f.tier == at);
-            let mut expected_ms = tier.expected_ms(age(flights.map(|f| f.since_ms).min()));
+            let in_flight = self.lower.in_flight.values().filter(|f| f.tier == at);
+            let mut expected_ms = tier.expected_ms(age(in_flight.map(|f| f.since_ms).min()));
             if asked {
                 let mut lookups = self.lower.lookups.values().filter(|l| l.tier == at);
                 let oldest = lookups.next().map(|l| l.since_ms);
@@ -86,23 +91,23 @@ impl<T: Table> Engine<T> {
     }
 
     /// Queues updates for PROBEs whose answers changed, at most one per interval.
-    pub(super) fn tell_news(&mut self, now: Time) {
-        let mut ids = std::mem::take(&mut self.lower.news);
+    pub(super) fn send_updates(&mut self, now: Time) {
+        let mut ids = std::mem::take(&mut self.lower.updates);
         ids.sort_unstable();
         ids.dedup();
         for id in ids {
             let Some(probe) = self.leases.probe_mut(id).filter(|p| !p.answered) else {
                 continue;
             };
-            let Some(asking) = probe.asking.as_mut().filter(|a| a.changed) else {
+            let Some(tier_lookup) = probe.tier_lookup.as_mut().filter(|a| a.changed) else {
                 continue;
             };
-            if now.mono_ms < asking.told_ms + NEWS_MS {
-                self.lower.news.push(id);
+            if now.mono_ms < tier_lookup.updated_ms + UPDATE_MS {
+                self.lower.updates.push(id);
                 continue;
             }
-            asking.told_ms = now.mono_ms;
-            asking.changed = false;
+            tier_lookup.updated_ms = now.mono_ms;
+            tier_lookup.changed = false;
             self.changed.push(Changed::Partial { probe: id });
         }
     }

@@ -14,39 +14,39 @@ use kvcachepool_protocol::key::ChunkKey;
 
 /// Lookup state of a chunk that memory lacked when the PROBE arrived. Tiers are indexes into `TierPlanner::tiers`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Stand {
+pub(crate) enum LookupState {
     /// The chunk is in memory, or no tier is asked for it.
     #[default]
     Memory,
     /// To be looked up after the lookup in flight.
-    Open,
+    Pending,
     /// A lookup is in flight.
     Asked(usize),
     /// The tier has the chunk; no fetch has started.
-    There(usize),
-    Coming(usize),
+    Found(usize),
+    Fetching(usize),
     /// Fetched, for this request or for another one while it waited.
-    Came(usize),
+    Fetched(usize),
     /// No tier has the chunk, or no tier delivered it.
     Absent,
     /// Not waited for: the prefix ended earlier, memory has no room, or the wait timed out.
-    Cut,
+    Dropped,
 }
 
 /// Lookup state of one PROBE in lower tiers.
 #[derive(Debug, Clone)]
-pub(crate) struct Asking {
+pub(crate) struct TierLookup {
     pub reach: Reach,
     /// The engine's number of the chunks' layout.
     pub layout: u32,
-    pub stands: Vec<Stand>,
+    pub states: Vec<LookupState>,
     /// First chunk that counts: the range runs from the local boundary to the load limit.
     pub first: usize,
     pub end: usize,
     pub lookup: Option<u64>,
     /// Bit mask of the tiers already tried, per chunk. A tier that failed to deliver a chunk is not asked again.
     pub tried: Vec<u8>,
-    pub told_ms: u64,
+    pub updated_ms: u64,
     pub changed: bool,
     /// The load chosen for this PROBE.
     pub chosen: Option<Chosen>,
@@ -54,12 +54,15 @@ pub(crate) struct Asking {
     pub declined: Option<&'static str>,
 }
 
-impl Asking {
+impl TierLookup {
     /// True while a lookup or a fetch is pending.
     pub fn waits(&self) -> bool {
-        self.stands
-            .iter()
-            .any(|s| matches!(s, Stand::Open | Stand::Asked(_) | Stand::Coming(_)))
+        self.states.iter().any(|s| {
+            matches!(
+                s,
+                LookupState::Pending | LookupState::Asked(_) | LookupState::Fetching(_)
+            )
+        })
     }
 
     /// Marks a tier as tried for a chunk.
@@ -98,7 +101,12 @@ pub(crate) struct Lookup {
 
 impl<T: Table> Engine<T> {
     /// Creates the lookup state of a PROBE. None if memory has every chunk, or no tier is up.
-    pub(crate) fn asking(&self, probe: &Probe, reach: Reach, layout: u32) -> Option<Asking> {
+    pub(crate) fn tier_lookup(
+        &self,
+        probe: &Probe,
+        reach: Reach,
+        layout: u32,
+    ) -> Option<TierLookup> {
         if !self.lower.any_up() {
             return None;
         }
@@ -115,23 +123,23 @@ impl<T: Table> Engine<T> {
                 (first.min(count), end.min(count))
             }
         };
-        let mut stands = vec![Stand::Memory; probe.pins.len()];
+        let mut states = vec![LookupState::Memory; probe.pins.len()];
         let mut any = false;
         for at in first..end {
-            if let (Some(None), Some(stand)) = (probe.pins.get(at), stands.get_mut(at)) {
-                *stand = Stand::Open;
+            if let (Some(None), Some(state)) = (probe.pins.get(at), states.get_mut(at)) {
+                *state = LookupState::Pending;
                 any = true;
             }
         }
-        any.then_some(Asking {
+        any.then_some(TierLookup {
             reach,
             layout,
-            stands,
+            states,
             first,
             end,
             lookup: None,
             tried: vec![0; probe.pins.len()],
-            told_ms: 0,
+            updated_ms: 0,
             changed: false,
             chosen: None,
             declined: None,
@@ -139,78 +147,94 @@ impl<T: Table> Engine<T> {
     }
 
     /// Starts lookups and fetches for a PROBE that is not registered yet.
-    pub(crate) fn begin_asking(&mut self, now: Time, id: u64, probe: &mut Probe, asking: Asking) {
-        let mut asking = asking;
-        self.ask_and_want(now, id, probe, &mut asking);
-        asking.changed = false;
-        probe.asking = Some(asking);
+    pub(crate) fn begin_tier_lookup(
+        &mut self,
+        now: Time,
+        id: u64,
+        probe: &mut Probe,
+        tier_lookup: TierLookup,
+    ) {
+        let mut tier_lookup = tier_lookup;
+        self.look_up_and_fetch(now, id, probe, &mut tier_lookup);
+        tier_lookup.changed = false;
+        probe.tier_lookup = Some(tier_lookup);
     }
 
     /// Starts the next lookup and the fetches that are allowed. Completes the PROBE if nothing is pending.
-    pub(super) fn go_on(&mut self, now: Time, id: u64) {
+    pub(super) fn advance(&mut self, now: Time, id: u64) {
         let Some(mut probe) = self.leases.take(id) else {
             return;
         };
-        if let Some(mut asking) = probe.asking.take() {
+        if let Some(mut tier_lookup) = probe.tier_lookup.take() {
             if !probe.answered {
-                self.ask_and_want(now, id, &mut probe, &mut asking);
+                self.look_up_and_fetch(now, id, &mut probe, &mut tier_lookup);
             }
-            probe.asking = Some(asking);
+            probe.tier_lookup = Some(tier_lookup);
         }
         let done = !probe.answered && !probe.open();
         self.leases.put_back(id, probe);
         if done {
             self.changed.push(Changed::Final { probe: id });
         } else {
-            self.lower.news.push(id);
+            self.lower.updates.push(id);
         }
     }
 
     /// If a tier's queue rejects a chunk, the next tier is asked for it.
-    fn ask_and_want(&mut self, now: Time, id: u64, probe: &mut Probe, asking: &mut Asking) {
+    fn look_up_and_fetch(
+        &mut self,
+        now: Time,
+        id: u64,
+        probe: &mut Probe,
+        tier_lookup: &mut TierLookup,
+    ) {
         loop {
-            self.ask_next(now, id, probe, asking);
-            if !self.want_all(now, id, probe, asking) {
+            self.ask_next(now, id, probe, tier_lookup);
+            if !self.fetch_available(now, id, probe, tier_lookup) {
                 return;
             }
         }
     }
 
     /// Starts the next lookup, with the nearest untried tier, for chunks that no tier is known to have. One lookup is in flight at a time.
-    fn ask_next(&mut self, now: Time, id: u64, probe: &Probe, asking: &mut Asking) {
+    fn ask_next(&mut self, now: Time, id: u64, probe: &Probe, tier_lookup: &mut TierLookup) {
         for tier in 0..self.lower.tiers.len() {
-            if asking.lookup.is_some() {
+            if tier_lookup.lookup.is_some() {
                 return;
             }
             let up = self.lower.tiers.get(tier).is_some_and(Tier::up)
-                && self.lower.serves(tier, &asking.reach.namespace);
+                && self.lower.serves(tier, &tier_lookup.reach.namespace);
             let mut ats = Vec::new();
-            for at in 0..asking.stands.len() {
-                let open = asking.stands.get(at) == Some(&Stand::Open);
+            for at in 0..tier_lookup.states.len() {
+                let open = tier_lookup.states.get(at) == Some(&LookupState::Pending);
                 let Some(key) = probe.question.keys.get(at).filter(|_| open) else {
                     continue;
                 };
-                if asking.tried(at, tier) {
+                if tier_lookup.tried(at, tier) {
                     continue;
                 }
-                let name = asking.name(*key);
-                asking.tries(at, tier);
+                let name = tier_lookup.name(*key);
+                tier_lookup.tries(at, tier);
                 if !up {
                     continue;
                 }
                 if self.lower.known.has(&name, tier, now.mono_ms) {
-                    set(asking, at, Stand::There(tier));
+                    set(tier_lookup, at, LookupState::Found(tier));
                 } else if !self.lower.known.lacks(&name, tier, now.mono_ms) {
                     ats.push(at);
                 }
             }
             if !ats.is_empty() {
-                self.look_up(now, id, probe, asking, tier, ats);
+                self.look_up(now, id, probe, tier_lookup, tier, ats);
             }
         }
-        if asking.lookup.is_none() {
-            for stand in asking.stands.iter_mut().filter(|s| **s == Stand::Open) {
-                *stand = Stand::Absent;
+        if tier_lookup.lookup.is_none() {
+            for state in tier_lookup
+                .states
+                .iter_mut()
+                .filter(|s| **s == LookupState::Pending)
+            {
+                *state = LookupState::Absent;
             }
         }
     }
@@ -220,7 +244,7 @@ impl<T: Table> Engine<T> {
         now: Time,
         id: u64,
         probe: &Probe,
-        asking: &mut Asking,
+        tier_lookup: &mut TierLookup,
         tier: usize,
         ats: Vec<usize>,
     ) {
@@ -238,14 +262,15 @@ impl<T: Table> Engine<T> {
         self.lower.next_lookup += 1;
         let mut names = Vec::with_capacity(ats.len());
         for at in &ats {
-            if let (Some(key), Some(stand)) =
-                (probe.question.keys.get(*at), asking.stands.get_mut(*at))
-            {
-                *stand = Stand::Asked(tier);
-                names.push(asking.reach.object(*key));
+            if let (Some(key), Some(state)) = (
+                probe.question.keys.get(*at),
+                tier_lookup.states.get_mut(*at),
+            ) {
+                *state = LookupState::Asked(tier);
+                names.push(tier_lookup.reach.object(*key));
             }
         }
-        asking.lookup = Some(lookup);
+        tier_lookup.lookup = Some(lookup);
         self.lower.lookups.insert(
             lookup,
             Lookup {
@@ -297,17 +322,17 @@ impl<T: Table> Engine<T> {
         let Some(probe) = self.leases.probe_mut(lookup.probe) else {
             return;
         };
-        let Some(asking) = probe.asking.as_mut().filter(|a| a.lookup == Some(id)) else {
+        let Some(tier_lookup) = probe.tier_lookup.as_mut().filter(|a| a.lookup == Some(id)) else {
             return;
         };
-        asking.lookup = None;
+        tier_lookup.lookup = None;
         let (mut there, mut missing) = (0, 0);
         for (nth, at) in lookup.ats.iter().enumerate() {
             let Some(key) = probe.question.keys.get(*at) else {
                 continue;
             };
-            let name = asking.name(*key);
-            let Some(stand) = asking.stands.get_mut(*at) else {
+            let name = tier_lookup.name(*key);
+            let Some(state) = tier_lookup.states.get_mut(*at) else {
                 continue;
             };
             let has = present.ok().and_then(|list| list.get(nth)).copied();
@@ -323,15 +348,15 @@ impl<T: Table> Engine<T> {
                 None => {}
             }
             // unless the prefix ended before this chunk
-            if *stand == Stand::Asked(tier) {
-                *stand = if has == Some(true) {
-                    Stand::There(tier)
+            if *state == LookupState::Asked(tier) {
+                *state = if has == Some(true) {
+                    LookupState::Found(tier)
                 } else {
-                    Stand::Open
+                    LookupState::Pending
                 };
             }
         }
-        asking.changed = true;
+        tier_lookup.changed = true;
         let all = lookup.ats.len() as u64;
         self.lower.stat(tier, |s| match present {
             Ok(_) => {
@@ -340,7 +365,7 @@ impl<T: Table> Engine<T> {
             }
             Err(why) => count(&mut s.lookups, why, all),
         });
-        self.go_on(now, lookup.probe);
+        self.advance(now, lookup.probe);
     }
 
     /// The tier went down: PROBEs that asked it continue with the next tier.
@@ -369,45 +394,45 @@ impl<T: Table> Engine<T> {
     }
 
     /// Ends all lookups and fetches of a PROBE; undelivered chunks become absent. Other PROBEs that wait for the same chunks continue.
-    pub(crate) fn stop_asking(&mut self, id: u64, probe: &mut Probe) {
-        let Some(asking) = probe.asking.as_mut() else {
+    pub(crate) fn stop_tier_lookup(&mut self, id: u64, probe: &mut Probe) {
+        let Some(tier_lookup) = probe.tier_lookup.as_mut() else {
             return;
         };
         if T::makes(Mistake::NoCancel) {
             return;
         }
-        if let Some(lookup) = asking.lookup.take()
+        if let Some(lookup) = tier_lookup.lookup.take()
             && let Some(lookup) = self.forget_lookup(lookup)
         {
             let chunks = lookup.ats.len() as u64;
             self.lower
                 .stat(lookup.tier, |s| count(&mut s.lookups, "cancelled", chunks));
         }
-        let fetches = asking.fetches() && asking.declined.is_none();
-        for at in 0..asking.stands.len() {
-            let stand = asking.stands.get(at).copied().unwrap_or_default();
-            let ends = match stand {
-                Stand::Open | Stand::Asked(_) => true,
+        let fetches = tier_lookup.fetches() && tier_lookup.declined.is_none();
+        for at in 0..tier_lookup.states.len() {
+            let state = tier_lookup.states.get(at).copied().unwrap_or_default();
+            let ends = match state {
+                LookupState::Pending | LookupState::Asked(_) => true,
                 // an early PROBE reports what the next one will find; a declined one reports what is available
-                Stand::There(_) => fetches,
+                LookupState::Found(_) => fetches,
                 _ => false,
             };
             if ends {
-                set(asking, at, Stand::Cut);
+                set(tier_lookup, at, LookupState::Dropped);
             }
-            if matches!(stand, Stand::Coming(_)) {
-                set(asking, at, Stand::Cut);
+            if matches!(state, LookupState::Fetching(_)) {
+                set(tier_lookup, at, LookupState::Dropped);
                 if let Some(key) = probe.question.keys.get(at) {
-                    let name = asking.name(*key);
-                    self.leave_want(&name, id, at);
+                    let name = tier_lookup.name(*key);
+                    self.leave_fetch(&name, id, at);
                 }
             }
         }
     }
 }
 
-pub(super) fn set(asking: &mut Asking, at: usize, stand: Stand) {
-    if let Some(s) = asking.stands.get_mut(at) {
-        *s = stand;
+pub(super) fn set(tier_lookup: &mut TierLookup, at: usize, state: LookupState) {
+    if let Some(s) = tier_lookup.states.get_mut(at) {
+        *s = state;
     }
 }

@@ -4,7 +4,7 @@ use super::super::Engine;
 use super::super::memory::say;
 use super::super::name::Name;
 use super::super::table::{GRANTED, Table};
-use super::ask::Stand;
+use super::ask::LookupState;
 use std::collections::BTreeMap;
 
 impl<T: Table> Engine<T> {
@@ -19,31 +19,33 @@ impl<T: Table> Engine<T> {
     fn check_waiters(&self) -> Result<(), String> {
         let mut waiting: BTreeMap<(u64, usize), u32> = BTreeMap::new();
         for (id, probe) in self.leases.probes() {
-            let Some(asking) = &probe.asking else {
+            let Some(tier_lookup) = &probe.tier_lookup else {
                 continue;
             };
-            for (at, stand) in asking.stands.iter().enumerate() {
+            for (at, state) in tier_lookup.states.iter().enumerate() {
                 let pinned = probe.pins.get(at).is_some_and(Option::is_some);
                 say(
-                    !pinned || matches!(stand, Stand::Memory | Stand::Came(_)),
+                    !pinned || matches!(state, LookupState::Memory | LookupState::Fetched(_)),
                     "PinnedIsThere",
-                    || format!("chunk {at} of PROBE {id}: {stand:?}"),
+                    || format!("chunk {at} of PROBE {id}: {state:?}"),
                 )?;
-                match stand {
-                    Stand::Coming(_) => {
+                match state {
+                    LookupState::Fetching(_) => {
                         waiting.insert((id, at), 0);
                     }
-                    Stand::Absent => {
-                        let all = (0..self.lower.tiers.len()).all(|t| asking.tried(at, t));
+                    LookupState::Absent => {
+                        let all = (0..self.lower.tiers.len()).all(|t| tier_lookup.tried(at, t));
                         say(all, "EveryTierIsTried", || {
-                            format!("chunk {at} of PROBE {id}: {:?}", asking.tried)
+                            format!("chunk {at} of PROBE {id}: {:?}", tier_lookup.tried)
                         })?;
                     }
-                    Stand::Open => say(asking.lookup.is_some(), "OpenIsAsked", || {
-                        format!("chunk {at} of PROBE {id}")
-                    })?,
-                    Stand::Asked(_) => {
-                        let asked = asking
+                    LookupState::Pending => {
+                        say(tier_lookup.lookup.is_some(), "OpenIsAsked", || {
+                            format!("chunk {at} of PROBE {id}")
+                        })?
+                    }
+                    LookupState::Asked(_) => {
+                        let asked = tier_lookup
                             .lookup
                             .and_then(|l| self.lower.lookups.get(&l))
                             .is_some_and(|l| l.probe == id && l.ats.contains(&at));
@@ -55,11 +57,11 @@ impl<T: Table> Engine<T> {
                 }
             }
         }
-        for (name, want) in &self.lower.wants {
-            say(!want.waiters.is_empty(), "WantedByNobody", || {
+        for (name, pending_fetch) in &self.lower.pending {
+            say(!pending_fetch.waiters.is_empty(), "WantedByNobody", || {
                 format!("{name:?}")
             })?;
-            for waiter in &want.waiters {
+            for waiter in &pending_fetch.waiters {
                 match waiting.get_mut(waiter) {
                     Some(n) => *n += 1,
                     None => return Err(format!("WaiterWaits: {waiter:?} for {name:?}")),
@@ -72,7 +74,7 @@ impl<T: Table> Engine<T> {
             let asked = self
                 .leases
                 .probe(lookup.probe)
-                .and_then(|p| p.asking.as_ref())
+                .and_then(|p| p.tier_lookup.as_ref())
                 .is_some_and(|a| a.lookup == Some(*id));
             say(asked, "LookupIsWanted", || format!("lookup {id}"))?;
         }
@@ -92,24 +94,24 @@ impl<T: Table> Engine<T> {
                 "LookupsAreBounded",
                 || format!("tier {at}: {} of {}", tier.lookups, lookups.len()),
             )?;
-            let flights: Vec<_> = self
+            let in_flight: Vec<_> = self
                 .lower
-                .flights
+                .in_flight
                 .values()
                 .filter(|f| f.tier == at)
                 .collect();
-            let bytes: u64 = flights.iter().map(|f| f.bytes).sum();
+            let bytes: u64 = in_flight.iter().map(|f| f.bytes).sum();
             let most = self.fetch_bytes_max(tier);
             let bounded = tier.fetches <= tier.config.fetches_max
                 && (tier.fetch_bytes <= most || tier.fetches == 1);
             say(
-                flights.len() == tier.fetches as usize && bytes == tier.fetch_bytes && bounded,
+                in_flight.len() == tier.fetches as usize && bytes == tier.fetch_bytes && bounded,
                 "FetchesAreBounded",
                 || format!("tier {at}: {} fetches of {bytes} bytes", tier.fetches),
             )?;
             let queued = self
                 .lower
-                .wants
+                .pending
                 .values()
                 .filter(|w| w.tier == at && w.flight.is_none())
                 .count();
@@ -119,12 +121,12 @@ impl<T: Table> Engine<T> {
                 || format!("tier {at}: {} of {queued}", tier.queued),
             )?;
             let s = &tier.stats;
-            let asking: usize = lookups.iter().map(|l| l.ats.len()).sum();
+            let tier_lookup: usize = lookups.iter().map(|l| l.ats.len()).sum();
             let ended: u64 = s.lookups.values().sum();
             say(
-                s.asked_chunks == ended + asking as u64,
+                s.asked_chunks == ended + tier_lookup as u64,
                 "LookupsAddUp",
-                || format!("tier {at}: {s:?}, {asking} under way"),
+                || format!("tier {at}: {s:?}, {tier_lookup} under way"),
             )?;
             let ended: u64 = s.fetches.values().sum();
             let under_way = queued as u64 + u64::from(tier.fetches);
@@ -191,7 +193,7 @@ impl<T: Table> Engine<T> {
     }
 
     fn check_flights(&self) -> Result<(), String> {
-        for (id, flight) in &self.lower.flights {
+        for (id, flight) in &self.lower.in_flight {
             for target in &flight.targets {
                 let row = self.memory.slots.row(target.section.slot.get());
                 let held = row.state == GRANTED
@@ -203,7 +205,7 @@ impl<T: Table> Engine<T> {
             }
             let wanted = self
                 .lower
-                .wants
+                .pending
                 .get(&flight.name)
                 .is_some_and(|w| w.flight.is_some_and(|f| f.number() == *id));
             say(wanted != flight.cancelled, "FetchIsWanted", || {

@@ -53,11 +53,11 @@ impl<T: Table> Engine<T> {
     }
 
     /// Advances the clears in progress.
-    pub(super) fn go_on_clearing(&mut self, now: Time) {
+    pub(super) fn advance_clears(&mut self, now: Time) {
         for at in 0..self.lower.tiers.len() {
             if self.clearing(at) == Some(Clearing::Begins) {
                 self.set_clearing(at, Some(Clearing::Waits { from_ms: 0 }));
-                self.let_go_of(now, at);
+                self.cancel_all_of(now, at);
             }
             let Some(tier) = self.lower.tiers.get_mut(at) else {
                 return;

@@ -113,7 +113,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// Advances the walks in progress.
-    pub(super) fn walk_on(&mut self, now: Time) {
+    pub(super) fn advance_flushes(&mut self, now: Time) {
         for at in 0..self.lower.tiers.len() {
             if let Some(walk) = self.lower.tiers.get(at).and_then(|t| t.walk) {
                 let next = self.walk_from(now, at, walk);

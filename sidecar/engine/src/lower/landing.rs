@@ -6,8 +6,8 @@ use super::super::memory::record;
 use super::super::mistake::Mistake;
 use super::super::table::Table;
 use super::super::{Engine, Time};
-use super::ask::Stand;
-use super::flights::{Flight, after};
+use super::ask::LookupState;
+use super::fetches::{FetchInFlight, after};
 use super::stats::count;
 use super::{Tier, mean_ms};
 use crate::effect::{Effect, Landed};
@@ -21,7 +21,7 @@ const CLOCKS_DIFFER_S: u64 = 300;
 impl<T: Table> Engine<T> {
     /// A fetch ended: nothing writes into its slots any more. A cancelled fetch returns its slots, whatever it received.
     pub(crate) fn landed(&mut self, now: Time, fetch: FetchId, landed: Result<Landed, Cause>) {
-        let Some(flight) = self.lower.flights.remove(&fetch.number()) else {
+        let Some(flight) = self.lower.in_flight.remove(&fetch.number()) else {
             // from an earlier boot
             return;
         };
@@ -46,14 +46,14 @@ impl<T: Table> Engine<T> {
         if flight.cancelled {
             return;
         }
-        let want = self.lower.wants.remove(&flight.name);
-        let came = self
+        let pending_fetch = self.lower.pending.remove(&flight.name);
+        let fetched = self
             .there(&flight.name)
             .filter(|_| result.is_ok())
-            .map(|handle| (handle, Stand::Came(flight.tier)));
+            .map(|handle| (handle, LookupState::Fetched(flight.tier)));
         let otherwise = after::<T>(result.err().unwrap_or("Voided"));
-        for (id, at) in want.map(|w| w.waiters).unwrap_or_default() {
-            self.tell_waiter(now, id, at, came, otherwise);
+        for (id, at) in pending_fetch.map(|w| w.waiters).unwrap_or_default() {
+            self.notify_waiter(now, id, at, fetched, otherwise);
         }
     }
 
@@ -61,7 +61,7 @@ impl<T: Table> Engine<T> {
     fn remember(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &FetchInFlight,
         landed: &Result<Landed, Cause>,
         result: Result<(), &'static str>,
     ) {
@@ -98,7 +98,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// Orders the deletion of an unusable object in a tier that is written to: while it exists, nothing is written under its name.
-    fn discards(&mut self, flight: &Flight) -> bool {
+    fn discards(&mut self, flight: &FetchInFlight) -> bool {
         let writes = |t: &&Tier| t.up() && t.is_written();
         let Some(tier) = self.lower.tiers.get(flight.tier).filter(writes) else {
             return false;
@@ -115,7 +115,7 @@ impl<T: Table> Engine<T> {
         &mut self,
         now: Time,
         fetch: FetchId,
-        flight: &Flight,
+        flight: &FetchInFlight,
         landed: &Landed,
     ) -> Result<(), &'static str> {
         compare::<T>(now, flight, landed)?;
@@ -142,14 +142,14 @@ impl<T: Table> Engine<T> {
         // offer the chunk to nearer tiers only; tiers behind the source have it, or do not take it
         for offer in self.lower.offers.iter_mut().rev() {
             if there == Some(offer.chunk) {
-                offer.came_from(flight.tier);
+                offer.fetched_from(flight.tier);
             }
         }
         there.map(|_| ()).ok_or("Voided")
     }
 
     /// Copies block hashes and expiry from the object's head to the record of a new chunk.
-    fn complete_record(&mut self, flight: &Flight, object: &Object) {
+    fn complete_record(&mut self, flight: &FetchInFlight, object: &Object) {
         let Some(entry) = self.memory.index.find(&flight.name) else {
             return;
         };
@@ -184,7 +184,11 @@ fn expired_long_ago(now: Time, landed: &Result<Landed, Cause>) -> bool {
 }
 
 /// Compares a received object with the requested chunk, and its bytes with the head's digests.
-fn compare<T: Table>(now: Time, flight: &Flight, landed: &Landed) -> Result<(), &'static str> {
+fn compare<T: Table>(
+    now: Time,
+    flight: &FetchInFlight,
+    landed: &Landed,
+) -> Result<(), &'static str> {
     let (object, chunk) = (&landed.object, &flight.chunk);
     let domain = &chunk.reach.domain;
     let same = object.kind == KeyKind::Prefix

@@ -7,7 +7,7 @@ mod ask;
 mod check;
 mod claims;
 mod clearing;
-mod flights;
+mod fetches;
 mod flush;
 mod head;
 mod known;
@@ -23,7 +23,7 @@ pub use flush::Unwritten;
 pub use speed::Estimate;
 pub use stats::{LoadStats, TierStats, TierView};
 
-pub(crate) use ask::Asking;
+pub(crate) use ask::TierLookup;
 
 use super::config::{TierConfig, WritePolicy};
 use super::memory::Handle;
@@ -35,7 +35,7 @@ use crate::tier::{Cause, Kind};
 use ask::Lookup;
 use claims::Claims;
 use clearing::Clearing;
-use flights::{Flight, Want};
+use fetches::{FetchInFlight, PendingFetch};
 use flush::Walk;
 use head::Origin;
 use known::Known;
@@ -97,7 +97,7 @@ pub(crate) struct Tier {
     /// Cause of the last failed removal.
     pub clear_failed: Option<Cause>,
     pub lookups: u32,
-    /// Chunks that wait to be fetched, with the number of their `Want`. Entries of ended wants stay until they are popped.
+    /// Chunks that wait to be fetched, with the number of their `PendingFetch`. Entries of ended wants stay until they are popped.
     pub queue: VecDeque<(Name, u64)>,
     pub queued: u32,
     pub fetches: u32,
@@ -183,10 +183,10 @@ pub(crate) struct TierPlanner {
     lookups: BTreeMap<u64, Lookup>,
     next_lookup: u64,
     /// Pending fetches, queued or in flight.
-    wants: FastMap<Name, Want>,
-    next_want: u64,
+    pending: FastMap<Name, PendingFetch>,
+    next_pending: u64,
     /// Fetches that the shell has not completed, including cancelled ones.
-    flights: FastMap<u64, Flight>,
+    in_flight: FastMap<u64, FetchInFlight>,
     /// Chunks that may have to be written.
     offers: Vec<Offer>,
     puts: BTreeMap<u64, Put>,
@@ -205,7 +205,7 @@ pub(crate) struct TierPlanner {
     /// Monotonic time of the last call.
     now_ms: u64,
     /// PROBEs whose answers changed since their last update.
-    news: Vec<u64>,
+    updates: Vec<u64>,
     /// Counters of load choices and their outcomes.
     loads: LoadStats,
 }
@@ -219,7 +219,7 @@ impl TierPlanner {
                 .map(|t| Tier::new(*t))
                 .collect(),
             next_lookup: 1,
-            next_want: 1,
+            next_pending: 1,
             next_put: 1,
             ..Self::default()
         }
@@ -256,7 +256,7 @@ impl TierPlanner {
 
     /// The answer to a PROBE changed.
     pub fn changed(&mut self, probe: u64) {
-        self.news.push(probe);
+        self.updates.push(probe);
     }
 
     /// Effects requested since the last call.
@@ -292,13 +292,13 @@ impl<T: Table> Engine<T> {
             return;
         }
         self.lower.now_ms = now.mono_ms;
-        self.go_on_clearing(now);
+        self.advance_clears(now);
         self.verify_claims(now);
         self.begin_fetches(now);
         self.take_offers(now);
-        self.walk_on(now);
+        self.advance_flushes(now);
         self.begin_puts(now);
-        self.tell_news(now);
+        self.send_updates(now);
     }
 
     /// A tier went up, or down with a reason. Requests stop waiting for a tier that is down; its orders end when the shell reports them.
@@ -312,19 +312,19 @@ impl<T: Table> Engine<T> {
             tier.walk_due |= gone && tier.flushes();
         }
         if gone {
-            self.let_go_of(now, at);
+            self.cancel_all_of(now, at);
         } else {
             self.came_up(at);
         }
     }
 
     /// Cancels everything that waits for a tier.
-    fn let_go_of(&mut self, now: Time, at: usize) {
+    fn cancel_all_of(&mut self, now: Time, at: usize) {
         self.lower.known.forget(at);
         self.take_claims_back(at);
         self.end_lookups_of(now, at);
-        self.end_wants_of(now, at);
-        for flight in self.lower.flights.values_mut().filter(|f| f.tier == at) {
+        self.end_pending_of(now, at);
+        for flight in self.lower.in_flight.values_mut().filter(|f| f.tier == at) {
             flight.doubtful = true;
         }
         self.end_puts_of(at);
@@ -334,8 +334,8 @@ impl<T: Table> Engine<T> {
     /// True if no tier is asked and nothing waits for one.
     pub fn lower_idle(&self) -> bool {
         self.lower.lookups.is_empty()
-            && self.lower.wants.is_empty()
-            && self.lower.flights.is_empty()
+            && self.lower.pending.is_empty()
+            && self.lower.in_flight.is_empty()
             && self.lower.puts.is_empty()
             && self.lower.writing.is_empty()
     }

@@ -16,7 +16,7 @@ pub(crate) struct Offer {
 
 impl Offer {
     /// The chunk came from a tier: it is not offered to that tier and those behind it.
-    pub fn came_from(&mut self, tier: usize) {
+    pub fn fetched_from(&mut self, tier: usize) {
         self.tiers = (1 << tier) - 1;
     }
 }

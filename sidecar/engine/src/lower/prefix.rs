@@ -5,32 +5,41 @@ use super::super::mistake::Mistake;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Engine, Time};
-use super::ask::{Asking, Stand, set};
+use super::ask::{LookupState, TierLookup, set};
 use super::stats::count;
 
 impl<T: Table> Engine<T> {
     /// The prefix ends at an undelivered chunk: cancels the wait for all chunks behind it.
-    pub(super) fn cut(&mut self, id: u64, probe: &Probe, asking: &mut Asking, from: usize) {
+    pub(super) fn cut(
+        &mut self,
+        id: u64,
+        probe: &Probe,
+        tier_lookup: &mut TierLookup,
+        from: usize,
+    ) {
         let mut asked = false;
-        for at in from..asking.stands.len() {
-            let stand = asking.stands.get(at).copied().unwrap_or_default();
+        for at in from..tier_lookup.states.len() {
+            let state = tier_lookup.states.get(at).copied().unwrap_or_default();
             let key = probe.question.keys.get(at).copied().unwrap_or_default();
-            match stand {
-                Stand::Memory | Stand::Came(_) => continue,
-                Stand::Asked(_) => asked = true,
-                Stand::Coming(_) => {
-                    let name = asking.name(key);
-                    self.leave_want(&name, id, at);
+            match state {
+                LookupState::Memory | LookupState::Fetched(_) => continue,
+                LookupState::Asked(_) => asked = true,
+                LookupState::Fetching(_) => {
+                    let name = tier_lookup.name(key);
+                    self.leave_fetch(&name, id, at);
                 }
-                Stand::Absent if at == from => continue,
-                Stand::Open | Stand::There(_) | Stand::Absent | Stand::Cut => {}
+                LookupState::Absent if at == from => continue,
+                LookupState::Pending
+                | LookupState::Found(_)
+                | LookupState::Absent
+                | LookupState::Dropped => {}
             }
-            set(asking, at, Stand::Cut);
+            set(tier_lookup, at, LookupState::Dropped);
         }
-        let before = asking.stands.get(..from).unwrap_or_default();
+        let before = tier_lookup.states.get(..from).unwrap_or_default();
         if asked
-            && !before.iter().any(|s| matches!(s, Stand::Asked(_)))
-            && let Some(lookup) = asking.lookup.take()
+            && !before.iter().any(|s| matches!(s, LookupState::Asked(_)))
+            && let Some(lookup) = tier_lookup.lookup.take()
             && let Some(lookup) = self.forget_lookup(lookup)
         {
             let chunks = lookup.ats.len() as u64;
@@ -41,49 +50,49 @@ impl<T: Table> Engine<T> {
 
     /// Requests a fetch of every available chunk, in prefix order, up to the first missing one. Returns true if a tier rejected a chunk, so
     /// that the next tier can be asked for it.
-    pub(super) fn want_all(
+    pub(super) fn fetch_available(
         &mut self,
         now: Time,
         id: u64,
         probe: &mut Probe,
-        asking: &mut Asking,
+        tier_lookup: &mut TierLookup,
     ) -> bool {
-        if !asking.fetches() {
+        if !tier_lookup.fetches() {
             return false;
         }
-        let worth = self.worth(now, probe, asking);
-        self.choose(now, probe, asking, worth);
-        for at in asking.first..asking.end {
-            match asking.stands.get(at).copied().unwrap_or_default() {
-                Stand::Memory | Stand::Came(_) | Stand::Coming(_) => {}
-                Stand::Open | Stand::Asked(_) => {
+        let worth = self.worth(now, probe, tier_lookup);
+        self.choose(now, probe, tier_lookup, worth);
+        for at in tier_lookup.first..tier_lookup.end {
+            match tier_lookup.states.get(at).copied().unwrap_or_default() {
+                LookupState::Memory | LookupState::Fetched(_) | LookupState::Fetching(_) => {}
+                LookupState::Pending | LookupState::Asked(_) => {
                     if !T::makes(Mistake::FetchHoles) {
                         return false;
                     }
                 }
-                Stand::Absent | Stand::Cut => {
+                LookupState::Absent | LookupState::Dropped => {
                     if !T::makes(Mistake::FetchHoles) {
-                        self.cut(id, probe, asking, at);
+                        self.cut(id, probe, tier_lookup, at);
                         return false;
                     }
                 }
-                Stand::There(_) if at >= worth.until && !T::makes(Mistake::FetchHoles) => {
+                LookupState::Found(_) if at >= worth.until && !T::makes(Mistake::FetchHoles) => {
                     if let Some(why) = worth.declined {
-                        self.decline(asking, why);
-                        self.cut(id, probe, asking, worth.there);
+                        self.decline(tier_lookup, why);
+                        self.cut(id, probe, tier_lookup, worth.there);
                     }
                     return false;
                 }
-                Stand::There(tier) => {
-                    let stand = self.want(now, id, at, probe, asking, tier);
-                    set(asking, at, stand);
-                    asking.changed = true;
-                    if stand == Stand::Cut && !T::makes(Mistake::FetchHoles) {
-                        self.cut(id, probe, asking, at);
+                LookupState::Found(tier) => {
+                    let state = self.queue_fetch(now, id, at, probe, tier_lookup, tier);
+                    set(tier_lookup, at, state);
+                    tier_lookup.changed = true;
+                    if state == LookupState::Dropped && !T::makes(Mistake::FetchHoles) {
+                        self.cut(id, probe, tier_lookup, at);
                         return false;
                     }
-                    if stand == Stand::Open {
-                        return asking.lookup.is_none();
+                    if state == LookupState::Pending {
+                        return tier_lookup.lookup.is_none();
                     }
                 }
             }
@@ -92,40 +101,40 @@ impl<T: Table> Engine<T> {
     }
 
     /// Marks a chunk for a waiting PROBE: fetched if it is in memory, else `otherwise`.
-    pub(super) fn tell_waiter(
+    pub(super) fn notify_waiter(
         &mut self,
         now: Time,
         id: u64,
         at: usize,
-        came: Option<(Handle, Stand)>,
-        otherwise: Stand,
+        fetched: Option<(Handle, LookupState)>,
+        otherwise: LookupState,
     ) {
         let Some(mut probe) = self.leases.take(id) else {
             return;
         };
-        if let Some(mut asking) = probe.asking.take() {
-            let mut stand = if came.is_some() {
-                Stand::Cut
+        if let Some(mut tier_lookup) = probe.tier_lookup.take() {
+            let mut state = if fetched.is_some() {
+                LookupState::Dropped
             } else {
                 otherwise
             };
-            if let Some((handle, from)) = came
+            if let Some((handle, from)) = fetched
                 && self.pin_softly(handle, id)
                 && let Some(pin) = probe.pins.get_mut(at)
             {
                 *pin = Some(handle);
-                stand = from;
+                state = from;
                 if self.must_check(handle.entry, probe.asked_ms) {
                     probe.waits.insert(handle);
                     self.leases.wait(handle, id);
                     self.start_check(now, handle.entry, true, false);
                 }
             }
-            set(&mut asking, at, stand);
-            asking.changed = true;
-            probe.asking = Some(asking);
+            set(&mut tier_lookup, at, state);
+            tier_lookup.changed = true;
+            probe.tier_lookup = Some(tier_lookup);
         }
         self.leases.put_back(id, probe);
-        self.go_on(now, id);
+        self.advance(now, id);
     }
 }

@@ -6,7 +6,7 @@ use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use super::TIERS_MAX;
-use super::ask::{Asking, Stand};
+use super::ask::{LookupState, TierLookup};
 use super::speed::Estimate;
 use super::stats::count;
 use crate::config::LoadOrRecompute;
@@ -76,36 +76,47 @@ struct Prefix {
 }
 
 impl Prefix {
-    fn of(asking: &Asking) -> Self {
-        let stand = |at: usize| asking.stands.get(at).copied().unwrap_or_default();
-        let run = |from: usize, goes_on: fn(Stand) -> bool| {
-            let mut all = from..asking.end;
-            all.find(|at| !goes_on(stand(*at))).unwrap_or(asking.end)
+    fn of(tier_lookup: &TierLookup) -> Self {
+        let state = |at: usize| tier_lookup.states.get(at).copied().unwrap_or_default();
+        let run = |from: usize, goes_on: fn(LookupState) -> bool| {
+            let mut all = from..tier_lookup.end;
+            all.find(|at| !goes_on(state(*at)))
+                .unwrap_or(tier_lookup.end)
         };
-        let is_held = |s| matches!(s, Stand::Memory | Stand::Came(_));
-        let is_coming = |s| matches!(s, Stand::Memory | Stand::Came(_) | Stand::Coming(_));
+        let is_held = |s| matches!(s, LookupState::Memory | LookupState::Fetched(_));
+        let is_coming = |s| {
+            matches!(
+                s,
+                LookupState::Memory | LookupState::Fetched(_) | LookupState::Fetching(_)
+            )
+        };
         let is_there = |s| {
             !matches!(
                 s,
-                Stand::Open | Stand::Asked(_) | Stand::Absent | Stand::Cut
+                LookupState::Pending
+                    | LookupState::Asked(_)
+                    | LookupState::Absent
+                    | LookupState::Dropped
             )
         };
-        let there = run(asking.first, is_there);
-        let begins = |s: &Stand| matches!(s, Stand::Coming(_) | Stand::Came(_));
+        let there = run(tier_lookup.first, is_there);
+        let begins =
+            |s: &LookupState| matches!(s, LookupState::Fetching(_) | LookupState::Fetched(_));
         Self {
-            held: run(asking.first, is_held),
+            held: run(tier_lookup.first, is_held),
             there,
-            comes: run(asking.first, is_coming),
-            open: there < asking.end && matches!(stand(there), Stand::Open | Stand::Asked(_)),
-            begun: asking.stands.iter().any(begins),
+            comes: run(tier_lookup.first, is_coming),
+            open: there < tier_lookup.end
+                && matches!(state(there), LookupState::Pending | LookupState::Asked(_)),
+            begun: tier_lookup.states.iter().any(begins),
         }
     }
 }
 
 impl<T: Table> Engine<T> {
     /// Computes how much of a PROBE's prefix to fetch, from the current state.
-    pub(super) fn worth(&self, now: Time, probe: &Probe, asking: &Asking) -> Worth {
-        let prefix = Prefix::of(asking);
+    pub(super) fn worth(&self, now: Time, probe: &Probe, tier_lookup: &TierLookup) -> Worth {
+        let prefix = Prefix::of(tier_lookup);
         let there = prefix.there;
         if there == prefix.comes || T::makes(Mistake::FetchWorthless) {
             return Worth {
@@ -114,8 +125,9 @@ impl<T: Table> Engine<T> {
                 declined: None,
             };
         }
-        let quicker = self.quicker_until(now, probe, asking, &prefix);
-        let enough = prefix.begun || self.adds(probe, asking, &prefix, quicker) >= self.least();
+        let quicker = self.quicker_until(now, probe, tier_lookup, &prefix);
+        let enough =
+            prefix.begun || self.adds(probe, tier_lookup, &prefix, quicker) >= self.least();
         let until = if enough { quicker } else { prefix.comes };
         let declined = match (prefix.open, until == there) {
             // a fetch that is not worth its latency now may be worth it with the next chunks
@@ -135,9 +147,9 @@ impl<T: Table> Engine<T> {
     }
 
     /// Tokens that a load of the chunks before `until` adds to the hit.
-    fn adds(&self, probe: &Probe, asking: &Asking, prefix: &Prefix, until: usize) -> u64 {
-        let local = asking.reach.local_tokens.unwrap_or(0);
-        let most = asking.reach.max_load_tokens;
+    fn adds(&self, probe: &Probe, tier_lookup: &TierLookup, prefix: &Prefix, until: usize) -> u64 {
+        let local = tier_lookup.reach.local_tokens.unwrap_or(0);
+        let most = tier_lookup.reach.max_load_tokens;
         let cap = most.map_or(u64::MAX, |most| local.saturating_add(most));
         let end = |at: usize| {
             probe
@@ -150,17 +162,23 @@ impl<T: Table> Engine<T> {
 
     /// The longest available part whose load is expected to end no later than its prefill. Fetches in flight are always included, and
     /// without an estimate for a tier or the engine, everything available is loaded.
-    fn quicker_until(&self, now: Time, probe: &Probe, asking: &Asking, prefix: &Prefix) -> usize {
-        let speed = u128::from(asking.reach.prefill_tokens_per_s);
+    fn quicker_until(
+        &self,
+        now: Time,
+        probe: &Probe,
+        tier_lookup: &TierLookup,
+        prefix: &Prefix,
+    ) -> usize {
+        let speed = u128::from(tier_lookup.reach.prefill_tokens_per_s);
         if speed == 0 || self.config.load_or_recompute == LoadOrRecompute::AlwaysLoad {
             return prefix.there;
         }
         let mut until = prefix.comes;
-        let mut load = self.no_load(now, probe, asking);
+        let mut load = self.no_load(now, probe, tier_lookup);
         for at in prefix.held..prefix.there {
-            self.add(&mut load, probe, asking, at);
+            self.add(&mut load, probe, tier_lookup, at);
             let load_us = u128::from(load.us.unwrap_or(0));
-            let tokens = u128::from(self.adds(probe, asking, prefix, at + 1));
+            let tokens = u128::from(self.adds(probe, tier_lookup, prefix, at + 1));
             if at >= prefix.comes && load_us * speed <= tokens * 1_000_000 {
                 until = at + 1;
             }
@@ -169,9 +187,9 @@ impl<T: Table> Engine<T> {
     }
 
     /// An empty load: each tier's earlier work and estimate.
-    fn no_load(&self, now: Time, probe: &Probe, asking: &Asking) -> Load {
+    fn no_load(&self, now: Time, probe: &Probe, tier_lookup: &TierLookup) -> Load {
         let chunk_tokens = probe.question.chunk_tokens;
-        let chunk_bytes = asking.reach.domain.plan.chunk_bytes(chunk_tokens);
+        let chunk_bytes = tier_lookup.reach.domain.plan.chunk_bytes(chunk_tokens);
         let mut load = Load {
             bytes_per_s: self.reads.bytes_per_s(),
             ..Load::default()
@@ -185,10 +203,10 @@ impl<T: Table> Engine<T> {
     }
 
     /// Adds a chunk to a load. Tiers work in parallel.
-    fn add(&self, load: &mut Load, probe: &Probe, asking: &Asking, at: usize) {
-        let stand = asking.stands.get(at).copied().unwrap_or_default();
-        let (Stand::There(tier) | Stand::Coming(tier), Some(key)) =
-            (stand, probe.question.keys.get(at))
+    fn add(&self, load: &mut Load, probe: &Probe, tier_lookup: &TierLookup, at: usize) {
+        let state = tier_lookup.states.get(at).copied().unwrap_or_default();
+        let (LookupState::Found(tier) | LookupState::Fetching(tier), Some(key)) =
+            (state, probe.question.keys.get(at))
         else {
             return;
         };
@@ -196,9 +214,9 @@ impl<T: Table> Engine<T> {
             return;
         };
         // chunks already wanted are part of the tier's earlier work
-        if !self.lower.wants.contains_key(&asking.name(*key)) {
+        if !self.lower.pending.contains_key(&tier_lookup.name(*key)) {
             let tokens = probe.question.tokens_of(at);
-            let bytes = asking.reach.domain.plan.chunk_bytes(tokens);
+            let bytes = tier_lookup.reach.domain.plan.chunk_bytes(tokens);
             part.bytes = part.bytes.saturating_add(bytes);
         }
         let paced = u128::from(part.bytes) * 1_000_000 / u128::from(load.bytes_per_s.max(1));
@@ -211,23 +229,29 @@ impl<T: Table> Engine<T> {
     }
 
     /// Records the estimate when a PROBE's fetches start.
-    pub(super) fn choose(&mut self, now: Time, probe: &Probe, asking: &mut Asking, worth: Worth) {
-        let prefix = Prefix::of(asking);
-        if asking.chosen.is_some() || prefix.begun || worth.until <= prefix.held {
+    pub(super) fn choose(
+        &mut self,
+        now: Time,
+        probe: &Probe,
+        tier_lookup: &mut TierLookup,
+        worth: Worth,
+    ) {
+        let prefix = Prefix::of(tier_lookup);
+        if tier_lookup.chosen.is_some() || prefix.begun || worth.until <= prefix.held {
             return;
         }
-        let mut load = self.no_load(now, probe, asking);
+        let mut load = self.no_load(now, probe, tier_lookup);
         for at in prefix.held..worth.until {
-            self.add(&mut load, probe, asking, at);
+            self.add(&mut load, probe, tier_lookup, at);
         }
-        let known = asking.reach.prefill_tokens_per_s > 0 && load.us.is_some();
+        let known = tier_lookup.reach.prefill_tokens_per_s > 0 && load.us.is_some();
         let choice = match self.config.load_or_recompute {
             LoadOrRecompute::AlwaysLoad => "always",
             LoadOrRecompute::Auto if known => "load",
             LoadOrRecompute::Auto => "unknown",
         };
         count(&mut self.lower.loads.choices, choice, 1);
-        asking.chosen = Some(Chosen {
+        tier_lookup.chosen = Some(Chosen {
             since_ms: now.mono_ms,
             expected_us: load.us.unwrap_or(0),
             from: prefix.held,
@@ -235,23 +259,26 @@ impl<T: Table> Engine<T> {
     }
 
     /// Leaves the available chunks from `until` on in their tiers.
-    pub(super) fn decline(&mut self, asking: &mut Asking, why: &'static str) {
-        if asking.declined.replace(why).is_none() {
+    pub(super) fn decline(&mut self, tier_lookup: &mut TierLookup, why: &'static str) {
+        if tier_lookup.declined.replace(why).is_none() {
             count(&mut self.lower.loads.choices, why, 1);
         }
     }
 
     /// Records the outcome of the chosen load when its PROBE is answered.
     pub(crate) fn load_ended(&mut self, now: Time, probe: &Probe) {
-        let Some((asking, chosen)) = probe.asking.as_ref().and_then(|a| Some((a, a.chosen?)))
+        let Some((tier_lookup, chosen)) = probe
+            .tier_lookup
+            .as_ref()
+            .and_then(|a| Some((a, a.chosen?)))
         else {
             return;
         };
-        let prefix = Prefix::of(asking);
+        let prefix = Prefix::of(tier_lookup);
         let tokens = u128::from(probe.question.tokens_before(prefix.held))
             .saturating_sub(u128::from(probe.question.tokens_before(chosen.from)));
         let took_us = now.mono_ms.saturating_sub(chosen.since_ms) * 1_000;
-        let speed = u128::from(asking.reach.prefill_tokens_per_s);
+        let speed = u128::from(tier_lookup.reach.prefill_tokens_per_s);
         let outcome = if tokens == 0 {
             "failed"
         } else if speed == 0 {

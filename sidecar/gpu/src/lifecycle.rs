@@ -1,7 +1,7 @@
 //! Life cycle of a window, without threads or clocks: when copies may begin, when the worker must learn of the window's end, and when no
 //! copy is left.
 
-use super::mover::{Mover, Slots, Step};
+use super::copy_engine::{CopyEngine, Slots, Step};
 use kvcachepool_engine::mistake::Mistake;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ const OVERDUE: Duration = Duration::from_secs(10);
 
 /// State of a window between its first copy and its last.
 #[derive(Debug, Default)]
-pub struct Course {
+pub struct WindowLifecycle {
     works: bool,
     over: bool,
     closed_at: Option<Duration>,
@@ -27,7 +27,7 @@ pub struct Turn {
     pub ended: bool,
 }
 
-impl Course {
+impl WindowLifecycle {
     /// Both sides have verified that they share the memory: stages are processed from now on.
     pub fn works(&mut self) {
         self.works = true;
@@ -44,23 +44,23 @@ impl Course {
     }
 
     /// Processes the stages. `now` is the time since an arbitrary start.
-    pub fn turn(&mut self, mover: &mut Mover, slots: &dyn Slots, now: Duration) -> Turn {
+    pub fn turn(&mut self, copy_engine: &mut CopyEngine, slots: &dyn Slots, now: Duration) -> Turn {
         if self.over {
-            mover.close();
+            copy_engine.close();
             let closed_at = *self.closed_at.get_or_insert(now);
             if now.saturating_sub(closed_at) >= OVERDUE {
-                mover.give_up(slots);
+                copy_engine.give_up(slots);
             }
         }
         let step = match self.works {
-            true => mover.step(slots),
+            true => copy_engine.step(slots),
             false => Step::default(),
         };
         let before = std::mem::replace(&mut self.in_doubt, step.in_doubt);
         let doubted = (before != step.in_doubt).then_some(before);
         if doubted.is_some() {
             self.over = true;
-            mover.close();
+            copy_engine.close();
         }
         Turn {
             step,
@@ -131,7 +131,7 @@ mod tests {
     }
 
     /// A window with one stage handed over, and the state of its copy.
-    fn window() -> (Mover, Arc<Mutex<Progress>>) {
+    fn window() -> (CopyEngine, Arc<Mutex<Progress>>) {
         let stands = Arc::new(Mutex::new(Progress::Running));
         let page = FlagPage::new(1, STAGE).unwrap();
         let theirs = Mapping::new(rustix::fd::AsFd::as_fd(&page.fd()), page_bytes(1)).unwrap();
@@ -151,7 +151,7 @@ mod tests {
         shared.store(word.encode(), Ordering::Release);
         let arena = Arc::new(Mapping::private("arena", STAGE).unwrap());
         let device = Box::new(Told(stands.clone()));
-        (Mover::new(page, device, arena, STAGE), stands)
+        (CopyEngine::new(page, device, arena, STAGE), stands)
     }
 
     fn at(seconds: u64) -> Duration {
@@ -160,43 +160,61 @@ mod tests {
 
     #[test]
     fn nothing_moves_before_a_window_works_and_its_end_waits_for_what_moves() {
-        let (mut mover, stands) = window();
-        let mut course = Course::default();
-        assert_eq!(course.turn(&mut mover, &Anything, at(0)).step.moving, 0);
-        course.works();
-        assert_eq!(course.turn(&mut mover, &Anything, at(1)).step.moving, 1);
-        course.end();
-        assert!(!course.turn(&mut mover, &Anything, at(2)).ended);
+        let (mut copy_engine, stands) = window();
+        let mut lifecycle = WindowLifecycle::default();
+        assert_eq!(
+            lifecycle
+                .turn(&mut copy_engine, &Anything, at(0))
+                .step
+                .moving,
+            0
+        );
+        lifecycle.works();
+        assert_eq!(
+            lifecycle
+                .turn(&mut copy_engine, &Anything, at(1))
+                .step
+                .moving,
+            1
+        );
+        lifecycle.end();
+        assert!(!lifecycle.turn(&mut copy_engine, &Anything, at(2)).ended);
         *stands.lock() = Progress::Done;
-        assert!(course.turn(&mut mover, &Anything, at(3)).ended);
+        assert!(lifecycle.turn(&mut copy_engine, &Anything, at(3)).ended);
     }
 
     #[test]
     fn a_window_of_which_a_copy_is_in_doubt_is_over_and_ends_when_that_is_settled() {
-        let (mut mover, stands) = window();
-        let mut course = Course::default();
-        course.works();
-        course.turn(&mut mover, &Anything, at(0));
+        let (mut copy_engine, stands) = window();
+        let mut lifecycle = WindowLifecycle::default();
+        lifecycle.works();
+        lifecycle.turn(&mut copy_engine, &Anything, at(0));
         let fault = DeviceError("a fault".into());
         *stands.lock() = Progress::Unknown(fault.clone());
-        let turn = course.turn(&mut mover, &Anything, at(1));
+        let turn = lifecycle.turn(&mut copy_engine, &Anything, at(1));
         assert_eq!((turn.doubted, turn.ended), (Some(0), false));
-        assert!(course.is_over());
+        assert!(lifecycle.is_over());
         *stands.lock() = Progress::Failed(fault);
-        let turn = course.turn(&mut mover, &Anything, at(2));
+        let turn = lifecycle.turn(&mut copy_engine, &Anything, at(2));
         assert_eq!((turn.doubted, turn.ended), (Some(1), true));
     }
 
     #[test]
     fn a_copy_that_outlasts_its_window_by_long_is_in_doubt() {
-        let (mut mover, _stands) = window();
-        let mut course = Course::default();
-        course.works();
-        course.turn(&mut mover, &Anything, at(0));
-        course.end();
-        assert_eq!(course.turn(&mut mover, &Anything, at(1)).doubted, None);
-        assert_eq!(course.turn(&mut mover, &Anything, at(10)).doubted, None);
-        let turn = course.turn(&mut mover, &Anything, at(11));
+        let (mut copy_engine, _stands) = window();
+        let mut lifecycle = WindowLifecycle::default();
+        lifecycle.works();
+        lifecycle.turn(&mut copy_engine, &Anything, at(0));
+        lifecycle.end();
+        assert_eq!(
+            lifecycle.turn(&mut copy_engine, &Anything, at(1)).doubted,
+            None
+        );
+        assert_eq!(
+            lifecycle.turn(&mut copy_engine, &Anything, at(10)).doubted,
+            None
+        );
+        let turn = lifecycle.turn(&mut copy_engine, &Anything, at(11));
         assert_eq!((turn.doubted, turn.step.in_doubt), (Some(0), 1));
     }
 }

@@ -47,7 +47,7 @@ pub struct Step {
 }
 
 /// One window: its page, memory and copies.
-pub struct Mover {
+pub struct CopyEngine {
     page: FlagPage,
     device: Box<dyn Device>,
     arena: Arc<Mapping>,
@@ -56,7 +56,7 @@ pub struct Mover {
     closed: bool,
 }
 
-impl Mover {
+impl CopyEngine {
     /// A window of `page.stages()` stages for this arena.
     pub fn new(
         page: FlagPage,
@@ -83,7 +83,7 @@ impl Mover {
         &self.page
     }
 
-    /// No more copies begin. Call [`Mover::step`] until those in flight have ended.
+    /// No more copies begin. Call [`CopyEngine::step`] until those in flight have ended.
     pub fn close(&mut self) {
         self.closed = true;
     }

@@ -8,7 +8,7 @@ use super::super::name::Name;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Engine, Time, Wish};
-use super::ask::{Asking, Stand};
+use super::ask::{LookupState, TierLookup};
 use super::stats::count;
 use super::{Reach, Tier};
 use crate::effect::{Effect, FetchJob, Target};
@@ -18,7 +18,7 @@ use kvcachepool_protocol::refs::SectionRef;
 
 /// A chunk that at least one PROBE waits for.
 #[derive(Debug)]
-pub(crate) struct Want {
+pub(crate) struct PendingFetch {
     pub number: u64,
     pub tier: usize,
     /// Waiting PROBEs, with the chunk's position in each.
@@ -69,7 +69,7 @@ impl Chunk {
 
 /// A fetch that the shell has not completed.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct FetchInFlight {
     pub name: Name,
     pub tier: usize,
     pub chunk: Chunk,
@@ -89,58 +89,58 @@ enum Not {
 
 impl<T: Table> Engine<T> {
     /// Registers a PROBE as waiter for a chunk in a tier. PROBEs that wait for one chunk share its fetch. `Open`: the tier's queue is full.
-    pub(super) fn want(
+    pub(super) fn queue_fetch(
         &mut self,
         now: Time,
         id: u64,
         at: usize,
         probe: &mut Probe,
-        asking: &Asking,
+        tier_lookup: &TierLookup,
         tier: usize,
-    ) -> Stand {
+    ) -> LookupState {
         let Some(key) = probe.question.keys.get(at).copied() else {
-            return Stand::Cut;
+            return LookupState::Dropped;
         };
-        let name = asking.name(key);
+        let name = tier_lookup.name(key);
         // the chunk may have been stored since the PROBE arrived
-        if let Some(handle) = self.readable(now, &probe.question, asking.layout, at, key) {
+        if let Some(handle) = self.readable(now, &probe.question, tier_lookup.layout, at, key) {
             if !self.must_check(handle.entry, probe.asked_ms)
                 && self.pin_softly(handle, id)
                 && let Some(pin) = probe.pins.get_mut(at)
             {
                 *pin = Some(handle);
-                return Stand::Memory;
+                return LookupState::Memory;
             }
-            return Stand::Cut;
+            return LookupState::Dropped;
         }
-        if let Some(want) = self.lower.wants.get_mut(&name) {
-            want.waiters.push((id, at));
-            return Stand::Coming(want.tier);
+        if let Some(pending_fetch) = self.lower.pending.get_mut(&name) {
+            pending_fetch.waiters.push((id, at));
+            return LookupState::Fetching(pending_fetch.tier);
         }
         // an earlier waiter's fetch may have found this out
         if self.lower.known.lacks(&name, tier, now.mono_ms) {
-            return Stand::Open;
+            return LookupState::Pending;
         }
-        let Some(chunk) = chunk(probe, asking, at) else {
-            return Stand::Cut;
+        let Some(chunk) = chunk(probe, tier_lookup, at) else {
+            return LookupState::Dropped;
         };
         let Some(t) = self.lower.tiers.get_mut(tier) else {
-            return Stand::Cut;
+            return LookupState::Dropped;
         };
         t.stats.wanted_chunks += 1;
         let full = t.queued >= t.config.fetch_queue_max;
         if full || !t.up() {
             let why = if full { "QueueFull" } else { "TierDown" };
             count(&mut t.stats.fetches, why, 1);
-            return Stand::Open;
+            return LookupState::Pending;
         }
-        let number = self.lower.next_want;
-        self.lower.next_want += 1;
+        let number = self.lower.next_pending;
+        self.lower.next_pending += 1;
         t.queued += 1;
         t.queue.push_back((name, number));
-        self.lower.wants.insert(
+        self.lower.pending.insert(
             name,
-            Want {
+            PendingFetch {
                 number,
                 tier,
                 waiters: vec![(id, at)],
@@ -148,24 +148,24 @@ impl<T: Table> Engine<T> {
                 chunk,
             },
         );
-        Stand::Coming(tier)
+        LookupState::Fetching(tier)
     }
 
     /// Removes a PROBE from a chunk's waiters. Without waiters, the fetch is dequeued or cancelled.
-    pub(super) fn leave_want(&mut self, name: &Name, id: u64, at: usize) {
-        let Some(want) = self.lower.wants.get_mut(name) else {
+    pub(super) fn leave_fetch(&mut self, name: &Name, id: u64, at: usize) {
+        let Some(pending_fetch) = self.lower.pending.get_mut(name) else {
             return;
         };
-        want.waiters.retain(|w| *w != (id, at));
-        if !want.waiters.is_empty() {
+        pending_fetch.waiters.retain(|w| *w != (id, at));
+        if !pending_fetch.waiters.is_empty() {
             return;
         }
-        let Some(want) = self.lower.wants.remove(name) else {
+        let Some(pending_fetch) = self.lower.pending.remove(name) else {
             return;
         };
-        match want.flight {
+        match pending_fetch.flight {
             Some(fetch) => {
-                if let Some(flight) = self.lower.flights.get_mut(&fetch.number()) {
+                if let Some(flight) = self.lower.in_flight.get_mut(&fetch.number()) {
                     flight.cancelled = true;
                     // The tier may find the object unusable and delete it after this cancellation, without a report. Forgetting the object
                     // makes sure that the computed chunk is written.
@@ -175,7 +175,7 @@ impl<T: Table> Engine<T> {
                 self.lower.effects.push(Effect::CancelFetch { fetch });
             }
             None => {
-                if let Some(t) = self.lower.tiers.get_mut(want.tier) {
+                if let Some(t) = self.lower.tiers.get_mut(pending_fetch.tier) {
                     t.queued = t.queued.saturating_sub(1);
                     count(&mut t.stats.fetches, "cancelled", 1);
                 }
@@ -186,7 +186,7 @@ impl<T: Table> Engine<T> {
     /// Starts queued fetches, tier by tier, within the limits.
     pub(super) fn begin_fetches(&mut self, now: Time) {
         for tier in 0..self.lower.tiers.len() {
-            while let Some((name, number)) = self.next_want(tier) {
+            while let Some((name, number)) = self.next_pending(tier) {
                 match self.begin_fetch(now, tier, &name) {
                     Ok(()) => {
                         if let Some(t) = self.lower.tiers.get_mut(tier) {
@@ -194,23 +194,23 @@ impl<T: Table> Engine<T> {
                         }
                     }
                     Err(Not::Yet) => break,
-                    Err(Not::Ever(why)) => self.end_want(now, &name, number, why),
+                    Err(Not::Ever(why)) => self.end_pending(now, &name, number, why),
                 }
             }
-            if self.next_want(tier).is_none() {
+            if self.next_pending(tier).is_none() {
                 self.reads.leave(tier);
             }
         }
     }
 
     /// The chunk that has waited longest. Skips stale queue entries.
-    fn next_want(&mut self, tier: usize) -> Option<(Name, u64)> {
+    fn next_pending(&mut self, tier: usize) -> Option<(Name, u64)> {
         let t = self.lower.tiers.get_mut(tier)?;
         loop {
             let (name, number) = *t.queue.front()?;
             let waits = self
                 .lower
-                .wants
+                .pending
                 .get(&name)
                 .is_some_and(|w| w.number == number && w.flight.is_none());
             if waits {
@@ -222,13 +222,13 @@ impl<T: Table> Engine<T> {
 
     /// Takes slots for a chunk and orders its fetch.
     fn begin_fetch(&mut self, now: Time, tier: usize, name: &Name) -> Result<(), Not> {
-        let Some(want) = self.lower.wants.get(name) else {
+        let Some(pending_fetch) = self.lower.pending.get(name) else {
             return Err(Not::Ever("cancelled"));
         };
         if self.there(name).is_some() {
             return Err(Not::Ever("stored"));
         }
-        let chunk = want.chunk.clone();
+        let chunk = pending_fetch.chunk.clone();
         let plan = &chunk.reach.domain.plan;
         let bytes = plan.chunk_bytes(chunk.tokens);
         self.may_fetch(tier, bytes)?;
@@ -266,9 +266,9 @@ impl<T: Table> Engine<T> {
             name: chunk.reach.object(chunk.key),
             sections: targets.clone(),
         }));
-        self.lower.flights.insert(
+        self.lower.in_flight.insert(
             fetch.number(),
-            Flight {
+            FetchInFlight {
                 name: *name,
                 tier,
                 chunk,
@@ -279,8 +279,8 @@ impl<T: Table> Engine<T> {
                 doubtful: false,
             },
         );
-        if let Some(want) = self.lower.wants.get_mut(name) {
-            want.flight = Some(fetch);
+        if let Some(pending_fetch) = self.lower.pending.get_mut(name) {
+            pending_fetch.flight = Some(fetch);
         }
         Ok(())
     }
@@ -320,14 +320,15 @@ impl<T: Table> Engine<T> {
     }
 
     /// Ends a queued fetch. The chunk may have been stored meanwhile.
-    fn end_want(&mut self, now: Time, name: &Name, number: u64, why: &'static str) {
-        let Some(want) = self.lower.wants.get(name).filter(|w| w.number == number) else {
+    fn end_pending(&mut self, now: Time, name: &Name, number: u64, why: &'static str) {
+        let Some(pending_fetch) = self.lower.pending.get(name).filter(|w| w.number == number)
+        else {
             return;
         };
-        let tier = want.tier;
+        let tier = pending_fetch.tier;
         let waiters = self
             .lower
-            .wants
+            .pending
             .remove(name)
             .map(|w| w.waiters)
             .unwrap_or_default();
@@ -335,46 +336,46 @@ impl<T: Table> Engine<T> {
             t.queued = t.queued.saturating_sub(1);
             count(&mut t.stats.fetches, why, 1);
         }
-        let came = self.there(name).map(|handle| (handle, Stand::Memory));
+        let fetched = self.there(name).map(|handle| (handle, LookupState::Memory));
         for (id, at) in waiters {
-            self.tell_waiter(now, id, at, came, after::<T>(why));
+            self.notify_waiter(now, id, at, fetched, after::<T>(why));
         }
     }
 
     /// The tier went down: drops its queue. Fetches in flight end when the shell reports them.
-    pub(super) fn end_wants_of(&mut self, now: Time, tier: usize) {
-        while let Some((name, number)) = self.next_want(tier) {
-            self.end_want(now, &name, number, "TierDown");
+    pub(super) fn end_pending_of(&mut self, now: Time, tier: usize) {
+        while let Some((name, number)) = self.next_pending(tier) {
+            self.end_pending(now, &name, number, "TierDown");
         }
     }
 }
 
 /// The waiters' next state after a failed fetch. If memory was the reason, no other tier is tried.
-pub(super) fn after<T: Table>(why: &str) -> Stand {
+pub(super) fn after<T: Table>(why: &str) -> LookupState {
     let memory = ["NoRoom", "BeingStored", "Voided", "stored", "cancelled"];
     if T::makes(Mistake::NoNextTier) {
-        Stand::Absent
+        LookupState::Absent
     } else if memory.contains(&why) {
-        Stand::Cut
+        LookupState::Dropped
     } else {
-        Stand::Open
+        LookupState::Pending
     }
 }
 
 /// The data that a fetch needs about a chunk of a PROBE.
-fn chunk(probe: &Probe, asking: &Asking, at: usize) -> Option<Chunk> {
+fn chunk(probe: &Probe, tier_lookup: &TierLookup, at: usize) -> Option<Chunk> {
     let q = &probe.question;
     Some(Chunk {
         reach: Reach {
             hashes: Vec::new(),
-            ..asking.reach.clone()
+            ..tier_lookup.reach.clone()
         },
         key: *q.keys.get(at)?,
         parent: match at.checked_sub(1) {
             Some(before) => Some(*q.keys.get(before)?),
             None => None,
         },
-        last_hash: *asking.reach.hashes.get(at)?,
+        last_hash: *tier_lookup.reach.hashes.get(at)?,
         first_token: u32::try_from(at).ok()?.checked_mul(q.chunk_tokens)?,
         tokens: q.tokens_of(at),
     })
