@@ -25,10 +25,6 @@ use kvcachepool_protocol::config::ByteSize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// As in the sidecar.
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
-
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]

@@ -65,7 +65,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
                 config.disk.path.clone().unwrap_or_default(),
                 config.disk.size.0,
             ),
-            Kind::Redis => of_redis(redis.clone(), config.redis.urls.clone()),
+            Kind::Redis => of_redis(redis.clone()),
             Kind::S3 => of_s3(config.s3.clone(), writes(config), directory.clone()),
         };
         opening.layers.packing = packing.of_another();
@@ -85,21 +85,15 @@ fn settings(config: &config::Redis) -> redis::Settings {
 }
 
 /// A change also applies to the bucket's directory, which uses the same servers.
-fn of_redis(redis: Redis, urls: Vec<String>) -> Opening {
+fn of_redis(redis: Redis) -> Opening {
     let (placed, opened) = (redis.clone(), redis.clone());
     Opening {
         kind: Kind::Redis,
         place: Box::new(move || placed.place()),
         layers: Options::default(),
         open: Box::new(move || {
-            let (redis, urls) = (opened.clone(), urls.clone());
-            Box::pin(async move {
-                if let Some(way) = redis::by_crate::chosen() {
-                    let opened = redis::by_crate::ByCrate::open(&urls, redis, &way)?;
-                    return Ok(Arc::new(opened) as Arc<dyn Tier>);
-                }
-                Ok(Arc::new(redis.checked()?) as Arc<dyn Tier>)
-            })
+            let redis = opened.clone();
+            Box::pin(async move { Ok(Arc::new(redis.checked()?) as Arc<dyn Tier>) })
         }),
         change: Some(Box::new(move |before, config| {
             // The config refused last may have other URLs than the one before.

@@ -12,7 +12,6 @@
 //! Every operation runs in its own task, which ends when the caller stops waiting: after that nothing reads or writes a span.
 
 mod auth;
-pub mod by_crate;
 mod cluster;
 mod connection;
 mod dial;
