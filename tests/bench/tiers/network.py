@@ -40,4 +40,4 @@ def enter_own() -> None:
         except OSError:
             continue
         return
-    print(f"the kernel allows neither of {_USUAL}; the pace of {chosen} may be what bounds Redis and S3", file=sys.stderr)
+    print(f"the kernel allows none of {_USUAL}; the pace of {chosen} may be what bounds Redis and S3", file=sys.stderr)
