@@ -8,7 +8,7 @@ use super::memory::{Handle, NONE, SlotTable, say};
 use super::mistake::Mistake;
 use super::name::FastMap;
 use super::pace::CHECKS;
-use super::table::{COMMITTED, PUBLISHED, Table};
+use super::table::{COMMITTED, FREE, PUBLISHED, Table};
 use super::{Changed, Engine, Time};
 use std::collections::VecDeque;
 
@@ -37,7 +37,7 @@ impl Verifier {
         }
     }
 
-    /// The sweep's checks are counted, and each check is of bytes that can still change state.
+    /// The sweep's checks are counted, and each check is of a published slot, or of a slot whose end was not reported yet.
     pub fn check<T: Table>(&self, slots: &SlotTable<T>) -> Result<(), String> {
         let sweeping = self.checks.values().filter(|c| c.sweep).count();
         say(sweeping == self.sweeping as usize, "SweepIsCounted", || {
@@ -45,7 +45,7 @@ impl Verifier {
         })?;
         for (number, check) in &self.checks {
             let row = slots.row(*number);
-            let same = row.state == PUBLISHED && row.generation == check.generation;
+            let same = row.generation != check.generation || matches!(row.state, PUBLISHED | FREE);
             say(same, "ChecksAreOfPublishedSlots", || {
                 format!("slot {number}: {check:?}, {row:?}")
             })?;
@@ -63,6 +63,11 @@ impl Verifier {
 
     /// Notes a check of a row. Returns its number; none if it is in flight already, and at least as urgent.
     fn begin(&mut self, row: u32, check: Check) -> Option<Begun> {
+        let stale = |known: &Check| known.generation != check.generation;
+        if self.checks.get(&row).is_some_and(stale) {
+            // of the row's earlier use, whose end was not reported yet
+            self.take(row);
+        }
         match self.checks.get_mut(&row) {
             Some(known) if known.urgent || !check.urgent => None,
             Some(known) => {
@@ -193,6 +198,8 @@ impl<T: Table> Engine<T> {
             PUBLISHED if same => self.compare(now, row_number, check, digest),
             _ => {}
         }
+        // checks of rows that were freed just now make room for others
+        self.settle();
         self.sweep(now);
     }
 
@@ -279,5 +286,33 @@ impl<T: Table> Engine<T> {
                 self.start_check(now, handle.entry, false, true);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(generation: u32, urgent: bool, sweep: bool) -> Check {
+        Check {
+            number: 0,
+            generation,
+            urgent,
+            sweep,
+        }
+    }
+
+    #[test]
+    fn a_check_of_an_earlier_use_of_a_row_does_not_stand_for_a_new_one() {
+        let mut verifier = Verifier::default();
+        let first = verifier.begin(7, check(1, true, true)).unwrap();
+        assert!(verifier.begin(7, check(1, true, false)).is_none());
+        let second = verifier.begin(7, check(2, true, false)).unwrap();
+        assert!(second.new && second.number > first.number);
+        assert_eq!(verifier.sweeping, 0);
+        verifier.forget(7, 1);
+        assert!(verifier.begin(7, check(2, true, false)).is_none());
+        verifier.forget(7, 2);
+        assert!(verifier.checks.is_empty());
     }
 }

@@ -88,7 +88,7 @@ enum Not {
 }
 
 impl<T: Table> Engine<T> {
-    /// Registers a PROBE as waiter for a chunk in a tier. PROBEs that wait for one chunk share its fetch. `Open`: the tier's queue is full.
+    /// Registers a PROBE as waiter for a chunk in a tier. PROBEs that wait for one chunk share its fetch. `Pending`: the tier's queue is full.
     pub(super) fn queue_fetch(
         &mut self,
         now: Time,

@@ -1,5 +1,5 @@
 //! Tiers below memory: lookups, fetches and writes.
-//! This module only decides. The shell moves bytes: it carries out orders and reports the result of each one. Without a configured tier,
+//! This module only decides. The shell moves bytes: it carries out each `Effect` and returns its `Completion`. Without a configured tier,
 //! none of this code runs.
 
 mod answer;
@@ -97,7 +97,7 @@ pub(crate) struct Tier {
     /// Cause of the last failed removal.
     pub clear_failed: Option<Cause>,
     pub lookups: u32,
-    /// Chunks that wait to be fetched, with the number of their `PendingFetch`. Entries of ended wants stay until they are popped.
+    /// Chunks that wait to be fetched, with the number of their `PendingFetch`. Entries of ended ones stay until they are popped.
     pub queue: VecDeque<(Name, u64)>,
     pub queued: u32,
     pub fetches: u32,

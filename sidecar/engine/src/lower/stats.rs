@@ -1,4 +1,4 @@
-//! Counters per tier. `audit` checks that their parts add up.
+//! Counters per tier. `check` makes sure that their parts add up.
 
 use super::speed::Estimate;
 use crate::tier::Kind;

@@ -83,7 +83,7 @@ impl<T: Table> MemoryTier<T> {
             config,
         };
         let adopted = memory.take_over(now, cold);
-        memory.events.clear();
+        memory.events = Vec::new();
         (memory, adopted)
     }
 

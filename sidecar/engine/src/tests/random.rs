@@ -267,7 +267,6 @@ proptest! {
         for step in steps {
             let said = format!("{step:?}");
             run.take(step);
-            run.rig.engine.settle();
             if let Err(broken) = run.rig.engine.check() {
                 return Err(TestCaseError::fail(format!("{broken} after {said}")));
             }

@@ -270,8 +270,7 @@ impl Rig {
         self.engine.release(1, "reader");
     }
 
-    pub fn check(&mut self) {
-        self.engine.settle();
+    pub fn check(&self) {
         self.engine.check().unwrap();
     }
 }
