@@ -42,7 +42,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Over:
-    """A sidecar over the fake driver. While the file `held` exists, none of its copies ends."""
+    """A sidecar over the fake driver. While the file `held` exists, no copy ends."""
 
     def __init__(self, sidecar: Sidecar, library: Path, held: Path, export: str) -> None:
         self.sidecar = sidecar

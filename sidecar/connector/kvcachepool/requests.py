@@ -102,7 +102,7 @@ class RequestState:
     missed: why it did not promise more.
     blocker: the request whose load it waits for, or "".
     pending_poll: the last poll, if its result was "ask again".
-    loading: its load was promised and not reported yet; none of its bytes are known to have arrived.
+    loading: its load was promised and not reported yet; no byte of it is known to have arrived.
     holds_blocks: vLLM has allocated blocks for it.
     stale: its blocks are from before `reset_cache`, and are not stored.
     counted: its admission was counted.

@@ -104,7 +104,6 @@ pub struct Engine<T> {
     reads: Pace,
     /// Rate limit of writes to tiers and of background digest checks.
     writes: Pace,
-    stats: Stats,
     effects: Vec<Effect>,
     changed: Vec<Changed>,
 }
@@ -120,7 +119,6 @@ impl<T: Table> Engine<T> {
             lower: TierPlanner::new(&config.tiers),
             reads: Pace::new(config.read_bytes_per_s),
             writes: Pace::new(config.write_bytes_per_s),
-            stats: Stats::default(),
             effects: Vec::new(),
             changed: Vec::new(),
             config,
@@ -157,13 +155,8 @@ impl<T: Table> Engine<T> {
         self.memory.slots.populated_rows()
     }
 
-    pub fn stats(&self) -> Stats {
-        Stats {
-            checks: self.stats.checks,
-            soft_pins_expired: self.stats.soft_pins_expired,
-            soft_pins_displaced: self.stats.soft_pins_displaced,
-            ..self.memory.stats
-        }
+    pub fn stats(&self) -> &Stats {
+        &self.memory.stats
     }
 
     /// Counters of the two rate limits: reads from tiers; writes to tiers and background digest checks.
@@ -181,9 +174,7 @@ impl<T: Table> Engine<T> {
         self.settle();
         self.advance_tiers(now);
         self.settle();
-        let mut effects = self.lower.take_effects();
-        effects.append(&mut self.effects);
-        effects
+        std::mem::take(&mut self.effects)
     }
 
     /// Waiting PROBEs whose answers changed since the last call.
@@ -253,8 +244,8 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Removes every chunk from memory and from the tiers below it. Lower tiers are not asked before they have removed their objects. Returns the
-    /// number of chunks removed from the index.
+    /// Removes every chunk from memory and from the tiers below it. Lower tiers are not asked before they have removed their objects.
+    /// Returns the number of chunks removed from the index.
     pub fn clear(&mut self) -> u64 {
         self.clear_tiers();
         self.memory.clear()
@@ -268,7 +259,7 @@ impl<T: Table> Engine<T> {
             return (events, next.map(|number| DISK_PAGES + number as u32));
         }
         let (events, next) = self.memory.resident(from, domain);
-        let disk = (self.lower.claims_any()).then_some(DISK_PAGES);
+        let disk = self.lower.claims_any().then_some(DISK_PAGES);
         (events, next.or(disk))
     }
 }

@@ -341,7 +341,7 @@ impl<T: Table> Engine<T> {
             if self.memory.index.get(handle).is_none() {
                 return false;
             }
-            self.stats.soft_pins_displaced += 1;
+            self.memory.stats.soft_pins_displaced += 1;
             self.drop_soft_pins(oldest);
         }
         true
@@ -389,7 +389,7 @@ impl<T: Table> Engine<T> {
         }
         self.changed.append(&mut late);
         for id in expired {
-            self.stats.soft_pins_expired += 1;
+            self.memory.stats.soft_pins_expired += 1;
             self.end_probe(id);
         }
     }

@@ -167,7 +167,7 @@ impl<T: Table> Engine<T> {
             {
                 e.checking += 1;
             }
-            self.stats.checks += 1;
+            self.memory.stats.checks += 1;
             self.effects.push(Effect::Digest(DigestJob {
                 slot: row_number,
                 generation: row.generation,

@@ -595,7 +595,7 @@ impl World {
             .core
             .as_ref()
             .and_then(|c| c.engine())
-            .map_or(0, |e| read(&e.stats()))
+            .map_or(0, |e| read(e.stats()))
     }
 
     /// A hook wants everything written down.

@@ -280,7 +280,7 @@ impl<T: Table> Engine<T> {
                 since_ms: now.mono_ms,
             },
         );
-        self.lower.effects.push(Effect::Lookup(LookupJob {
+        self.effects.push(Effect::Lookup(LookupJob {
             lookup,
             tier: kind,
             names,
@@ -389,7 +389,7 @@ impl<T: Table> Engine<T> {
         if let Some(t) = self.lower.tiers.get_mut(lookup.tier) {
             t.lookups = t.lookups.saturating_sub(1);
         }
-        self.lower.effects.push(Effect::CancelLookup { lookup: id });
+        self.effects.push(Effect::CancelLookup { lookup: id });
         Some(lookup)
     }
 

@@ -166,7 +166,7 @@ impl<T: Table> Engine<T> {
         let lookup = self.lower.next_lookup;
         self.lower.next_lookup += 1;
         self.lower.claims.asked = Some((lookup, names));
-        self.lower.effects.push(Effect::Lookup(LookupJob {
+        self.effects.push(Effect::Lookup(LookupJob {
             lookup,
             tier: Kind::Disk,
             names: objects,

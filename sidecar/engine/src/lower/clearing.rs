@@ -71,7 +71,7 @@ impl<T: Table> Engine<T> {
             }
             tier.clearing = Some(Clearing::Ordered);
             let domains = (tier.config.kind != Kind::Disk).then(|| self.lower.domains.clone());
-            self.lower.effects.push(Effect::Clear(ClearJob {
+            self.effects.push(Effect::Clear(ClearJob {
                 tier: tier.config.kind,
                 domains,
             }));

@@ -172,7 +172,7 @@ impl<T: Table> Engine<T> {
                     self.lower.known.doubted(name, flight.tier);
                 }
                 self.memory.cancel_fetch(fetch);
-                self.lower.effects.push(Effect::CancelFetch { fetch });
+                self.effects.push(Effect::CancelFetch { fetch });
             }
             None => {
                 if let Some(t) = self.lower.tiers.get_mut(pending_fetch.tier) {
@@ -260,7 +260,7 @@ impl<T: Table> Engine<T> {
         t.speed.begins(now.mono_ms, t.fetches);
         t.fetches += 1;
         t.fetch_bytes += bytes;
-        self.lower.effects.push(Effect::Fetch(FetchJob {
+        self.effects.push(Effect::Fetch(FetchJob {
             fetch,
             tier: t.config.kind,
             name: chunk.reach.object(chunk.key),

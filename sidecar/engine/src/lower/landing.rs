@@ -103,7 +103,7 @@ impl<T: Table> Engine<T> {
         let Some(tier) = self.lower.tiers.get(flight.tier).filter(writes) else {
             return false;
         };
-        self.lower.effects.push(Effect::Discard {
+        self.effects.push(Effect::Discard {
             tier: tier.config.kind,
             name: flight.chunk.reach.object(flight.chunk.key),
         });

@@ -30,7 +30,7 @@ use super::memory::Handle;
 use super::name::{FastMap, Name};
 use super::table::Table;
 use super::{Engine, Time};
-use crate::effect::{Domains, Effect};
+use crate::effect::Domains;
 use crate::tier::{Cause, Kind};
 use ask::Lookup;
 use claims::Claims;
@@ -201,7 +201,6 @@ pub(crate) struct TierPlanner {
     models: BTreeSet<ModelId>,
     /// Domains whose objects may be in tiers.
     domains: Domains,
-    effects: Vec<Effect>,
     /// Monotonic time of the last call.
     now_ms: u64,
     /// PROBEs whose answers changed since their last update.
@@ -257,11 +256,6 @@ impl TierPlanner {
     /// The answer to a PROBE changed.
     pub fn changed(&mut self, probe: u64) {
         self.updates.push(probe);
-    }
-
-    /// Effects requested since the last call.
-    pub fn take_effects(&mut self) -> Vec<Effect> {
-        std::mem::take(&mut self.effects)
     }
 
     /// True if EVENTS reports chunks on disk.

@@ -213,7 +213,7 @@ impl<T: Table> Engine<T> {
         tier.writes.put_bytes += waiting.bytes;
         let put = self.lower.next_put;
         self.lower.next_put += 1;
-        self.lower.effects.push(Effect::Write(WriteJob {
+        self.effects.push(Effect::Write(WriteJob {
             put,
             tier: tier.config.kind,
             object: Box::new(object),

@@ -4,10 +4,11 @@ use super::MemoryTier;
 use super::entry::{Entry, Handle, NONE};
 use super::evict::Why;
 use super::grants::Grant;
+use super::slots::bytes_of;
 use crate::Time;
 use crate::mistake::Mistake;
 use crate::name::Name;
-use crate::table::{COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
+use crate::table::{COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, Row, Table};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId};
 use std::collections::BTreeMap;
 
@@ -88,14 +89,9 @@ impl<T: Table> MemoryTier<T> {
             PUBLISHED => {
                 let Some(entry) = entry else { return };
                 let e = &mut self.index[entry];
-                let at = row.section as usize;
-                if e.slots.len() <= at {
-                    e.slots.resize(at + 1, NONE);
-                }
-                if e.slots[at] == NONE {
-                    e.slots[at] = row_number;
+                if e.slot(row.section) == NONE {
+                    e.put_slot(row.section, row_number, bytes_of(row));
                     e.have |= 1 << row.section;
-                    e.bytes += u64::from(row.slot_rows) * ROW_BYTES;
                     e.rows += 1;
                 }
             }

@@ -80,9 +80,7 @@ impl<T: Table> MemoryTier<T> {
             leased_bytes += if e.leases > 0 { e.weight } else { 0 };
             admin_bytes += if e.admin_pin { e.weight } else { 0 };
         }
-        let share = self.slots.geometry().arena_bytes
-            * u64::from(self.config.limits.soft_pin_percent_max)
-            / 100;
+        let share = self.share(self.config.limits.soft_pin_percent_max);
         say(soft_bytes <= share, "SoftPinsKeepTheirShare", || {
             format!("{soft_bytes} of {share}")
         })?;

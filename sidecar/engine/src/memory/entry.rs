@@ -83,7 +83,7 @@ pub(crate) struct Entry {
     /// Number of sections being checked.
     pub checking: u32,
     pub expires_unix_s: u64,
-    /// The class under which it is counted; [`MemoryTier::recount`] updates it.
+    /// The class under which it is counted; `ChunkIndex::recount` updates it.
     pub class: Option<Class>,
 }
 
@@ -156,6 +156,16 @@ impl Entry {
         self.slots.get(section as usize).copied().unwrap_or(NONE)
     }
 
+    /// A slot of `bytes` holds a section. A table of an earlier boot may name any section.
+    pub fn put_slot(&mut self, section: u32, row: u32, bytes: u64) {
+        let at = (section as usize).min(127);
+        if self.slots.len() <= at {
+            self.slots.resize(at + 1, NONE);
+        }
+        self.slots[at] = row;
+        self.bytes += bytes;
+    }
+
     pub fn expired(&self, unix_s: u64) -> bool {
         self.expires_unix_s != 0 && self.expires_unix_s <= unix_s
     }
@@ -200,7 +210,7 @@ impl<T: Table> MemoryTier<T> {
         let idle = self
             .index
             .entry(entry)
-            .is_some_and(|e| e.live && !e.listed && !e.pinned() && e.open.is_none());
+            .is_some_and(|e| !e.listed && e.idle());
         if idle {
             self.remove(entry, evict::Why::Ended);
         }

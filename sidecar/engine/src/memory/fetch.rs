@@ -6,7 +6,7 @@ use super::evict::Why;
 use super::{GrantContext, MemoryTier, Wish};
 use crate::Time;
 use crate::mistake::Mistake;
-use crate::table::{GRANTED, Table};
+use crate::table::{GRANTED, Row, Table};
 use kvcachepool_protocol::message::{GRANT_GRANTED, GRANT_NO_ROOM};
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
 
@@ -42,8 +42,6 @@ impl<T: Table> MemoryTier<T> {
             .first()
             .and_then(|r| self.grants.of_row(r.slot.get()))
             .ok_or(GRANT_NO_ROOM)?;
-        // no scheduler's ABORT may name the grant
-        self.grants.forget_tag(id);
         Ok((FetchId(id), refs))
     }
 
@@ -51,10 +49,9 @@ impl<T: Table> MemoryTier<T> {
     /// Publishes the slot, or takes it back if the fetch was cancelled.
     pub fn fetched(&mut self, now: Time, section: SectionRef, digest: [u8; 16]) -> bool {
         let number = section.slot.get();
-        let row = self.slots.row(number);
-        if row.state != GRANTED || row.owner != 0 || row.generation != section.generation.get() {
+        let Some(row) = self.fetching(section) else {
             return false;
-        }
+        };
         let id = self.grants.of_row(number);
         let grant = id.and_then(|id| self.grants.get(id));
         let Some(chunk) = grant.filter(|g| !g.void).map(|g| g.chunk) else {
@@ -69,10 +66,9 @@ impl<T: Table> MemoryTier<T> {
     /// The object lacks this section: the chunk no longer needs it, and the slot is taken back.
     pub(crate) fn fetch_lacks(&mut self, section: SectionRef) {
         let number = section.slot.get();
-        let row = self.slots.row(number);
-        if row.state != GRANTED || row.owner != 0 || row.generation != section.generation.get() {
+        let Some(row) = self.fetching(section) else {
             return;
-        }
+        };
         let bit = 1u128 << row.section.min(127);
         let grant = self.grants.of_row(number);
         if let Some(chunk) = grant.and_then(|id| self.grants.needs_less(id, bit)) {
@@ -114,9 +110,15 @@ impl<T: Table> MemoryTier<T> {
 
     /// Takes back a slot with incomplete or wrong bytes, after the last write into it.
     pub fn fetch_ended(&mut self, section: SectionRef) {
-        let row = self.slots.row(section.slot.get());
-        if row.state == GRANTED && row.owner == 0 && row.generation == section.generation.get() {
+        if self.fetching(section).is_some() {
             self.come_back(section.slot.get());
         }
+    }
+
+    /// The row of a section, while the engine fills it.
+    fn fetching(&self, section: SectionRef) -> Option<Row> {
+        let row = self.slots.row(section.slot.get());
+        let same = row.generation == section.generation.get();
+        (row.state == GRANTED && row.owner == 0 && same).then_some(row)
     }
 }

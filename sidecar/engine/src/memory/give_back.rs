@@ -59,13 +59,7 @@ impl<T: Table> MemoryTier<T> {
     pub(crate) fn fill_slot(&mut self, chunk: Handle, row_number: u32, row: &Row) {
         self.grants.let_go(row_number, row);
         if let Some(e) = self.index.get_mut(chunk) {
-            // a table of an earlier boot may name any section
-            let at = (row.section as usize).min(127);
-            if e.slots.len() <= at {
-                e.slots.resize(at + 1, NONE);
-            }
-            e.slots[at] = row_number;
-            e.bytes += bytes_of(row);
+            e.put_slot(row.section, row_number, bytes_of(row));
         }
     }
 

@@ -231,7 +231,8 @@ impl<T: Table> MemoryTier<T> {
             chunk: self.index.handle(entry),
             name,
             last_hash: wish.last_hash,
-            asked_by: Some((context.scheduler, context.tag)),
+            // no scheduler's ABORT may name a grant to the engine itself
+            asked_by: (!context.writers.is_empty()).then_some((context.scheduler, context.tag)),
             rows: section_rows.iter().map(|(_, row, _)| *row).collect(),
             needed: wish.sections,
             void: false,

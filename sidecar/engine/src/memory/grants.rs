@@ -114,7 +114,7 @@ impl Grants {
     }
 
     /// No ABORT of a scheduler may name the grant any more.
-    pub fn forget_tag(&mut self, id: u64) {
+    fn forget_tag(&mut self, id: u64) {
         let Some(tag) = self.grants.get_mut(&id).and_then(|g| g.asked_by.take()) else {
             return;
         };

@@ -13,7 +13,6 @@ mod give_back;
 mod grant;
 mod grants;
 mod index;
-
 mod pins;
 mod policy;
 mod ring;
@@ -95,6 +94,11 @@ impl<T: Table> MemoryTier<T> {
     /// Applies a changed configuration. The eviction policy keeps its value.
     pub fn configure(&mut self, config: &Config) {
         self.config = config.clone();
+    }
+
+    /// A share of the arena in bytes.
+    fn share(&self, percent: u32) -> u64 {
+        self.slots.geometry().arena_bytes * u64::from(percent) / 100
     }
 
     /// Runs timers.

@@ -35,9 +35,7 @@ impl Pins {
 impl<T: Table> MemoryTier<T> {
     /// Adds a soft pin. Returns false if soft pins have no bytes left for it in their share of the arena.
     pub fn pin_softly(&mut self, handle: Handle) -> bool {
-        let share = self.slots.geometry().arena_bytes
-            * u64::from(self.config.limits.soft_pin_percent_max)
-            / 100;
+        let share = self.share(self.config.limits.soft_pin_percent_max);
         let (soft_bytes, keeps_share) = (self.pins.soft_bytes, !T::makes(Mistake::PinShare));
         let Some(e) = self.index.get_mut(handle) else {
             return false;
@@ -127,9 +125,7 @@ impl<T: Table> MemoryTier<T> {
         } else {
             now.mono_ms.saturating_add(ttl_ms)
         };
-        let share = self.slots.geometry().arena_bytes
-            * u64::from(self.config.limits.admin_pin_percent_max)
-            / 100;
+        let share = self.share(self.config.limits.admin_pin_percent_max);
         for entry in entries {
             let e = &mut self.index[entry];
             if !e.admin_pin {

@@ -328,7 +328,7 @@ impl<H: Host> Core<H> {
     }
 
     fn counter_status(&self) -> Counters {
-        let stats = self.engine.as_ref().map(|e| e.stats()).unwrap_or_default();
+        let stats = self.engine.as_ref().map(|e| *e.stats()).unwrap_or_default();
         Counters {
             requested_tokens: self.counters.requested_tokens,
             hit_tokens: self.counters.hit_tokens.clone(),

@@ -182,12 +182,15 @@ impl Rig {
     /// Digests that are asked for, without starting work of the tiers.
     pub fn digests(&mut self) -> Vec<DigestJob> {
         self.engine.settle();
-        let digest = |effect| match effect {
-            Effect::Digest(job) => job,
-            other => panic!("{other:?}"),
-        };
-        let effects = std::mem::take(&mut self.engine.effects);
-        effects.into_iter().map(digest).collect()
+        let mut digests = Vec::new();
+        self.engine.effects.retain(|effect| match effect {
+            Effect::Digest(job) => {
+                digests.push(*job);
+                false
+            }
+            _ => true,
+        });
+        digests
     }
 
     /// Ends all digests.
