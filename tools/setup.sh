@@ -8,6 +8,7 @@
 #   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine
 #   tools/setup.sh servers           servers that tests of the tiers start
 #   tools/setup.sh docs              mdbook, for `make docs`
+#   tools/setup.sh lmcache           LMCache, for `make bench ONLY=ttft`
 set -euo pipefail
 
 TOOLS="$(cd "$(dirname "$0")" && pwd)"
@@ -46,6 +47,7 @@ as_root() {
 . "$TOOLS/setup/cluster.sh"
 . "$TOOLS/setup/servers.sh"
 . "$TOOLS/setup/docs.sh"
+. "$TOOLS/setup/lmcache.sh"
 
 part="${1:-}"
 # One set-up at a time: a second one waits and then finds all done.
@@ -58,5 +60,6 @@ case "$part" in
     cluster) setup_cluster ;;
     servers) setup_servers ;;
     docs) setup_docs ;;
-    *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    lmcache) setup_lmcache ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
