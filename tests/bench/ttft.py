@@ -1,10 +1,12 @@
-"""Time to first token of `vllm serve` on 4,000 tokens: computed, from vLLM's own prefix cache, from ours.
+"""Time to first token of `vllm serve` on 4,000 tokens: computed, from vLLM's own prefix cache, from ours, from LMCache.
 
-The same prompts in all of them; every kind of hit leaves the same last tokens to compute. Hits from ours are asked for
-with `memory.verify: Always`, the default, and `Background` by turns: what a digest of the KV adds before it is
-answered.
+Two vLLM processes with the same arguments take turns with the same prompts, one beside the sidecar and one beside
+LMCache's server. Hits from ours are asked for with `memory.verify: Always`, the default, and `Background` by turns:
+what a digest of the KV adds before it is answered. LMCache gets chunks of one block of vLLM instead of its default of
+256 tokens, with which it would recompute 128 tokens more of these prompts than the others. Without LMCache
+(`tools/setup.sh lmcache`) its rows are left out.
 
-    python -m bench.ttft [--prompts 5] [--hits 3]
+    python -m bench.ttft [--prompts 5] [--hits 3] [--lmcache-chunk 128]
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
 from bench.results import Row, merge
-from servers import paths
+from servers import lmcache, paths
+from servers.lmcache import LmcacheServer
 from servers.models import model, words
-from servers.pod import settle, wait_attached
+from servers.pod import BLOCK, settle, wait_attached
 from servers.sidecar import Sidecar
 from servers.vllm_server import Reply, VllmServer
 
@@ -24,51 +30,123 @@ TOKENS = 4000
 COMMAND = "make bench ONLY=ttft"
 #: Values of `memory.verify`.
 VERIFY = ("Always", "Background")
-#: The metric of the server with which every time is measured.
 ARGUMENTS = ("--dtype", "bfloat16", "--max-model-len", "8192")
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+LMCACHE = "LMCache"
 
 
-def measure(prompts: int, hits: int) -> list[Row]:
-    """Sends every prompt cold, then alternately with a local hit and after a reset."""
-    pod = paths.short_folder()
+class Cache:
+    """A vLLM and the cache beside it, with all replies."""
+
+    def __init__(self, server: VllmServer, settle: Callable[[], None], hits: dict[str, Callable[[], object]]) -> None:
+        self.server = server
+        #: Waits until what was computed is stored.
+        self.settle = settle
+        #: Kinds of hits, each with what prepares the cache for it.
+        self.hits = hits
+        self.cold: list[Reply] = []
+        self.local: list[Reply] = []
+        self.warm: dict[str, list[Reply]] = {kind: [] for kind in hits}
+
+    def ask(self, prompt: str) -> Reply:
+        """One request."""
+        return self.server.complete(prompt, TOKENS, max_tokens=1)
+
+    def compute(self, prompt: str) -> None:
+        """Asks for a prompt that nothing holds."""
+        self.cold.append(self.ask(prompt))
+        self.settle()
+
+    def hit(self, prompt: str, turn: int) -> None:
+        """Asks for it from vLLM's own prefix cache and, after a reset of that, from the cache."""
+        self.local.append(self.ask(prompt))
+        for kind in list(self.hits)[:: -1 if turn % 2 else 1]:
+            self.hits[kind]()
+            self.server.reset_prefix_cache()
+            self.warm[kind].append(self.ask(prompt))
+
+
+def _ours(stack: ExitStack) -> Cache:
+    pod = _folder(stack)
     sidecar = Sidecar(pod, memory="2Gi").start()
-    server = VllmServer(pod, model("mid"), pod / "vllm.log", *ARGUMENTS, env=ENV)
-    cold: list[Reply] = []
-    local: list[Reply] = []
-    warm: dict[str, list[Reply]] = {verify: [] for verify in VERIFY}
-    try:
-        server.wait_ready()
-        server.complete(words(300, 1), 300, max_tokens=1)
-        wait_attached(sidecar)
+    stack.callback(sidecar.stop)
+    server = _serve(stack, VllmServer(pod, model("mid"), pod / "vllm.log", *ARGUMENTS, env=ENV))
+    wait_attached(sidecar)
+
+    def verify(value: str) -> Callable[[], object]:
+        return lambda: sidecar.change({"memory": {"verify": value}})
+
+    return Cache(server, lambda: settle(sidecar), {value: verify(value) for value in VERIFY})
+
+
+def _lmcache(stack: ExitStack, chunk_tokens: int) -> Cache:
+    logs = _folder(stack)
+    beside = LmcacheServer(logs / "lmcache.log", gigabytes=2, chunk_tokens=chunk_tokens)
+    stack.callback(beside.stop)
+    arguments = (*ARGUMENTS, *beside.wait_ready().arguments())
+    server = VllmServer(None, model("mid"), logs / "vllm.log", *arguments, env=ENV, python=str(lmcache.PYTHON))
+    return Cache(_serve(stack, server), beside.settle, {LMCACHE: lambda: None})
+
+
+def _folder(stack: ExitStack) -> Path:
+    folder = paths.short_folder()
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _serve(stack: ExitStack, server: VllmServer) -> VllmServer:
+    """The server after its first request, which pays for what is made once."""
+    stack.callback(server.stop)
+    server.wait_ready().complete(words(300, 1), 300, max_tokens=1)
+    return server
+
+
+def measure(prompts: int, hits: int, lmcache_chunk: int) -> list[Row]:
+    """Sends every prompt to one vLLM after the other: cold, then alternately with a local hit and after a reset."""
+    with ExitStack() as stack:
+        ours = _ours(stack)
+        caches = [ours]
+        if lmcache.PYTHON.exists():
+            caches.append(_lmcache(stack, lmcache_chunk))
+        else:
+            print(f"without {lmcache.NAME}: {lmcache.PYTHON} is missing (tools/setup.sh lmcache)", flush=True)
         for number in range(prompts):
             prompt = words(TOKENS, 7000 + number)
-            cold.append(server.complete(prompt, TOKENS, max_tokens=1))
-            settle(sidecar)
-            for hit in range(hits):
-                local.append(server.complete(prompt, TOKENS, max_tokens=1))
-                for verify in VERIFY if (number + hit) % 2 else VERIFY[::-1]:
-                    sidecar.change({"memory": {"verify": verify}})
-                    server.reset_prefix_cache()
-                    warm[verify].append(server.complete(prompt, TOKENS, max_tokens=1))
-            print(f"prompt {number + 1}: cold {cold[-1].first_token_seconds:.2f} s", end=" ")
-            print(f"local {_median(local[-hits:]):.4f} s", end=" ")
-            print(", ".join(f"{verify} {_median(warm[verify][-hits:]):.4f} s" for verify in VERIFY), flush=True)
-    finally:
-        server.stop()
-        sidecar.stop()
-        shutil.rmtree(pod, ignore_errors=True)
-    recomputed = {
-        name: {reply.sources["computed"] for reply in replies}
-        for name, replies in (("l", local), ("w", [*warm["Always"], *warm["Background"]]))
-    }
-    note = f"{TOKENS} tokens, recomputed: warm {sorted(recomputed['w'])}, local {sorted(recomputed['l'])}"
-    always, background = warm["Always"], warm["Background"]
-    return [
-        compared("ttft_4k_warm_over_cold", always, cold, f"cold TTFT in s; {note}", COMMAND),
-        compared("ttft_4k_warm_over_local", always, local, f"TTFT of vLLM's own prefix hit in s; {note}", COMMAND),
+            for turn in range(1 + hits):
+                for cache in caches[:: -1 if (number + turn) % 2 else 1]:
+                    if turn:
+                        cache.hit(prompt, number + turn)
+                    else:
+                        cache.compute(prompt)
+            for cache in caches:
+                print(f"prompt {number + 1}: cold {cache.cold[-1].first_token_seconds:.2f} s", end=" ")
+                print(f"local {_median(cache.local[-hits:]):.4f} s", end=" ")
+                print(
+                    ", ".join(f"{kind} {_median(each[-hits:]):.4f} s" for kind, each in cache.warm.items()), flush=True
+                )
+    always, background = (ours.warm[value] for value in VERIFY)
+    note = _recomputed(always=always, background=background, local=ours.local)
+    rows = [
+        compared("ttft_4k_warm_over_cold", always, ours.cold, f"cold TTFT in s; {note}", COMMAND),
+        compared("ttft_4k_warm_over_local", always, ours.local, f"TTFT of vLLM's own prefix hit in s; {note}", COMMAND),
         compared("ttft_4k_always_over_background", always, background, "warm TTFT without digests in s", COMMAND),
     ]
+    for other in caches[1:]:
+        warm = other.warm[LMCACHE]
+        note = f"{lmcache.NAME} with chunks of {lmcache_chunk}, {_recomputed(warm=warm, local=other.local)}"
+        rows += [
+            compared("ttft_4k_lmcache_over_cold", warm, other.cold, f"cold TTFT in s; {note}", COMMAND),
+            compared(
+                "ttft_4k_lmcache_over_local", warm, other.local, f"TTFT of its vLLM's own hit in s; {note}", COMMAND
+            ),
+            compared("ttft_4k_warm_over_lmcache", always, warm, f"TTFT with {lmcache.NAME} in s", COMMAND),
+        ]
+    return rows
+
+
+def _recomputed(**kinds: list[Reply]) -> str:
+    computed = ((kind, sorted({reply.sources["computed"] for reply in replies})) for kind, replies in kinds.items())
+    return f"{TOKENS} tokens, recomputed: " + ", ".join(f"{kind} {tokens}" for kind, tokens in computed)
 
 
 def _median(replies: list[Reply]) -> float:
@@ -94,5 +172,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--hits", type=int, default=3)
+    parser.add_argument("--lmcache-chunk", type=int, default=BLOCK)
     chosen = parser.parse_args()
-    merge(measure(chosen.prompts, chosen.hits))
+    merge(measure(chosen.prompts, chosen.hits, chosen.lmcache_chunk))
