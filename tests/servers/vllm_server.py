@@ -94,11 +94,17 @@ class VllmServer(VllmClient):
     """One server on a free port of the loopback interface."""
 
     def __init__(
-        self, folder: Path | None, model: Path, log: Path, *arguments: str, env: dict[str, str] | None = None
+        self,
+        folder: Path | None,
+        model: Path,
+        log: Path,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         super().__init__("127.0.0.1", paths.free_port())
         command = [
-            sys.executable,
+            python,
             "-m",
             "vllm.entrypoints.cli.main",
             "serve",
