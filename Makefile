@@ -17,7 +17,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress docs image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress docs wheel image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -88,6 +88,8 @@ docs:  ## the documentation as a site: target/site/index.html
 	@rm -rf target/site target/site-source && mkdir -p target && cp -r docs target/site-source
 	@$(CACHE)/tools/bin/mdbook-mermaid install target/site-source >/dev/null 2>&1
 	@PATH=$(CACHE)/tools/bin:$$PATH mdbook build target/site-source --dest-dir "$(CURDIR)/target/site"
+wheel: setup  ## the Python package with the connector: target/wheel/kvcachepool-*.whl
+	@tools/wheel.sh $(PYTHON) target/wheel
 image:  ## the image of operator and sidecar, also without docker: IMAGE=registry/name:tag, BUILD_IMAGE=, BASE_IMAGE=
 	@tools/image/image.sh build $(IMAGE)
 push:  ## pushes it: IMAGE=registry/name:tag
