@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from steps import connected, reports
 from stub_sidecar import Received
 
 from kvcachepool.jobs import Ended, WorkerReport
-from kvcachepool.messages import GRANT_NO_PARENT, GRANT_NO_ROOM
+from kvcachepool.messages import GRANT_NO_PARENT, GRANT_NO_ROOM, HelloReply
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
@@ -272,6 +273,32 @@ def test_a_grant_of_an_old_chunk_size_does_not_affect_new_chunks(scripted: Scrip
     engine.abort("cold")
     engine.drain()
     assert requested(scripted) == [(0, 64), (64, 32), (0, 96)]
+
+
+def test_no_register_names_a_chunk_size_that_hello_has_replaced(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    session, between, resume = scheduler.session, threading.Event(), threading.Event()
+    take = session.on_hello
+
+    def take_late(reply: HelloReply) -> None:
+        between.set()
+        assert resume.wait(10)
+        take(reply)
+
+    session.on_hello = take_late  # type: ignore[method-assign]
+    scripted.settings["chunk_tokens"] = 128
+    scripted.cut()
+    assert between.wait(10)
+    with session.lock:
+        assert not session.registration.ensure()
+    resume.set()
+
+    def registered() -> list[int]:
+        return [f.body["chunk_tokens"] for f in scripted.frames(Op.REGISTER) if "hashing" in f.body]
+
+    wait_for(lambda: registered() == [64, 128], 10, "the scheduler side registers once per connection")
 
 
 def test_a_job_that_a_worker_dropped_is_aborted_and_requested_again(scripted: ScriptedPool, loop: Make) -> None:

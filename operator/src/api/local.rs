@@ -1,6 +1,7 @@
 //! Tiers that every injected pod has for itself: memory and disk.
 
 use super::{Size, schema};
+use kvcachepool_protocol::config::{EvictionPolicy, HugePages};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -23,42 +24,12 @@ pub struct Memory {
     pub per_pod: Size,
     /// Page size of the memory tier. The node must have reserved pages of 2Mi or 1Gi.
     #[serde(default)]
+    #[schemars(schema_with = "schema::choice::<HugePages>")]
     pub huge_pages: HugePages,
     /// Order of eviction.
     #[serde(default)]
+    #[schemars(schema_with = "schema::choice::<EvictionPolicy>")]
     pub eviction_policy: EvictionPolicy,
-}
-
-/// Page size of the memory tier.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum HugePages {
-    /// Normal pages.
-    #[default]
-    None,
-    /// 2 MiB pages.
-    #[serde(rename = "2Mi")]
-    Size2Mi,
-    /// 1 GiB pages.
-    #[serde(rename = "1Gi")]
-    Size1Gi,
-}
-
-/// Order of eviction.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum EvictionPolicy {
-    /// S3-FIFO: three FIFO queues. Resists scans.
-    #[default]
-    #[serde(rename = "S3FIFO")]
-    S3Fifo,
-    /// Least recently used.
-    #[serde(rename = "LRU")]
-    Lru,
-    /// Least frequently used.
-    #[serde(rename = "LFU")]
-    Lfu,
-    /// First in, first out.
-    #[serde(rename = "FIFO")]
-    Fifo,
 }
 
 /// The disk tier: exactly one of `emptyDir` and `ephemeral`.

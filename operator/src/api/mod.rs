@@ -15,22 +15,18 @@ mod status;
 mod text;
 
 pub use injection::{ExistingConnector, Injection, Mode, OnMissed};
-pub use local::{Disk, Ephemeral, EvictionPolicy, HugePages, Local, Memory, NodeDirectory};
+pub use local::{Disk, Ephemeral, Local, Memory, NodeDirectory};
 pub use pool::{
-    Admission, Cache, Codec, DeletionPolicy, KVCachePool, KVCachePoolSpec, Monitoring, PodMonitor,
-    Save, Write, WritePolicy,
+    Cache, DeletionPolicy, KVCachePool, KVCachePoolSpec, Monitoring, PodMonitor, Write,
 };
 pub use reason::Reason;
 pub use reference::reference;
 pub use rules::{Problem, Rule, check, rules};
-pub use schema::crd;
+pub use schema::{at, crd};
 pub use shared::{
-    AddressingStyle, CaSource, CaSourceKind, Checksums, HttpVersion, ManagedRedis, Redis,
-    RedisEndpoint, S3, SecretName, Shared,
+    CaSource, CaSourceKind, ManagedRedis, Redis, RedisEndpoint, S3, SecretName, Shared,
 };
-pub use sidecar::{
-    GpuAccess, ImagePullPolicy, LogLevel, Sidecar, Transfer, UpdateStrategy, UpdateStrategyType,
-};
+pub use sidecar::{GpuAccess, ImagePullPolicy, Sidecar, UpdateStrategy, UpdateStrategyType};
 pub use status::{
     InjectionPaused, KVCachePoolStatus, PausedOwner, Pods, Skipped, Tier, TierState, Version,
 };

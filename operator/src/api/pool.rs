@@ -5,7 +5,8 @@ use super::{
     schema::{self, is_default},
 };
 use kube::CustomResource;
-use kvcachepool_protocol::config;
+use kvcachepool_protocol::config::{self, Admission, Codec, WritePolicy};
+use kvcachepool_protocol::message::Save;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -107,6 +108,7 @@ pub struct Cache {
     /// Minimum tokens per chunk, rounded up to whole blocks of vLLM. Another value is another domain: the cache starts cold.
     pub chunk_tokens: i64,
     /// What is stored of a request: its prompt, or also the generated tokens.
+    #[schemars(schema_with = "schema::choice::<Save>")]
     pub save: Save,
     /// Shorter hits are recomputed instead of loaded.
     pub min_load_tokens: i64,
@@ -119,20 +121,11 @@ impl Default for Cache {
         let of_sidecar = config::Cache::default();
         Self {
             chunk_tokens: of_sidecar.chunk_tokens.into(),
-            save: Save::default(),
+            save: of_sidecar.save,
             min_load_tokens: of_sidecar.min_load_tokens.into(),
             load_timeout: Duration(of_sidecar.load_timeout.to_string()),
         }
     }
-}
-
-/// What is stored of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Save {
-    #[default]
-    Prompt,
-    /// The prompt and the generated tokens.
-    PromptAndDecode,
 }
 
 /// What is written to lower tiers, and when.
@@ -140,56 +133,15 @@ pub enum Save {
 #[serde(rename_all = "camelCase", default)]
 pub struct Write {
     /// When chunks are written to lower tiers: as soon as they are complete, a minute later (earlier if much waits), or never.
+    #[schemars(schema_with = "schema::choice::<WritePolicy>")]
     pub policy: WritePolicy,
     /// Which chunks are written to lower tiers: all, or those that had a hit.
+    #[schemars(schema_with = "schema::choice::<Admission>")]
     pub admission: Admission,
     /// How chunks are packed in lower tiers. FP8, INT8, INT4 and CacheGen lose precision. Each of them is its own domain: after a change to
     /// or from one of them the cache starts cold.
+    #[schemars(schema_with = "schema::choice::<Codec>")]
     pub codec: Codec,
-}
-
-/// When chunks are written to lower tiers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum WritePolicy {
-    /// As soon as they are complete.
-    #[default]
-    WriteThrough,
-    /// A minute after they are complete, earlier if much waits, and all at a flush. A chunk that is evicted from memory before that is
-    /// lost.
-    WriteBack,
-    /// Never.
-    None,
-}
-
-/// Which chunks are written to lower tiers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Admission {
-    /// All chunks.
-    #[default]
-    All,
-    /// Chunks that had a hit.
-    Reused,
-}
-
-/// How chunks are packed in lower tiers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Codec {
-    /// Not packed.
-    #[default]
-    None,
-    /// Lossless compression.
-    Lossless,
-    /// 8-bit floats with a scale per group. Lossy.
-    #[serde(rename = "FP8")]
-    Fp8,
-    /// 8-bit integers with a scale per group. Lossy.
-    #[serde(rename = "INT8")]
-    Int8,
-    /// 4-bit integers with a scale per group. Very lossy.
-    #[serde(rename = "INT4")]
-    Int4,
-    /// Quantised and entropy coded. The smallest objects and the largest loss.
-    CacheGen,
 }
 
 /// Objects for a monitoring stack.

@@ -6,7 +6,11 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use super::{KVCachePool, Reason};
+#[cfg(test)]
+pub(super) use table::of_key;
+
+use super::{KVCachePool, Reason, at};
+use serde_json::{Value, json};
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -20,14 +24,8 @@ pub struct Rule {
     holds: Holds,
 }
 
-type Holds = Box<dyn Fn(&KVCachePool) -> bool + Send + Sync>;
-
-impl Rule {
-    /// Whether the pool satisfies the rule. An absent field satisfies every rule.
-    pub fn holds(&self, pool: &KVCachePool) -> bool {
-        (self.holds)(pool)
-    }
-}
+/// Takes the pool, and the field as JSON.
+type Holds = Box<dyn Fn(&KVCachePool, &Value) -> bool + Send + Sync>;
 
 /// One violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +52,10 @@ pub fn rules() -> &'static [Rule] {
 
 /// All violations of a pool.
 pub fn check(pool: &KVCachePool) -> Vec<Problem> {
-    let broken = rules().iter().filter(|rule| !rule.holds(pool));
+    let fields = json!({"spec": pool.spec});
+    // An absent field satisfies every rule.
+    let holds = |rule: &Rule| at(&fields, rule.at).is_none_or(|field| (rule.holds)(pool, field));
+    let broken = rules().iter().filter(|rule| !holds(rule));
     let problem = |rule: &Rule| Problem {
         reason: Reason::InvalidSpec,
         field: rule.at.to_string(),

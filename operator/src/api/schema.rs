@@ -7,6 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResourceExt;
+use kvcachepool_protocol::config::{self, Choice, pool_keys};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value};
 
@@ -55,6 +56,13 @@ fn node<'a>(root: &'a mut JSONSchemaProps, path: &str) -> Option<&'a mut JSONSch
         .try_fold(root, |node, name| node.properties.as_mut()?.get_mut(name))
 }
 
+/// The value at a path such as `spec.cache.chunkTokens`, like a rule's `self` in the API server.
+pub fn at<'a>(pool: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.')
+        .filter(|name| !name.is_empty())
+        .try_fold(pool, |value, name| value.get(name))
+}
+
 /// Removes parts of a derived schema that are a disadvantage in the API server.
 ///
 /// Removes `nullable`: without it `null` counts as absent, so that a template may leave a field empty. Also removes the formats of unsigned
@@ -82,6 +90,17 @@ fn tidy(schema: &mut JSONSchemaProps) {
 /// Whether a section equals its default and can be omitted.
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
+}
+
+/// The default of a field that sets this key of the sidecar's config.
+pub(super) fn default_of(key: &str) -> &'static str {
+    let set = pool_keys().iter().find(|set| set.key == key);
+    set.map_or("", |set| set.default.as_str())
+}
+
+/// The names of an enum of the sidecar's config.
+pub(super) fn choice<T: Choice + Default>(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": T::default().pool_names()})
 }
 
 fn text(most: u32) -> Schema {
@@ -124,12 +143,11 @@ pub(super) fn image(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn url(_: &mut SchemaGenerator) -> Schema {
-    text(2_048)
+    text(config::URL_BYTES as u32)
 }
 
-/// At most as many URLs as the maximum number of shards.
 pub(super) fn urls(generate: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "array", "minItems": 1, "maxItems": 256, "items": url(generate)})
+    json_schema!({"type": "array", "minItems": 1, "maxItems": config::SERVERS, "items": url(generate)})
 }
 
 pub(super) fn labels(_: &mut SchemaGenerator) -> Schema {

@@ -7,6 +7,7 @@ use super::{
 use k8s_openapi::api::core::v1::{
     Affinity, ResourceRequirements, Toleration, TopologySpreadConstraint,
 };
+use kvcachepool_protocol::config::{self, AddressingStyle, Checksums, HttpVersion};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -34,12 +35,12 @@ pub struct Redis {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external: Option<RedisEndpoint>,
     /// Chunks expire after this time without a read or a write.
-    #[serde(default = "a_day")]
+    #[serde(default = "ttl")]
     pub ttl: Duration,
 }
 
-fn a_day() -> Duration {
-    Duration("24h".to_string())
+fn ttl() -> Duration {
+    Duration(schema::default_of("redis.ttl").to_string())
 }
 
 /// Servers that the operator runs: standalone and without persistence.
@@ -153,7 +154,7 @@ pub struct S3 {
     #[schemars(schema_with = "schema::bucket")]
     pub bucket: String,
     /// Region of the bucket.
-    #[serde(default = "us_east_1")]
+    #[serde(default = "region")]
     #[schemars(schema_with = "schema::short")]
     pub region: String,
     /// Address of a service other than AWS.
@@ -166,6 +167,7 @@ pub struct S3 {
     pub prefix: String,
     /// Where the bucket's name is in URLs: in the host, in the path, or chosen by endpoint.
     #[serde(default)]
+    #[schemars(schema_with = "schema::choice::<AddressingStyle>")]
     pub addressing_style: AddressingStyle,
     /// Use AWS Transfer Acceleration.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -178,95 +180,38 @@ pub struct S3 {
     pub ca: Option<CaSource>,
     /// When S3's own checksums are sent and checked.
     #[serde(default)]
+    #[schemars(schema_with = "schema::choice::<Checksums>")]
     pub checksums: Checksums,
     /// Version of HTTP.
     #[serde(default)]
+    #[schemars(schema_with = "schema::choice::<HttpVersion>")]
     pub http_version: HttpVersion,
     /// Requests in flight, per pod.
-    #[serde(default = "sixty_four")]
+    #[serde(default = "max_concurrency")]
     pub max_concurrency: i64,
     /// Bytes that the pool may store in the bucket. The oldest objects are removed. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Size>,
     /// Percent of the capacity at which removal begins.
-    #[serde(default = "ninety")]
+    #[serde(default = "evict_at_percent")]
     pub evict_at_percent: i64,
     /// Percent of the capacity at which removal ends.
-    #[serde(default = "eighty")]
+    #[serde(default = "evict_to_percent")]
     pub evict_to_percent: i64,
     /// Objects are removed this long after they were written. Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expire_after: Option<Duration>,
 }
 
-/// An empty bucket name; a pool must set it.
-impl Default for S3 {
-    fn default() -> Self {
-        Self {
-            bucket: String::new(),
-            region: String::new(),
-            endpoint: String::new(),
-            prefix: String::new(),
-            addressing_style: AddressingStyle::default(),
-            accelerate: false,
-            auth: None,
-            ca: None,
-            checksums: Checksums::default(),
-            http_version: HttpVersion::default(),
-            max_concurrency: sixty_four(),
-            capacity: None,
-            evict_at_percent: ninety(),
-            evict_to_percent: eighty(),
-            expire_after: None,
-        }
-    }
+fn region() -> String {
+    schema::default_of("s3.region").to_string()
 }
-
-fn us_east_1() -> String {
-    "us-east-1".to_string()
+fn max_concurrency() -> i64 {
+    config::S3::default().max_concurrency.into()
 }
-fn sixty_four() -> i64 {
-    64
+fn evict_at_percent() -> i64 {
+    config::S3::default().evict_at_percent.into()
 }
-fn ninety() -> i64 {
-    90
-}
-fn eighty() -> i64 {
-    80
-}
-
-/// Where the bucket's name is in URLs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum AddressingStyle {
-    /// Chosen by the endpoint.
-    #[default]
-    Auto,
-    /// In the path.
-    Path,
-    /// In the host.
-    VirtualHost,
-}
-
-/// When S3's own checksums are sent and checked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Checksums {
-    /// Where S3 requires them.
-    #[default]
-    WhenRequired,
-    /// Wherever S3 supports them.
-    WhenSupported,
-}
-
-/// Version of HTTP.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum HttpVersion {
-    /// HTTP/1.1 with one connection per transfer, because objects are large.
-    #[default]
-    Auto,
-    /// HTTP/1.1.
-    #[serde(rename = "HTTP1")]
-    Http1,
-    /// HTTP/2.
-    #[serde(rename = "HTTP2")]
-    Http2,
+fn evict_to_percent() -> i64 {
+    config::S3::default().evict_to_percent.into()
 }

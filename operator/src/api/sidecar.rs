@@ -2,6 +2,7 @@
 
 use super::schema::{self, is_default};
 use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, ResourceRequirements};
+use kvcachepool_protocol::config::{LogLevel, TransferMode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -27,12 +28,14 @@ pub struct Sidecar {
     pub resources: ResourceRequirements,
     /// Which process copies between vLLM and the cache: Engine (vLLM's worker) or CudaWindow (the sidecar, through a window). A window on a
     /// GPU needs gpuAccess. Auto is Engine.
-    pub transfer: Transfer,
+    #[schemars(schema_with = "schema::choice::<TransferMode>")]
+    pub transfer: TransferMode,
     /// How the sidecar gets access to the GPUs of vLLM's container: not at all, by NVIDIA_VISIBLE_DEVICES, which the node's container
     /// runtime must support, or by the resource claims of that container. In a pod without GPUs the sidecar has none; see
     /// docs/guides/gpus.md.
     pub gpu_access: GpuAccess,
     /// Minimum level of log lines.
+    #[schemars(schema_with = "schema::choice::<LogLevel>")]
     pub log_level: LogLevel,
     /// Environment of the container.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -58,18 +61,6 @@ pub enum ImagePullPolicy {
     Never,
 }
 
-/// Which process copies between vLLM and the cache.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Transfer {
-    /// The better mode for the machine: so far vLLM's worker.
-    #[default]
-    Auto,
-    /// vLLM's worker.
-    Engine,
-    /// The sidecar, through a window of device memory, or of host memory if vLLM runs on CPUs.
-    CudaWindow,
-}
-
 /// How the sidecar gets access to the GPUs of vLLM's container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum GpuAccess {
@@ -81,21 +72,6 @@ pub enum GpuAccess {
     VisibleDevices,
     /// By the resource claims of vLLM's container: exactly the same GPUs.
     ResourceClaim,
-}
-
-/// Minimum level of log lines.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum LogLevel {
-    Error,
-    Warn,
-    /// Also changes of state.
-    #[default]
-    Info,
-    /// Also sessions in detail.
-    Debug,
-    /// Also frames.
-    Trace,
 }
 
 /// How running pods get a new version of the sidecar.

@@ -2,9 +2,7 @@
 
 use super::files;
 use super::placed::{Placed, placed};
-use crate::api::{
-    Disk, ExistingConnector, GpuAccess, ImagePullPolicy, KVCachePool, Mode, Problem, Reason, check,
-};
+use crate::api::{Disk, ImagePullPolicy, KVCachePool, Problem, Reason, check};
 use crate::defaults::Defaults;
 use crate::inject::{self, Settings};
 use kube::ResourceExt;
@@ -33,18 +31,12 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
         pool: pool.name_any(),
         namespace: pool.namespace().unwrap_or_default(),
         generation: generation(pool),
-        mode: match injection.mode {
-            Mode::Enabled => inject::Mode::Enabled,
-            Mode::Disabled => inject::Mode::Disabled,
-        },
+        mode: injection.mode,
         image: nonempty(&sidecar.image).unwrap_or_else(|| defaults.image.clone()),
         image_pull_policy: Some(policy(sidecar.image_pull_policy).to_string()),
         image_pull_secrets: secrets.map(|secret| secret.name.clone()).collect(),
         container: nonempty(&injection.container),
-        existing_connector: match injection.existing_connector {
-            ExistingConnector::Refuse => inject::ExistingConnector::Refuse,
-            ExistingConnector::Compose => inject::ExistingConnector::Compose,
-        },
+        existing_connector: injection.existing_connector,
         memory_bytes: config.memory.size.0,
         memory_max_bytes: memory_max.and_then(|most| Some(most.bytes().ok()?.0)),
         config,
@@ -58,11 +50,7 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
             .is_some_and(|s3| s3.auth.is_none()),
         resources: sidecar.resources.clone(),
         env: sidecar.env.clone(),
-        gpu_access: match sidecar.gpu_access {
-            GpuAccess::None => inject::GpuAccess::None,
-            GpuAccess::VisibleDevices => inject::GpuAccess::VisibleDevices,
-            GpuAccess::ResourceClaim => inject::GpuAccess::ResourceClaim,
-        },
+        gpu_access: sidecar.gpu_access,
     })
 }
 
@@ -92,7 +80,7 @@ fn policy(policy: ImagePullPolicy) -> &'static str {
 /// Keys whose values are fixed by the layout of an injected pod.
 const FIXED: [&str; 2] = ["socket", "admin.listen"];
 
-/// The sidecar's config: its defaults, overridden by the fields of the pool, overridden by `spec.sidecar.settings`.
+/// The sidecar's config: the fields of the pool, and `spec.sidecar.settings`.
 fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
     let placed = placed(pool);
     let asked = leaves(&pool.spec.sidecar.settings);
@@ -101,13 +89,10 @@ fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
         .filter_map(|(key, _)| misplaced(key, &placed))
         .collect();
     // A file may name its keys by path, so sections need not be merged.
-    let mut file: Map<String, Value> = Config::default()
-        .entries()
-        .into_iter()
-        .map(|(key, value)| (key.to_string(), Value::String(value)))
-        .collect();
-    file.extend(placed.iter().map(|p| (p.key.to_string(), p.value.clone())));
-    file.extend(asked.iter().cloned());
+    let placed_values = placed
+        .iter()
+        .filter_map(|p| Some((p.key.to_string(), p.value.clone()?)));
+    let file: Map<String, Value> = placed_values.chain(asked.iter().cloned()).collect();
     // JSON is valid YAML.
     let parsed = Config::parse(&Value::Object(file).to_string(), false);
     problems.extend(parsed.as_ref().err().into_iter().flat_map(|error| {
@@ -185,7 +170,7 @@ fn problem(message: String) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::desired::placed::named;
+    use crate::api::{ExistingConnector, GpuAccess, Mode};
     use crate::desired::tests::{defaults, pool};
     use crate::inject::Holder;
     use crate::names;
@@ -328,8 +313,8 @@ mod tests {
             (got.memory_bytes, got.memory_max_bytes),
             (1 << 30, Some(2 << 30))
         );
-        assert_eq!(got.mode, inject::Mode::Disabled);
-        assert_eq!(got.existing_connector, inject::ExistingConnector::Compose);
+        assert_eq!(got.mode, Mode::Disabled);
+        assert_eq!(got.existing_connector, ExistingConnector::Compose);
         assert_eq!(got.container.as_deref(), Some("main"));
         assert_eq!(
             (got.image.as_str(), got.image_pull_policy.as_deref()),
@@ -338,7 +323,7 @@ mod tests {
         assert_eq!(got.image_pull_secrets, ["regcred"]);
         assert_eq!(got.env[0].name, "A");
         assert_eq!(got.resources.requests.unwrap()["cpu"].0, "2");
-        assert_eq!(got.gpu_access, inject::GpuAccess::VisibleDevices);
+        assert_eq!(got.gpu_access, GpuAccess::VisibleDevices);
         assert_eq!(got.config.gpu.context_memory, ByteSize(1 << 30));
         assert_eq!(got.config.transfer.mode, TransferMode::CudaWindow);
     }
@@ -495,9 +480,7 @@ mod tests {
         }
         for access in ["None", "VisibleDevices", "ResourceClaim"] {
             let got = of(json!({"sidecar": {"gpuAccess": access}}));
-            assert_eq!(got.gpu_access.name(), access);
+            assert_eq!(json!(got.gpu_access), access);
         }
-        let unset = crate::api::LogLevel::default();
-        assert_eq!(named(unset), json!(LogLevel::default().to_string()));
     }
 }

@@ -1,7 +1,8 @@
 //! Conflicts that prevent a cache in a pod: other connectors, engines with ranks in several pods, the node's network.
 
 use super::launch::Launch;
-use super::{ExistingConnector, Reason, Refusal, json};
+use super::{Reason, Refusal, json};
+use crate::api::ExistingConnector;
 use serde_json::Value;
 
 /// Connectors that transfer KV from prefill to decode and do not keep it. The connector's own list decides in vLLM; this list avoids a

@@ -3,32 +3,10 @@
 
 use super::quantity::Quantity;
 use super::{Settings, Shortfall, ShortfallDetail, json};
+use crate::api::GpuAccess;
 use k8s_openapi::api::core::v1::EnvVar;
 use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config, TransferMode};
 use serde_json::{Value, json};
-
-/// How the sidecar's container gets access to the GPUs of vLLM's container.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum GpuAccess {
-    /// No access.
-    #[default]
-    None,
-    /// By environment variables of NVIDIA's container runtime.
-    VisibleDevices,
-    /// By the resource claims of vLLM's container.
-    ResourceClaim,
-}
-
-impl GpuAccess {
-    /// Name in a pool.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "None",
-            Self::VisibleDevices => "VisibleDevices",
-            Self::ResourceClaim => "ResourceClaim",
-        }
-    }
-}
 
 /// The resulting access in one pod.
 #[derive(Debug, Clone, PartialEq)]

@@ -30,14 +30,14 @@ mod tool;
 
 pub use disk::Disk;
 pub use files::{Files, Holder};
-pub use gpu::GpuAccess;
 pub use outcome::{Outcome, Report, Verdict};
 pub use quantity::Quantity;
 pub use reason::Reason;
-pub use settings::{ExistingConnector, Mode, Settings};
+pub use settings::Settings;
 pub use shortfall::Reason as Shortfall;
 pub use tool::tool;
 
+use crate::api::Mode;
 use crate::names;
 use json_patch::Patch;
 use serde_json::Value;

@@ -1,27 +1,9 @@
 //! The settings of a pool that injection needs.
 
-use super::{Disk, Files, GpuAccess};
+use super::{Disk, Files};
+use crate::api::{ExistingConnector, GpuAccess, Mode};
 use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
 use kvcachepool_protocol::config::Config;
-
-/// Whether pods are injected.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Mode {
-    #[default]
-    Enabled,
-    /// Pods are refused with a named reason.
-    Disabled,
-}
-
-/// What happens to a pod whose vLLM has a connector that transfers KV from prefill to decode.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum ExistingConnector {
-    /// The pod is refused with a named reason.
-    #[default]
-    Refuse,
-    /// kvcachepool's connector is added beside it.
-    Compose,
-}
 
 impl ExistingConnector {
     /// Value of `--existing-connector` of `kvcachepool-sidecar init`.
@@ -134,7 +116,7 @@ impl Settings {
         ])];
         // Pods of pools that do not set this field must not become outdated.
         if self.gpu_access != GpuAccess::None {
-            parts.push(self.gpu_access.name().into());
+            parts.push(serde_json::json!(self.gpu_access));
         }
         let parts: String = parts.iter().map(serde_json::Value::to_string).collect();
         blake3::hash(parts.as_bytes()).to_hex()[..16].to_string()

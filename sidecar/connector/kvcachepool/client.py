@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from . import wire
-from .messages import ErrorBody, Hello, HelloReply, Message, Settings, decode, encode
+from .messages import NO_SETTINGS, ErrorBody, Hello, HelloReply, Message, decode, encode
 from .shared import Shared, SharedMemoryError, shared
 from .wire import Op
 
@@ -100,7 +100,7 @@ class Client:
     role, instance: the arguments.
     connected: HELLO was answered on the current connection.
     connection: number of the connection; responses to an earlier one never arrive.
-    settings: from the last HELLO response, defaults before it.
+    settings: from the last HELLO response, `NO_SETTINGS` before it.
     hello: the last HELLO response, or None.
     refusal: name of the error with which the sidecar refused the last HELLO, or "".
     """
@@ -118,7 +118,7 @@ class Client:
         """Nothing happens before `start`. By default, only workers have `wants_memory`."""
         self.role = role
         self.wants_memory = role == "worker" if wants_memory is None else wants_memory
-        self.settings = Settings()
+        self.settings = NO_SETTINGS
         self.hello: HelloReply | None = None
         self.connected = False
         self.connection = 0

@@ -29,16 +29,20 @@ class ErrorBody(Message):
 
 
 class Settings(Message):
-    """Connector settings from the sidecar's config."""
+    """Connector settings from the sidecar's config, which has their defaults."""
 
-    chunk_tokens: int = 256
-    save: str = "Prompt"
-    min_load_tokens: int = 512
-    load_timeout_ms: int = 2000
-    first_poll_wait_us: int = 1000
-    step_wait_us: int = 2000
-    grant_timeout_ms: int = 1000
-    store_bytes_in_flight: int = 256 << 20
+    chunk_tokens: int
+    save: str
+    min_load_tokens: int
+    load_timeout_ms: int
+    first_poll_wait_us: int
+    step_wait_us: int
+    grant_timeout_ms: int
+    store_bytes_in_flight: int
+
+
+#: Before the first HELLO response. No request is looked up or stored then.
+NO_SETTINGS = Settings(0, "", 0, 0, 0, 0, 0, 0)
 
 
 class Hello(Message):

@@ -2,13 +2,14 @@
 //! pods.
 
 use super::Rule;
-use super::table::{Form, NAME, optional_text};
+use super::table::{NAME, optional_text};
 use crate::api::Sidecar;
 use crate::forms;
 use k8s_openapi::api::core::v1::{
     EnvVar, EnvVarSource, ObjectFieldSelector, ResourceFieldSelector,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kvcachepool_protocol::config::Form;
 use std::collections::BTreeMap;
 
 const ENV: &str = "spec.sidecar.env";
@@ -27,7 +28,7 @@ const BYTE_DIVISORS: [&str; 10] = ["0", "1", "1k", "1M", "1G", "1T", "1Ki", "1Mi
 /// The name of an image.
 const IMAGE: Form = Form {
     pattern: r"^[-a-zA-Z0-9._:/@+\\[\\]]+$",
-    write: "write the name of an image, such as registry.example/kvcachepool:1.2 or one with @sha256:...",
+    write: "the name of an image, such as registry.example/kvcachepool:1.2 or one with @sha256:...",
     matches: |text| {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._:/@+[]".contains(&b);
         !text.is_empty() && text.bytes().all(plain)
@@ -35,10 +36,7 @@ const IMAGE: Form = Form {
 };
 
 pub(super) fn rules() -> Vec<Rule> {
-    let mut rules = vec![
-        optional_text("spec.sidecar.image", IMAGE, |s| Some(&s.sidecar.image)),
-        pull_secrets(),
-    ];
+    let mut rules = vec![optional_text("spec.sidecar.image", &IMAGE), pull_secrets()];
     rules.extend(variables());
     rules.extend(resources());
     rules
@@ -54,7 +52,7 @@ fn rule(
         at,
         cel,
         message: message.to_string(),
-        holds: Box::new(move |pool| holds(&pool.spec.sidecar)),
+        holds: Box::new(move |pool, _| holds(&pool.spec.sidecar)),
     }
 }
 

@@ -1,10 +1,12 @@
 //! Requirements of the API server on the schema, and compatibility of the types with older and newer objects.
 
 use super::{crd, rules};
+use crate::api::rules::of_key as rule_of;
 use crate::api::{KVCachePool, check};
 use kube::core::DeserializeGuard;
 use kube::core::ObjectList;
 use kube::core::cel::{ScopeContext, analyze_rule, compile_schema};
+use kvcachepool_protocol::config::{Values, pool_keys};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -84,6 +86,46 @@ fn every_field_has_a_description() {
             }
         }
     }
+}
+
+/// Default, range and names of a field are those of the key that it sets.
+#[test]
+fn a_field_that_sets_a_key_of_the_sidecar_has_no_values_of_its_own() {
+    let mut schema = schema();
+    let mut own = Vec::new();
+    for set in pool_keys() {
+        let path = format!("/properties/{}", set.field.replace('.', "/properties/"));
+        let node = schema.pointer_mut(&path).unwrap().as_object_mut().unwrap();
+        for free in [
+            "description",
+            "format",
+            "maxLength",
+            "type",
+            "x-kubernetes-int-or-string",
+        ] {
+            node.remove(free);
+        }
+        let default = node.remove("default").map(|value| match value {
+            Value::String(text) => text,
+            value => value.to_string(),
+        });
+        if default.is_some_and(|default| set.required || default != set.default) {
+            own.push(format!("default of {}", set.field));
+        }
+        let names = match set.values {
+            Values::Choice(names) => Some(json!(names)),
+            _ => None,
+        };
+        if node.remove("enum") != names {
+            own.push(format!("enum of {}", set.field));
+        }
+        let rule = rule_of(set).map(|rule| json!([{"rule": rule.cel, "message": rule.message}]));
+        if node.remove("x-kubernetes-validations") != rule {
+            own.push(format!("rule of {}", set.field));
+        }
+        own.extend(node.keys().map(|key| format!("{key} of {}", set.field)));
+    }
+    assert_eq!(own, [""; 0]);
 }
 
 #[test]

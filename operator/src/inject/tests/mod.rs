@@ -9,6 +9,7 @@ mod refusals;
 
 use super::qos::{self, Qos};
 use super::*;
+use crate::api::{ExistingConnector, GpuAccess};
 use serde_json::json;
 use std::path::PathBuf;
 

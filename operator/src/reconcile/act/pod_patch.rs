@@ -120,7 +120,7 @@ fn replace(path: PointerBuf, value: Value) -> PatchOperation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inject::GpuAccess;
+    use crate::api::GpuAccess;
     use kvcachepool_protocol::config::ByteSize;
     use serde_json::json;
 

@@ -1,6 +1,7 @@
 //! Converts YAML text to [`Config`] and back. All problems of a file are reported at once, each with what to write instead.
 
-use super::keys::{Key, Slot, keys};
+use super::section::Key;
+use super::slot::Slot;
 use super::{Config, Reload};
 use serde_yaml::{Mapping, Value};
 use std::fmt;
@@ -95,7 +96,7 @@ impl Config {
         let mut problems = Vec::new();
         let mut config = Config::default();
         let mut left = flatten(document, &mut problems);
-        for mut key in keys(&mut config) {
+        for mut key in config.keys() {
             let Some(at) = left.iter().position(|(path, _)| path == key.path) else {
                 continue;
             };
@@ -139,7 +140,8 @@ impl Config {
 
     /// Path and value of every key as text, for logs. URLs are printed without user and password.
     pub fn entries(&self) -> Vec<(&'static str, String)> {
-        keys(&mut self.clone())
+        self.clone()
+            .keys()
             .into_iter()
             .map(|key| (key.path, key.slot.shown()))
             .collect()
@@ -148,7 +150,7 @@ impl Config {
     fn print(&self, comments: bool, value: impl Fn(&Slot<'_>) -> String) -> String {
         let mut out = String::new();
         let mut open = "";
-        for key in keys(&mut self.clone()) {
+        for key in self.clone().keys() {
             let (section, name) = key.path.split_once('.').unwrap_or(("", key.path));
             if section != open {
                 let gap = if comments { "\n" } else { "" };
@@ -199,7 +201,8 @@ fn flatten(document: Value, problems: &mut Vec<Problem>) -> Vec<(String, Value)>
     let mut leaves = Vec::new();
     for (name, value) in section("document", document, problems) {
         let name = key_name(&name);
-        let known = keys(&mut Config::default())
+        let known = Config::default()
+            .keys()
             .iter()
             .any(|k| k.path.split_once('.').is_some_and(|(s, _)| s == name));
         if !known {
@@ -289,7 +292,8 @@ fn similar(path: &str) -> Option<&'static str> {
         None => (String::new(), p.to_lowercase()),
     };
     let (section, last) = parts(path);
-    keys(&mut Config::default())
+    Config::default()
+        .keys()
         .into_iter()
         .map(|key| {
             let (other, name) = parts(key.path);

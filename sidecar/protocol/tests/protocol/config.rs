@@ -36,6 +36,51 @@ fn the_printed_defaults_read_back_and_explain_every_key() {
     assert!(text.contains("  verifyAge: 1m\n"), "{text}");
 }
 
+/// Path, default, range and `reloads` of every key in `docs/reference/configuration.md`.
+fn documented() -> Vec<[String; 4]> {
+    let page = include_str!("../../../../docs/reference/configuration.md");
+    let keys = page.split("\n## Keys\n").nth(1).unwrap();
+    let (mut rows, mut section) = (Vec::new(), String::new());
+    for line in keys.split("\n## ").next().unwrap().lines() {
+        if let Some(name) = line.strip_prefix("### ") {
+            section = match name {
+                "Top level" => String::new(),
+                name => format!("{name}."),
+            };
+        } else if line.starts_with("| `") {
+            let cells: Vec<_> = line.split('|').map(|c| c.trim().replace('`', "")).collect();
+            let path = format!("{section}{}", cells[1]);
+            let reloads = cells[4].trim_start_matches('[').split(']').next();
+            let [default, range] = [&cells[2], &cells[3]].map(String::clone);
+            rows.push([path, default, range, reloads.unwrap().to_string()]);
+        }
+    }
+    rows
+}
+
+#[test]
+fn the_documentation_has_default_range_and_reload_of_every_key() {
+    let yaml = Config::default_yaml();
+    let comments = yaml
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("# "));
+    let row = |((path, default), comment): ((&str, String), &str)| {
+        let (rest, reloads) = match comment.strip_suffix(" Needs a restart.") {
+            Some(rest) => (rest, "no"),
+            None if comment.ends_with(" need a restart.") => (comment, "some"),
+            None => (comment, "yes"),
+        };
+        let range = rest
+            .strip_suffix(']')
+            .and_then(|rest| rest.rsplit_once(" ["));
+        let range = range.map_or("", |(_, range)| range);
+        [path, &default, range, reloads].map(str::to_string)
+    };
+    let entries = Config::default().entries();
+    let known: Vec<_> = entries.into_iter().zip(comments).map(row).collect();
+    assert_eq!(documented(), known);
+}
+
 #[test]
 fn every_value_is_taken() {
     let text = r#"

@@ -1,0 +1,84 @@
+//! Compares configs: which changes take effect immediately, and which of two files is in effect.
+
+use super::Config;
+
+/// How a changed value takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reload {
+    /// Takes effect immediately.
+    Live,
+    /// Takes effect immediately if the list had Redis servers before, still has servers, and `redis.auth` and `redis.ca` are unchanged.
+    /// Otherwise like [`Reload::Restart`].
+    Servers,
+    /// Takes effect at the next start of the sidecar.
+    Restart,
+}
+
+/// Keys whose values differ between two configs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Paths that take effect immediately.
+    pub live: Vec<&'static str>,
+    /// Paths that wait for a restart.
+    pub restart: Vec<&'static str>,
+}
+
+impl Config {
+    /// Whether a change to `newer` takes effect immediately for this kind of reload.
+    fn takes(&self, reload: Reload, newer: &Config) -> bool {
+        let (ours, theirs) = (&self.redis, &newer.redis);
+        match reload {
+            Reload::Live => true,
+            Reload::Servers => {
+                let both = !ours.urls.is_empty() && !theirs.urls.is_empty();
+                both && (&ours.auth, &ours.ca) == (&theirs.auth, &theirs.ca)
+            }
+            Reload::Restart => false,
+        }
+    }
+
+    /// The keys that differ in `newer`, by how they take effect.
+    pub fn changes(&self, newer: &Config) -> Changes {
+        let (mut a, mut b) = (self.clone(), newer.clone());
+        let mut changes = Changes::default();
+        for (old, new) in a.keys().into_iter().zip(b.keys()) {
+            if old.slot.text() != new.slot.text() {
+                match self.takes(old.reload, newer) {
+                    true => changes.live.push(old.path),
+                    false => changes.restart.push(old.path),
+                }
+            }
+        }
+        changes
+    }
+
+    /// The effective config of a sidecar with its pod's file (`self`) and its pool's: the one with the higher `pool.generation`, or the
+    /// pod's if they are equal. Keys that the pod was created for always come from the pod's file: addresses, disk, and everything that
+    /// determines its memory.
+    pub fn or_newer(self, pool: Config) -> Config {
+        if pool.pool.generation <= self.pool.generation {
+            return self;
+        }
+        let mut newer = pool;
+        newer.socket = self.socket;
+        newer.admin.listen = self.admin.listen;
+        newer.memory.size = self.memory.size;
+        newer.memory.huge_pages = self.memory.huge_pages;
+        newer.limits.index_entries = self.limits.index_entries;
+        newer.disk = self.disk;
+        newer.gpu = self.gpu;
+        newer
+    }
+
+    /// This config with the values of `newer` that take effect immediately. It is in effect after a reload.
+    pub fn with_live_from(&self, newer: &Config) -> Config {
+        let (mut merged, mut from) = (self.clone(), newer.clone());
+        for (mut old, new) in merged.keys().into_iter().zip(from.keys()) {
+            if self.takes(old.reload, newer) {
+                // A value of one config is within the range of the other.
+                let _ = old.slot.set(&new.slot.text());
+            }
+        }
+        merged
+    }
+}
