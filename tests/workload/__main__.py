@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from bench.results import merge
-from demo.progress import say
+from demo.progress import main, say
 from workload.arms import ARMS, Setup, check_arms, chosen_model, tokens_per_word
 from workload.check import Check
 from workload.compare import compare, print_table, results_as_json, rows
-from workload.driver import Run, Server, Unusable, check_context, until_interrupted
+from workload.driver import Run, Server, check_context, until_interrupted
 from workload.plan import Plan, Text
 from workload.report import HEAD, as_json, row, summaries, table
-from workload.workloads import WORKLOADS, BadOption, Workload
+from workload.workloads import WORKLOADS, Workload
 
 #: Seconds between two phases with a server whose stores cannot be observed.
 _PAUSE_SECONDS = 2.0
@@ -139,26 +139,19 @@ def _check(chosen: argparse.Namespace, arms: list[str]) -> int:
     return check.run(arms, prompts, labels, setup)
 
 
-def main() -> int:
-    """Returns the exit status: 1 after a failed request or a difference, 2 if nothing could run, 130 after Ctrl-C."""
+def command() -> int:
+    """Returns the exit status: 1 after a failed request or a difference, 130 after Ctrl-C."""
     chosen = _parser().parse_args()
-    try:
-        arms = [arm for arm in (chosen.compare or "").split(",") if arm]
-        if chosen.compare is not None:
-            check_arms(arms)
-        if chosen.name == "check":
-            return _check(chosen, arms)
-        plan, concurrency = _plan(WORKLOADS[chosen.name], chosen)
-        if chosen.compare is None:
-            return asyncio.run(_measure(chosen, plan, concurrency))
-        return _compare(chosen, plan, concurrency, arms)
-    except (Unusable, BadOption) as error:
-        say(str(error))
-        return 2
-    except KeyboardInterrupt:
-        say("stopped")
-        return 130
+    arms = [arm for arm in (chosen.compare or "").split(",") if arm]
+    if chosen.compare is not None:
+        check_arms(arms)
+    if chosen.name == "check":
+        return _check(chosen, arms)
+    plan, concurrency = _plan(WORKLOADS[chosen.name], chosen)
+    if chosen.compare is None:
+        return asyncio.run(_measure(chosen, plan, concurrency))
+    return _compare(chosen, plan, concurrency, arms)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(command)

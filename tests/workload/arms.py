@@ -24,10 +24,11 @@ ARMS = {
     "off": "no prefix caching at all",
     "local": "vLLM's own prefix cache",
     "ours": "vLLM's own prefix cache, and kvcachepool's sidecar with memory alone",
-    # With its default of 256 tokens it would recompute one block more of most prompts.
-    "lmcache": f"vLLM's own prefix cache, and {lmcache.NAME}'s server (MP mode, shared memory, {BLOCK} tokens a chunk)",
+    "lmcache": f"vLLM's own prefix cache, and {lmcache.NAME}'s server (MP mode) with shared memory alone",
 }
 _WARM_TOKENS = 600
+#: The default of both caches.
+_CHUNK_TOKENS = 256
 
 
 class Setup(NamedTuple):
@@ -141,7 +142,7 @@ def started(name: str, setup: Setup) -> Iterator[Arm]:
             connector = folder
             settled, attach = (lambda: settle(sidecar)), (lambda: wait_attached(sidecar))
         elif name == "lmcache":
-            beside = LmcacheServer(folder / "lmcache.log", gigabytes=setup.cache_gib, chunk_tokens=BLOCK)
+            beside = LmcacheServer(folder / "lmcache.log", gigabytes=setup.cache_gib, chunk_tokens=_CHUNK_TOKENS)
             ends.callback(beside.stop)
             with at_work(f"lmcache: {lmcache.NAME} starts"):
                 arguments += beside.wait_ready(300).arguments()

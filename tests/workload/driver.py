@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from demo.progress import Failed
 from workload.plan import Answer, Part, Plan, Request, Text
 
 _ANSWER_SECONDS = 600
@@ -20,7 +21,7 @@ _PROGRESS_SECONDS = 10.0
 _SAMPLE_WORDS = 300
 
 
-class Unusable(Exception):
+class Unusable(Failed):
     """The workload cannot run with this server. The text has the reason and the fix."""
 
 
@@ -237,14 +238,15 @@ class Run:
 async def until_interrupted(run: Run) -> bool:
     """Runs it until its end, Ctrl-C or SIGTERM. Returns whether it ended by itself."""
     loop, task = asyncio.get_running_loop(), asyncio.create_task(run.go())
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
         loop.add_signal_handler(number, task.cancel)
     try:
         await task
     except asyncio.CancelledError:
         return False
     finally:
-        for number in signals:
+        for number, handler in handlers.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
     return True

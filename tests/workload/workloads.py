@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from demo.progress import Failed
 from workload.plan import Answer, Part, Plan, Request
 
 
@@ -24,7 +25,7 @@ class Workload(Protocol):
         """The requests."""
 
 
-class BadOption(Exception):
+class BadOption(Failed):
     """An option's value is impossible. The text names the option and what it accepts."""
 
 
