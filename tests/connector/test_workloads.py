@@ -15,8 +15,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
+from demo.progress import Failed
 from servers.paths import ROOT
 from workload import compare, report, workloads
+from workload.__main__ import command
 from workload.check import Check, Difference, Question, Scores
 from workload.driver import Reply, Run, Server, Unusable, check_context, until_interrupted
 from workload.plan import Answer, Part, Plan, Request, Text
@@ -220,6 +222,7 @@ def test_a_bad_line_of_a_trace_is_named(line: str, tmp_path: Path) -> None:
         (workloads.MultiDocument(documents=2, together=3), "at most --documents"),
         (workloads.Rag(passages=2), "at most --passages"),
         (workloads.Sweep(lengths="1,x"), "expected numbers"),
+        (workloads.Sweep(lengths="1,0"), "expected numbers"),
         (workloads.Trace(), "--file is missing"),
         (workloads.Trace("/nowhere"), "No such file"),
     ],
@@ -414,7 +417,7 @@ def test_the_length_of_a_word_is_what_the_server_counts() -> None:
 # The command
 
 
-async def command(*arguments: str) -> asyncio.subprocess.Process:
+async def start(*arguments: str) -> asyncio.subprocess.Process:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
@@ -424,7 +427,7 @@ async def command(*arguments: str) -> asyncio.subprocess.Process:
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     async def act(url: str) -> tuple[str, str, int | None]:
-        process = await command("rag", "--url", url, "--rate", "0", "--json", str(tmp_path / "out"), "--questions", "3")
+        process = await start("rag", "--url", url, "--rate", "0", "--json", str(tmp_path / "out"), "--questions", "3")
         out, err = await process.communicate()
         return out.decode(), err.decode(), process.returncode
 
@@ -437,13 +440,42 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert written["groups"][0]["requests"] == len(written["requests"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rag"], "one of the arguments --compare --url is required"),
+        (["rag", "--url", "x", "--questions", "0"], "--questions: 0 is not a positive number"),
+        (["rag", "--url", "x", "--rate", "-1"], "--rate: -1 is less than 0"),
+        (["rag", "--url", "x", "--json", "/nowhere/out"], "--json /nowhere/out: the folder is not there"),
+        (["rag", "--compare", "off,on"], "--compare off,on: expected some of off, local, ours, lmcache"),
+        (["rag", "--compare", "off", "--model", "huge"], "--model huge: expected tiny, mid"),
+        (["rag", "--compare", "off", "--model", ".", "--kv-tokens", "5"], "--kv-tokens 5: the longest request needs"),
+        (["sweep", "--compare", "off", "--model", ".", "--lengths", "5000"], "about 5001 tokens with its answer, and"),
+        (["rag", "--compare", "off", "--model", "."], "tokenizer.json cannot be read"),
+    ],
+)
+def test_bad_arguments_are_named(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["workload", *arguments])
+    with pytest.raises((SystemExit, Failed)) as raised:
+        command()
+    assert message in str(raised.value) + capsys.readouterr().err
+
+
 def test_an_interrupted_command_prints_what_there_is() -> None:
     stand_in = StandIn()
-    stand_in.pause = 0.01
+    stand_in.pause = 0.002
 
     async def act(url: str) -> tuple[str, int | None]:
-        process = await command("rag", "--url", url, "--passage-tokens", "20", "--rate", "20")
-        while len(stand_in.prompts) < 8:
+        process = await start("rag", "--url", url, "--passage-tokens", "20", "--rate", "0", "--concurrency", "1")
+        while len(stand_in.prompts) < 4:
             await asyncio.sleep(0.01)
         process.send_signal(signal.SIGINT)
         out, _ = await process.communicate()
@@ -480,7 +512,7 @@ def test_rows_compare_each_arm_with_off_and_ours_with_lmcache() -> None:
     results = []
     for arm, time in times.items():
         given = [Reply(0, 0.0, time, time, 5, 1, 0)]
-        results.append(compare.Result(arm, given, report.summaries(plan, given)[0], {"computed": 5}))
+        results.append(compare.Result(arm, given, report.summaries(plan, given), {"computed": 5}))
     made = {row["name"]: row["ratio"] for row in compare.rows("long-document", results, "make")}
     assert made == {
         "workload_long_document_off_ttft": 1.0,

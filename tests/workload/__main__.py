@@ -12,6 +12,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,10 +24,27 @@ from workload.compare import compare, print_table, results_as_json, rows
 from workload.driver import Run, Server, check_context, until_interrupted
 from workload.plan import Plan, Text
 from workload.report import HEAD, as_json, row, summaries, table
-from workload.workloads import WORKLOADS, Workload
+from workload.workloads import WORKLOADS, BadOption, Workload, positive
 
 #: Seconds between two phases with a server whose stores cannot be observed.
 _PAUSE_SECONDS = 2.0
+
+
+def _count(text: str) -> int:
+    try:
+        return positive(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number") from None
+
+
+def _at_least_0(text: str) -> float:
+    if (number := float(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return number
+
+
+#: How options are read, by the types of their fields.
+_TYPES: dict[type, Callable[[str], Any]] = {int: _count, float: _at_least_0, str: str}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
                 command.add_argument(flag, action="store_true", help=each.metadata["help"])
             else:
                 help_text = f"{each.metadata['help']} (%(default)s)" if each.default else each.metadata["help"]
-                command.add_argument(flag, type=types[each.name], default=each.default, help=help_text)
+                command.add_argument(flag, type=_TYPES[types[each.name]], default=each.default, help=help_text)
     return parser
 
 
@@ -56,16 +74,17 @@ def _add_common(command: argparse.ArgumentParser, name: str) -> None:
     if name != "check":
         target.add_argument("--url", help="an OpenAI-compatible server")
         kind = WORKLOADS[name]
-        flight = f"requests in flight at most, 0: any number ({kind.CONCURRENCY}; 0 with --rate)"
-        command.add_argument("--concurrency", type=int, help=flight)
-        command.add_argument("--rate", type=float, help=f"requests per second; 0: when another ends ({kind.RATE:g})")
+        flight = f"requests in flight at most ({kind.CONCURRENCY or 'any number'}; any number with --rate)"
+        command.add_argument("--concurrency", type=_count, help=flight)
+        rate = f"requests per second; 0: when another ends ({kind.RATE:g})"
+        command.add_argument("--rate", type=_at_least_0, help=rate)
         command.add_argument("--json", type=Path, metavar="FILE", help="writes everything there")
         command.add_argument("--dtype", default="bfloat16", help="with --compare: dtype of the model (%(default)s)")
     model = "(tiny)" if name == "check" else "(mid); with --url one that it serves (the only one)"
     command.add_argument("--model", help=f"tiny, mid or a folder {model}")
-    command.add_argument("--kv-tokens", type=int, default=0, help="with --compare: tokens in vLLM's own KV cache")
+    command.add_argument("--kv-tokens", type=_count, default=0, help="with --compare: tokens in vLLM's own KV cache")
     command.add_argument(
-        "--cache-gib", type=int, default=4, help="with --compare: memory of the cache beside vLLM (%(default)s)"
+        "--cache-gib", type=_count, default=4, help="with --compare: memory of the cache beside vLLM (%(default)s)"
     )
     command.add_argument("--seed", type=int, default=1, help="of everything that is random (%(default)s)")
 
@@ -107,8 +126,8 @@ async def _measure(chosen: argparse.Namespace, plan: Plan, concurrency: int) -> 
 
 def _compare(chosen: argparse.Namespace, plan: Plan, concurrency: int, arms: list[str]) -> int:
     folder = chosen_model(chosen.model or "mid")
-    text = Text(chosen.seed, tokens_per_word(folder))
     setup = Setup.for_plan(plan, folder, chosen.dtype, concurrency, chosen.kv_tokens, chosen.cache_gib)
+    text = Text(chosen.seed, tokens_per_word(folder))
     results, ended = compare(arms, plan, text, setup, concurrency)
     if not results:
         return 130
@@ -147,6 +166,8 @@ def command() -> int:
         check_arms(arms)
     if chosen.name == "check":
         return _check(chosen, arms)
+    if chosen.json and not chosen.json.absolute().parent.is_dir():
+        raise BadOption(f"--json {chosen.json}: the folder is not there")
     plan, concurrency = _plan(WORKLOADS[chosen.name], chosen)
     if chosen.compare is None:
         return asyncio.run(_measure(chosen, plan, concurrency))

@@ -18,7 +18,7 @@ from servers.pod import BLOCK, settle, wait_attached
 from servers.sidecar import Sidecar
 from servers.vllm_server import VllmServer
 from workload.driver import Unusable
-from workload.plan import Plan
+from workload.plan import Part, Plan, Text
 
 ARMS = {
     "off": "no prefix caching at all",
@@ -85,8 +85,6 @@ def chosen_model(name: str) -> Path:
 def tokens_per_word(folder: Path) -> float:
     """Tokens of a word of the workloads' texts."""
     from tokenizers import Tokenizer
-
-    from workload.plan import Part, Text
 
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -20,10 +20,15 @@ class Result(NamedTuple):
 
     arm: str
     replies: list[Reply]
-    #: Of the plan's last group.
-    measured: Summary
+    #: One per group. The last one is what the workload measures.
+    groups: list[Summary]
     #: Prompt tokens of all groups by the source of their KV, as vLLM counts them.
     sources: dict[str, int]
+
+    @property
+    def measured(self) -> Summary:
+        """The last group."""
+        return self.groups[-1]
 
 
 def compare(arms: Iterable[str], plan: Plan, text: Text, setup: Setup, concurrency: int) -> tuple[list[Result], bool]:
@@ -58,7 +63,7 @@ async def _run(arm: Arm, plan: Plan, text: Text, concurrency: int) -> tuple[Resu
     if not every:
         return None, ended
     say(f"{arm.name}: " + "; ".join(f"{each.group}: mean TTFT {seconds(each.first_token_mean)}" for each in every))
-    return Result(arm.name, run.replies, every[-1], by_source(before, arm.server.metrics())), ended
+    return Result(arm.name, run.replies, every, by_source(before, arm.server.metrics())), ended
 
 
 HEAD = [
@@ -89,6 +94,7 @@ def print_table(plan: Plan, setup: Setup, results: list[Result]) -> None:
         )
     measured = ", ".join(sorted({result.measured.group for result in results}))
     print(f"\n{table(HEAD, rows)}\n")
+    print(f"{table(['mean TTFT', *(result.arm for result in results)], _by_group(plan, results))}\n")
     for result in results:
         print(f"{result.arm}: {ARMS[result.arm]}")
     reused = 100 * sum(plan.reused) / plan.prompt_tokens
@@ -96,6 +102,11 @@ def print_table(plan: Plan, setup: Setup, results: list[Result]) -> None:
     print(f"with {plan.prompt_tokens} prompt tokens, {reused:.0f} % of them in an earlier prompt or answer.")
     print(f"vLLM's own cache holds {setup.kv_tokens} tokens; all prompts and answers have {plan.distinct_tokens}.")
     print(f"Model: {setup.model.name}, {setup.dtype}.", flush=True)
+
+
+def _by_group(plan: Plan, results: list[Result]) -> list[list[str]]:
+    means = [{each.group: each.first_token_mean for each in result.groups} for result in results]
+    return [[group, *(seconds(arm.get(group)) for arm in means)] for group in plan.groups()]
 
 
 def _mean(results: list[Result], arm: str) -> float | None:

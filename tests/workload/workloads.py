@@ -29,6 +29,14 @@ class BadOption(Failed):
     """An option's value is impossible. The text names the option and what it accepts."""
 
 
+def positive(text: str) -> int:
+    """A number of things of which there is at least one."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def option(default: Any, text: str) -> Any:
     """A field with its help."""
     return field(default=default, metadata={"help": text})
@@ -226,7 +234,7 @@ class Sweep:
     def plan(self, seed: int) -> Plan:
         """One phase per pass over all lengths."""
         try:
-            lengths = [int(length) for length in self.lengths.split(",")]
+            lengths = [positive(length) for length in self.lengths.split(",")]
         except ValueError:
             raise BadOption(f"--lengths {self.lengths}: expected numbers with commas between them") from None
         return Plan(
