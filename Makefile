@@ -17,7 +17,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress docs wheel image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress workload docs wheel image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -82,6 +82,10 @@ soak: setup  ## half an hour of full rate with faults: does the sidecar's own me
 stress: setup  ## a real vLLM under faults and pressure answers as one without a cache. SECONDS=600 SEED=1 ONLY=llama
 	@cargo build --quiet --bin kvcachepool-sidecar
 	@PYTHONPATH=tests $(PYTHON) -m stress --seconds $(SECONDS) --seed $(SEED) $(if $(ONLY),--only $(ONLY))
+workload: setup  ## requests of a kind to a server or to several caches: NAME=long-document ARGS='--compare off,local,ours,lmcache'
+	@$(if $(findstring lmcache,$(ARGS)),tools/setup.sh lmcache)
+	@$(if $(findstring --compare,$(ARGS)),cargo build --quiet --bin kvcachepool-sidecar)
+	@PYTHONPATH=tests exec $(PYTHON) -m workload $(or $(NAME),--help) $(ARGS)
 docs:  ## the documentation as a site: target/site/index.html
 	@tools/setup.sh base
 	@tools/setup.sh docs
@@ -104,7 +108,7 @@ check: setup  ## formatting, lints, licences, docs, generated files, types, a sh
 	python3 tools/prose.py
 	$(PYTHON) -m ruff check sidecar/connector tests tools
 	$(PYTHON) -m ruff format --check sidecar/connector tests tools
-	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tests/stress tools/run_tests.py
+	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tests/stress tests/workload tools/run_tests.py
 	@$(MAKE) --no-print-directory fuzz
 fuzz:  ## every fuzz target for FUZZ_SECONDS
 	@tools/setup.sh check

@@ -26,6 +26,7 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "load_vs_memcpy_busy": (0.5, None),
     "ttft_4k_warm_over_cold": (None, 0.05),
     "ttft_4k_warm_over_local": (None, 1.2),
+    "workload_long_document_ours_over_lmcache": (None, 1.0),
     "overhead_no_hits_percent": (None, 1.0),
     "engine_thread_block_p99_us": (None, 500.0),
     "engine_thread_block_apart_p99_us": (None, 500.0),
