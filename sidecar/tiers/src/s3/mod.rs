@@ -4,6 +4,7 @@
 //! Names are `<prefix>/<model>/<layout>/<2 hex of the key>/<key>.<fidelity>.kv`. Other names under the prefix are left alone and counted.
 //! The bucket is shared: other sidecars put and remove objects at any time, so nothing is cached for long.
 
+mod answer;
 mod body;
 mod bound;
 mod census;
@@ -12,7 +13,6 @@ mod clock;
 mod connect;
 mod connections;
 mod credentials;
-mod direct;
 mod fault;
 mod http;
 mod known;
