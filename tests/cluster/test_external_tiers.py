@@ -86,7 +86,7 @@ def outside(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         master = started(may=("role",))
         whole = started("--cluster-enabled", "yes", "--cluster-port", str(paths.free_port()), may=("cluster|slots",))
         assert _ask(whole, "CLUSTER", "ADDSLOTSRANGE", "0", "16383") == ["OK"]
-        bucket = S3Server(host, region="eu-central-1", certificate=(pki / "server.crt", pki / "server.key"))
+        bucket = S3Server(host, region="eu-central-1", certificates=pki)
         stack.callback(bucket.stop)
         yield Outside(
             authority=(pki / "ca.crt").read_text(),

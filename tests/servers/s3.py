@@ -19,7 +19,9 @@ BUCKET = "kv-bucket"
 
 
 class S3Server:
-    """A server with an empty bucket. With a certificate and its key as files, it only accepts TLS."""
+    """A server with an empty bucket. With a folder of certificates that `certificates.for_server` made, it only accepts
+    TLS.
+    """
 
     key_id, secret = "kvcachepool-test", "only-for-this-test"
     #: Another user with the permissions of `let_guest`, none at first.
@@ -30,7 +32,7 @@ class S3Server:
         host: str = "127.0.0.1",
         *,
         region: str = "us-east-1",
-        certificate: tuple[Path, Path] | None = None,
+        certificates: Path | None = None,
     ) -> None:
         program = paths.cache() / "tools/bin/versitygw"
         assert program.exists(), f"{program} is not there: run `tools/setup.sh servers`"
@@ -48,8 +50,10 @@ class S3Server:
         command = [str(program), "--access", self.key_id, "--secret", self.secret, "--quiet", "--keep-alive"]
         command += ["--iam-dir", str(self.folder / "users"), "--region", region, "--port", f"{host}:{self.port}"]
         self.endpoint = f"http://{host}:{self.port}"
-        if certificate is not None:
-            command += ["--cert", str(certificate[0]), "--key", str(certificate[1])]
+        self.authority: Path | None = None
+        if certificates is not None:
+            self.authority = certificates / "ca.crt"
+            command += ["--cert", str(certificates / "server.crt"), "--key", str(certificates / "server.key")]
             self.endpoint = f"https://{host}:{self.port}"
         command += ["posix", str(self.data)]
         env = {**os.environ, "HOME": str(self.folder)}
@@ -63,7 +67,8 @@ class S3Server:
 
     def config(self) -> dict[str, Any]:
         """The section `s3` of a sidecar's config."""
-        return {"bucket": BUCKET, "endpoint": self.endpoint, "auth": str(self.folder / "auth")}
+        config = {"bucket": BUCKET, "endpoint": self.endpoint, "auth": str(self.folder / "auth")}
+        return {**config, **({"ca": str(self.authority)} if self.authority else {})}
 
     def objects(self) -> list[Path]:
         """Files of cache objects."""

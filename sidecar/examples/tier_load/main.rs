@@ -64,6 +64,9 @@ enum What {
         /// HOST:PORT, then a line for each object: target of its PUT, blank, target of its GET.
         #[arg(long)]
         requests: PathBuf,
+        /// PEM file with the authority of a server with TLS.
+        #[arg(long)]
+        ca: Option<PathBuf>,
         #[command(flatten)]
         load: Load,
     },
@@ -102,6 +105,6 @@ fn main() {
         What::Tier { config, raw, load } => tier::run(&config, raw.as_deref(), load),
         What::Fill { config, objects } => tier::fill(&config, objects),
         What::Open { config } => tier::open(&config),
-        What::Http { requests, load } => http::run(&requests, load),
+        What::Http { requests, ca, load } => http::run(&requests, ca.as_deref(), load),
     }
 }

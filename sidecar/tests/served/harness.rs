@@ -294,20 +294,6 @@ impl Drop for Sidecar {
     }
 }
 
-/// Writes a certificate of 127.0.0.1 that vouches for itself, and its key; returns where they lie.
-pub fn self_signed(folder: &Path, name: &str) -> [String; 2] {
-    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    let texts = [
-        ("crt", made.cert.pem()),
-        ("key", made.signing_key.serialize_pem()),
-    ];
-    texts.map(|(end, text)| {
-        let path = folder.join(format!("{name}.{end}"));
-        std::fs::write(&path, text).unwrap();
-        path.display().to_string()
-    })
-}
-
 /// The process that a command starts is killed when this thread ends, however it ends.
 pub fn dies_with_us(command: &mut Command) {
     // SAFETY: one system call between fork and exec.

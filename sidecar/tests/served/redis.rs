@@ -1,7 +1,8 @@
 //! The Redis tier, as a vLLM sees it: warm beside another sidecar's servers, and nothing but misses when they are gone.
 
-use crate::harness::{Sidecar, self_signed, signal_to, wait_for};
+use crate::harness::{Sidecar, signal_to, wait_for};
 use crate::testing::free_port;
+use crate::testing::tls::Certificates;
 use crate::tiers::{
     DISK, FAR, ON_DISK, disk_and_memory_serve, disk_at, disk_serves_beside_misses, filled,
     flushed_after_the_last_vllm, flushed_before_the_end, wait_far, writing_back,
@@ -470,12 +471,14 @@ fn settings_that_cannot_be_right_are_named_and_disk_and_memory_serve_on() {
 fn a_server_that_lets_nobody_in_is_named_in_status_metric_and_log_while_the_disk_serves() {
     let [port, of_tls] = [(); 2].map(|()| free_port().to_string());
     let (auth, disk) = (TempDir::new().unwrap(), filled());
-    let [certificate, key] = self_signed(auth.path(), "tls");
+    let certificates = Certificates::local();
+    let [certificate, key, ca] =
+        ["tls.crt", "tls.key", "ca.crt"].map(|name| certificates.path(name).display().to_string());
     let tls = [
         ["--tls-port", &of_tls],
         ["--tls-cert-file", &certificate],
         ["--tls-key-file", &key],
-        ["--tls-ca-cert-file", &certificate],
+        ["--tls-ca-cert-file", &ca],
     ];
     let args = [["--port", &port], ["--requirepass", "right"]];
     let server = Redis::start_with(&[&args[..], &tls[..]].concat().concat());

@@ -1,11 +1,12 @@
 //! A bucket that goes wrong, as a vLLM sees it: a miss by name in status, metrics and log, while the other tiers serve on, and never
 //! bytes that are not those that were stored.
 
-use crate::harness::{Sidecar, self_signed, wait_for};
+use crate::harness::{Sidecar, wait_for};
 use crate::s3::S3;
 use crate::testing::faulty::{Asked, Faulty, Reply};
 use crate::testing::s3_server::Server;
 use crate::testing::store::Store;
+use crate::testing::tls::Certificates;
 use crate::tiers::{
     FAR, ON_DISK, clear, disk_and_memory_serve, disk_at, disk_serves_beside_misses, filled,
     wait_far,
@@ -282,11 +283,12 @@ fn a_bucket_that_cannot_be_opened_is_named_and_disk_and_memory_serve_on() {
 
 #[test]
 fn a_certificate_that_nobody_vouches_for_and_tls_on_one_side_alone_are_named_and_others_serve_on() {
-    let (folder, plain, disk) = (TempDir::new().unwrap(), Bucket::start(), filled());
-    let [certificate, key] = self_signed(folder.path(), "own");
-    let [other, _] = self_signed(folder.path(), "other");
+    let (plain, disk) = (Bucket::start(), filled());
+    let (own, other) = (Certificates::local(), Certificates::local());
+    let [certificate, key] =
+        ["tls.crt", "tls.key"].map(|name| own.path(name).display().to_string());
     let of_tls = Server::start_with(&["--cert", &certificate, "--key", &key]);
-    let ca = format!(", ca: {other}");
+    let ca = format!(", ca: {}", other.path("ca.crt").display());
     let by_tls = |config: config::S3| (config.endpoint.replace("http", "https"), ca.as_str());
     for ((endpoint, more), reason, message) in [
         (

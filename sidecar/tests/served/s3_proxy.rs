@@ -1,19 +1,14 @@
 //! A bucket and a token service that are reached through a proxy alone, with certificates of a private authority.
 
-use crate::harness::{Sidecar, self_signed, wait_for};
+use crate::harness::{Sidecar, wait_for};
 use crate::s3_identity::Cloud;
+use crate::testing::tls::Certificates;
 use crate::vllm::{Vllm, hashes};
 use parking_lot::Mutex;
-use rustls::ServerConfig;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::sync::Arc;
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
-use tokio_rustls::TlsAcceptor;
 
 const STORED: &str = "tier_write_chunks_total{result=\"stored\",tier=\"s3\"}";
 
@@ -61,41 +56,10 @@ async fn tunnel(
     Ok(())
 }
 
-/// Speaks TLS in front of a server; returns its port.
-async fn encrypted(certificate: &[String; 2], server: &str) -> u16 {
-    let [chain, key] = certificate
-        .each_ref()
-        .map(|path| std::fs::read(path).unwrap());
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&chain).collect();
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(chain.unwrap(), PrivateKeyDer::from_pem_slice(&key).unwrap())
-        .unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let server = server.trim_start_matches("http://").to_owned();
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let (acceptor, server) = (acceptor.clone(), server.clone());
-            tokio::spawn(async move {
-                let mut client = acceptor.accept(client).await?;
-                let mut server = TcpStream::connect(server).await?;
-                copy_bidirectional(&mut client, &mut server).await
-            });
-        }
-    });
-    port
-}
-
 /// A cloud whose services speak TLS by a certificate of their own.
 struct Private {
     cloud: Cloud,
-    _folder: TempDir,
-    ca: String,
+    certificates: Certificates,
     bucket: u16,
     tokens: u16,
     runtime: Runtime,
@@ -106,16 +70,14 @@ impl Private {
         let (cloud, runtime) = (Cloud::start(), Runtime::new().unwrap());
         cloud.write("the-token");
         cloud.takes("the-token");
-        let folder = tempfile::tempdir().unwrap();
-        let certificate = self_signed(folder.path(), "cloud");
-        let endpoint = cloud.bucket.config().endpoint;
-        let bucket = runtime.block_on(encrypted(&certificate, &endpoint));
-        let tokens = runtime.block_on(encrypted(&certificate, &cloud.service()));
-        let [ca, _] = certificate;
+        let certificates = Certificates::local();
+        let [bucket, tokens] = [cloud.bucket.config().endpoint, cloud.service()].map(|url| {
+            let server = url.trim_start_matches("http://");
+            runtime.block_on(certificates.front(server))
+        });
         Self {
             cloud,
-            _folder: folder,
-            ca,
+            certificates,
             bucket,
             tokens,
             runtime,
@@ -128,10 +90,11 @@ impl Private {
 
     /// A sidecar with a web identity, and these variables in its environment.
     fn sidecar(&self, environment: &str) -> Sidecar {
-        let (bucket, ca) = (self.bucket, &self.ca);
+        let (bucket, ca) = (self.bucket, self.certificates.path("ca.crt"));
         let mut sidecar = Sidecar::prepare(&format!(
             "memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\n\
-             s3: {{bucket: kv-bucket, endpoint: \"https://127.0.0.1:{bucket}\", ca: {ca}}}\n"
+             s3: {{bucket: kv-bucket, endpoint: \"https://127.0.0.1:{bucket}\", ca: {}}}\n",
+            ca.display()
         ));
         let tokens = format!("https://127.0.0.1:{}", self.tokens);
         let identity = self.cloud.web_identity(&tokens);

@@ -94,6 +94,20 @@ impl<'a, S: Source + ?Sized> Pages<'a, S> {
         self.next = page.next.clone().map(Some);
         Ok(Some(page))
     }
+
+    /// Removes the chosen objects of the next page; `None` after the last.
+    pub async fn sweep(
+        &mut self,
+        chooses: impl FnMut(&Listed) -> bool,
+    ) -> Result<Option<Swept>, TierError> {
+        let Some(mut page) = self.next().await? else {
+            return Ok(None);
+        };
+        page.objects.retain(chooses);
+        let mut swept = self.source.remove_chosen(&page.objects).await?;
+        swept.foreign += page.foreign;
+        Ok(Some(swept))
+    }
 }
 
 /// Lists all objects once and removes the chosen ones. Removing moves the pages of some tiers: the next sweep finds objects that were
@@ -103,10 +117,8 @@ pub async fn sweep<S: Source + ?Sized>(
     mut chooses: impl FnMut(&Listed) -> bool,
 ) -> Result<Swept, TierError> {
     let (mut swept, mut pages) = (Swept::default(), Pages::of(source));
-    while let Some(mut page) = pages.next().await? {
-        page.objects.retain(&mut chooses);
-        swept.add(source.remove_chosen(&page.objects).await?);
-        swept.foreign += page.foreign;
+    while let Some(page) = pages.sweep(&mut chooses).await? {
+        swept.add(page);
     }
     Ok(swept)
 }

@@ -1,13 +1,20 @@
 //! TLS for all tiers that use it.
 
+use crate::Span;
+use rustix::io::Errno;
+use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use rustls_native_certs::load_native_certs;
+use std::fmt;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::BufReader;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
+use tokio::sync::OnceCell;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -15,20 +22,42 @@ use tokio_rustls::client::TlsStream;
 /// Bytes per read: the library reads only 4 KiB at a time, a quarter of a record.
 const READ_BYTES: usize = 64 << 10;
 
-/// The certificate authorities in a PEM text, or what is wrong with it.
-pub fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
+/// The certificate authorities of a PEM file, or what is wrong with it.
+pub async fn authorities(path: &Path) -> Result<RootCertStore, String> {
+    let wrong = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
+    let pem = tokio::fs::read(path).await.map_err(|e| wrong(&e))?;
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
         let added = match certificate {
             Ok(certificate) => roots.add(certificate).map_err(|e| e.to_string()),
             Err(e) => Err(e.to_string()),
         };
-        added.map_err(|e| format!("cannot parse a certificate: {e}"))?;
+        added.map_err(|e| wrong(&format!("cannot parse a certificate: {e}")))?;
     }
     match roots.is_empty() {
-        true => Err("the file contains no certificate".into()),
+        true => Err(wrong(&"the file contains no certificate")),
         false => Ok(roots),
     }
+}
+
+/// The certificate authorities of the system, which are read once; `None`: it has none.
+pub async fn system_authorities() -> Option<Arc<RootCertStore>> {
+    static READ: OnceCell<Arc<RootCertStore>> = OnceCell::const_new();
+    let read = || {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(load_native_certs().certs);
+        (!roots.is_empty()).then(|| Arc::new(roots)).ok_or(())
+    };
+    let reading = || async { tokio::task::spawn_blocking(read).await.unwrap_or(Err(())) };
+    READ.get_or_try_init(reading).await.ok().cloned()
+}
+
+/// A client that trusts these authorities.
+pub fn client(roots: Arc<RootCertStore>) -> Result<ClientConfig, rustls::Error> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let versions = ClientConfig::builder_with_provider(provider);
+    let versions = versions.with_safe_default_protocol_versions()?;
+    Ok(versions.with_root_certificates(roots).with_no_client_auth())
 }
 
 pub type Encrypted = TlsStream<BufReader<TcpStream>>;
@@ -47,4 +76,20 @@ pub async fn handshake(
         let why = format!("TLS handshake did not finish within {seconds:.1} s");
         Err(io::Error::new(io::ErrorKind::TimedOut, why))
     })
+}
+
+/// Reads at most `bytes` bytes into a span from `at` on; 0 after the end of the stream.
+pub async fn read_span(
+    stream: &mut Encrypted,
+    span: &Span,
+    at: u64,
+    bytes: u64,
+) -> io::Result<usize> {
+    let received = stream.fill_buf().await?;
+    let read = bytes.min(received.len() as u64) as usize;
+    if !span.write(at, &received[..read]) {
+        return Err(Errno::FAULT.into());
+    }
+    stream.consume(read);
+    Ok(read)
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench.tiers.load import Amount, Cell, Measured, Turn, tier, tier_load
+from servers import certificates
 from servers.paths import short_folder
 from servers.s3 import BUCKET, S3Server
 
@@ -27,6 +28,7 @@ class S3:
         self._folder, self._server = folder, server
         self._config = folder / "config.yaml"
         self._config.write_text(json.dumps({"s3": server.config()}))
+        self._tls = ["--ca", str(server.authority)] if server.authority else []
         self._runs = 0
 
     def turn(self, cell: Cell, amount: Amount) -> Turn:
@@ -40,7 +42,7 @@ class S3:
         lines = [f"{self._signed('PUT', name)} {self._signed('GET', name)}" for name in names]
         requests = self._folder / "requests"
         requests.write_text("\n".join([f"127.0.0.1:{self._server.port}", *lines]) + "\n")
-        measured = tier_load(["http", "--requests", str(requests)], cell, amount)["http"]
+        measured = tier_load(["http", "--requests", str(requests), *self._tls], cell, amount)["http"]
         shutil.rmtree(self._server.data / BUCKET / "bare")
         return measured
 
@@ -66,9 +68,13 @@ class S3:
 
 
 @contextmanager
-def subject() -> Iterator[S3]:
+def subject(tls: bool = False) -> Iterator[S3]:
     """A server over a folder."""
-    folder, server = short_folder(), S3Server()
+    folder = short_folder()
+    pki = folder / "pki" if tls else None
+    if pki:
+        certificates.for_server(pki, "127.0.0.1")
+    server = S3Server(certificates=pki)
     try:
         yield S3(folder, server)
     finally:

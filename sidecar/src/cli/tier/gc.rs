@@ -1,17 +1,14 @@
-//! `gc`: deletes objects of a tier by domain and age.
+//! `gc`: deletes objects of a tier by domain and age. Works page by page, so its memory does not depend on the number of objects.
 
 use super::domain::Domain;
 use super::progress::Progress;
-use super::target::{Output, Target};
-use super::{DomainRow, Failed, Stopped, Sums, count, ended, now_unix_s, size, walk, write_json};
+use super::target::{Counts, Output, Target};
+use super::{DomainRow, Failed, Stopped, Sums, count, ended, now_unix_s, size, write_json};
 use kvcachepool_protocol::config::Duration;
-use kvcachepool_tiers::{Listed, Source, Tier};
+use kvcachepool_tiers::{Listed, PASSES_MAX, Pages, Tier};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
-
-/// Objects that are deleted between two updates of the progress.
-const BATCH: usize = 500;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -80,23 +77,43 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
 }
 
 pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> {
-    args.target.with(async |tier: &dyn Tier| {
-        // Deleting while listing would move the pages of some tiers.
-        let (mut fit, mut kept, mut sums) = (Vec::new(), 0, Sums::default());
-        let now = tier.info().unix_s.now().unwrap_or_else(now_unix_s);
-        walk(tier, async |page| {
-            for listed in page {
-                if args.which.has(&listed, now) {
-                    sums.add(&listed);
-                    fit.push(listed);
-                } else {
-                    kept += 1;
+    args.target.with(Counts::Unused, async |tier: &dyn Tier| {
+        let (mut removed, mut kept, mut sums) = (0, 0, Sums::default());
+        let (mut progress, mut now) = (Progress::new(0), None);
+        for _ in 0..PASSES_MAX {
+            let (mut pages, mut pass, mut bytes) = (Pages::of(tier), 0, 0);
+            kept = 0;
+            loop {
+                let mut fit = Vec::new();
+                let swept = pages.sweep(|listed| {
+                    // A server's clock is known once it has answered.
+                    let clock = || tier.info().unix_s.now().unwrap_or_else(now_unix_s);
+                    let fits = args.which.has(listed, *now.get_or_insert_with(clock));
+                    bytes += listed.bytes;
+                    match fits {
+                        true => fit.push(listed.clone()),
+                        false => kept += 1,
+                    }
+                    fits && !args.dry_run
+                });
+                let Some(swept) = swept.await? else {
+                    break;
+                };
+                pass += swept.objects;
+                fit.iter().for_each(|listed| sums.add(listed));
+                if args.objects {
+                    progress.clear();
+                    write_rows(out, args.target.output, &fit)?;
                 }
+                progress.at(pass + kept, bytes);
             }
-            Ok(())
-        })
-        .await?;
-        let removed = remove(tier, args, &fit, out).await?;
+            removed += pass;
+            // Removing moves the pages of some tiers, so objects may have been skipped.
+            if pass == 0 {
+                break;
+            }
+        }
+        drop(progress);
         let report = Report {
             dry_run: args.dry_run,
             objects: sums.objects(),
@@ -111,29 +128,6 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
         }
         Ok::<_, Stopped>(report)
     })
-}
-
-async fn remove(
-    tier: &dyn Tier,
-    args: &Args,
-    fit: &[Listed],
-    out: &mut dyn Write,
-) -> Result<u64, Stopped> {
-    let (mut removed, mut done, mut bytes) = (0, 0, 0);
-    let mut progress = Progress::new(fit.len() as u64);
-    for batch in fit.chunks(BATCH) {
-        if !args.dry_run {
-            removed += tier.remove_chosen(batch).await?.objects;
-        }
-        done += batch.len() as u64;
-        bytes += batch.iter().map(|listed| listed.bytes).sum::<u64>();
-        if args.objects {
-            progress.clear();
-            write_rows(out, args.target.output, batch)?;
-        }
-        progress.at(done, bytes);
-    }
-    Ok(removed)
 }
 
 fn write_rows(out: &mut dyn Write, output: Output, batch: &[Listed]) -> std::io::Result<()> {

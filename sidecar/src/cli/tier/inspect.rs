@@ -1,6 +1,6 @@
 //! `inspect`: prints the domains of a tier with their objects, bytes and ages, or every object with the fields of its header.
 
-use super::target::{Output, Target};
+use super::target::{Counts, Output, Target};
 use super::{AT_ONCE, Failed, Stopped, Sums, age, count, ended, size, walk, write_json};
 use futures::StreamExt;
 use kvcachepool_protocol::object::Object;
@@ -94,7 +94,7 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
 
 pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<(), Failed> {
     let output = args.target.output;
-    args.target.with(async |tier: &dyn Tier| {
+    args.target.with(Counts::Used, async |tier: &dyn Tier| {
         let mut sums = Sums::default();
         let foreign_names = walk(tier, async |page| {
             page.iter().for_each(|listed| sums.add(listed));

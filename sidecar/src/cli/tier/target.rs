@@ -55,6 +55,13 @@ pub enum Output {
     Json,
 }
 
+/// Whether the work needs the number of objects and their bytes, which takes a listing of a whole bucket.
+#[derive(Debug, Clone, Copy)]
+pub enum Counts {
+    Used,
+    Unused,
+}
+
 /// Help heading of the options in [`Bucket`].
 const OF_S3: &str = "Options for S3";
 /// Every folder of a disk tier contains this file.
@@ -75,6 +82,7 @@ impl Target {
     /// Opens the tier, runs the work and closes it.
     pub(super) fn with<T>(
         &self,
+        counts: Counts,
         work: impl AsyncFnOnce(&dyn Tier) -> Result<T, Stopped>,
     ) -> Result<T, Failed> {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -91,7 +99,10 @@ impl Target {
                 done
             }
             Place::Bucket(config) => runtime.block_on(async {
-                let tier = S3::open_counted(&config).await?;
+                let tier = match counts {
+                    Counts::Used => S3::open_counted(&config).await?,
+                    Counts::Unused => S3::open_uncounted(&config).await?,
+                };
                 work(&tier).await
             }),
             Place::Servers(redis) => runtime.block_on(work(&redis)),

@@ -2,7 +2,7 @@
 
 use super::progress::Progress;
 use super::reader::{Memory, Reader};
-use super::target::{Output, Target};
+use super::target::{Counts, Output, Target};
 use super::{Failed, Stopped, count, ended, size, write_json};
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::object::ObjectName;
@@ -68,7 +68,7 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
 pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> {
     let output = args.target.output;
     let memory = Memory::new(args.memory)?;
-    args.target.with(async |tier: &dyn Tier| {
+    args.target.with(Counts::Used, async |tier: &dyn Tier| {
         let mut progress = Progress::new(tier.usage().await?.objects);
         let mut report = Report::default();
         let mut pages = Pages::of(tier);

@@ -5,7 +5,7 @@ use super::tls;
 use super::url::Address;
 use crate::Span;
 use crate::raw::{self, Around};
-use crate::tls::Encrypted;
+use crate::tls::{Encrypted, read_span};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
@@ -15,8 +15,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 use tokio::io::{
-    AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader,
-    Interest,
+    AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, Interest,
 };
 use tokio::net::{TcpStream, UnixStream};
 
@@ -60,17 +59,6 @@ impl Sealing {
             self.stream.flush().await?;
         }
         Ok(taken)
-    }
-
-    /// Reads at most `bytes` bytes into a span, from `at` on; 0 after the end of the stream.
-    async fn read_span(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
-        let came = self.stream.fill_buf().await?;
-        let read = bytes.min(came.len() as u64) as usize;
-        if !span.write(at, &came[..read]) {
-            return Err(Errno::FAULT.into());
-        }
-        self.stream.consume(read);
-        Ok(read)
     }
 }
 
@@ -158,7 +146,7 @@ impl Stream {
                 let receive = || raw::receive(stream.as_fd(), span, at, bytes);
                 stream.async_io(Interest::READABLE, receive).await
             }
-            Self::Tls(encrypted) => encrypted.read_span(span, at, bytes).await,
+            Self::Tls(encrypted) => read_span(&mut encrypted.stream, span, at, bytes).await,
         }
     }
 

@@ -1,20 +1,15 @@
-//! TLS to a server. A file of authorities is read for every connection, so that a new one takes effect; the system's authorities are read
-//! once.
+//! TLS to a server. A file of authorities is read for every connection, so that a new one takes effect.
 
 use super::fault::Fault;
 use crate::Cause;
-use crate::tls::{Encrypted, authorities, handshake};
+use crate::tls::{Encrypted, authorities, client, handshake, system_authorities};
 use rustls::pki_types::ServerName;
-use rustls::{CertificateError, ClientConfig, Error, RootCertStore};
+use rustls::{CertificateError, Error};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::OnceCell;
-
-/// The system's certificate authorities.
-static SYSTEM: OnceCell<Arc<RootCertStore>> = OnceCell::const_new();
 
 /// The name that a server's certificate must have.
 pub fn name(host: &str) -> Result<ServerName<'static>, Fault> {
@@ -30,16 +25,13 @@ pub async fn connect(
     longest: Duration,
 ) -> Result<Encrypted, Fault> {
     let roots = match ca {
-        Some(path) => Arc::new(of_file(path).await?),
-        None => SYSTEM.get_or_init(of_the_system).await.clone(),
+        Some(path) => Arc::new(authorities(path).await.map_err(wrong)?),
+        None => system_authorities()
+            .await
+            .ok_or_else(|| wrong("the system has no certificate authorities; set redis.ca"))?,
     };
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(wrong)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let shaken = handshake(Arc::new(config), name, stream, longest).await;
+    let config = Arc::new(client(roots).map_err(wrong)?);
+    let shaken = handshake(config, name, stream, longest).await;
     shaken.map_err(fault)
 }
 
@@ -74,21 +66,4 @@ fn fault(e: io::Error) -> Fault {
 
 fn wrong(why: impl ToString) -> Fault {
     Fault::Of(Cause::Config, why.to_string())
-}
-
-async fn of_the_system() -> Arc<RootCertStore> {
-    let load = || {
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        roots
-    };
-    // Without authorities no server is trusted, and the handshake reports that.
-    let loaded = tokio::task::spawn_blocking(load).await;
-    Arc::new(loaded.unwrap_or_else(|_| RootCertStore::empty()))
-}
-
-async fn of_file(path: &Path) -> Result<RootCertStore, Fault> {
-    let of_it = |why: &dyn std::fmt::Display| wrong(format!("{}: {why}", path.display()));
-    let pem = tokio::fs::read(path).await.map_err(|e| of_it(&e))?;
-    authorities(&pem).map_err(|e| of_it(&e))
 }

@@ -3,8 +3,8 @@
 
 use super::clock::Clock;
 use super::credentials::Folder;
-use super::http::{Http, Roots};
-use crate::{Cause, Kind, TierError};
+use super::http::Http;
+use crate::{Cause, Kind, TierError, tls};
 use aws_config::SdkConfig;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
@@ -14,7 +14,9 @@ use aws_sdk_s3::config::{
     ResponseChecksumValidation, StalledStreamProtectionConfig,
 };
 use kvcachepool_protocol::config::{AddressingStyle, Checksums, HttpVersion, S3};
+use rustls::RootCertStore;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,9 +30,11 @@ pub async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
     let idle = config.max_concurrency as usize;
     let clock = Arc::<Clock>::default();
     let roots = match &config.ca {
-        Some(path) => Roots::File(path),
-        None if config.endpoint.starts_with("http://") => Roots::None,
-        None => Roots::System,
+        Some(path) => Arc::new(authorities(path).await?),
+        None if config.endpoint.starts_with("http://") => Arc::new(RootCertStore::empty()),
+        None => tls::system_authorities()
+            .await
+            .ok_or_else(|| failed("the system has no certificate authorities; set s3.ca"))?,
     };
     let http = Http::new(roots, config.http_version, idle, clock.clone())?;
     let mut builder = options(config)?.http_client(http);
@@ -105,16 +109,18 @@ pub fn options(config: &S3) -> Result<Builder, TierError> {
 
 /// Environment, profile, web identity, instance: for the credentials, and for the region if it is not set.
 async fn chain(config: &S3) -> Result<SdkConfig, TierError> {
-    // The clock of a credential server is not needed.
-    let http = |roots| Http::new(roots, HttpVersion::Http1, 1, Arc::default());
-    let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).app_name(app_name()?);
-    // A private cloud's token service has a certificate of the same authority as its bucket.
-    let roots = match &config.ca {
-        Some(path) => Roots::SystemAnd(path),
-        None => Roots::System,
-    };
     // Without authorities there can be no web identity; keys in the environment need none.
-    loader = loader.http_client(http(roots).or_else(|_| http(Roots::None))?);
+    let system = tls::system_authorities().await;
+    let mut roots = system.map_or_else(RootCertStore::empty, Arc::unwrap_or_clone);
+    if let Some(path) = &config.ca {
+        // A private cloud's token service has a certificate of the same authority as its bucket.
+        roots.roots.extend(authorities(path).await?.roots);
+    }
+    // The clock of a credential server is not needed.
+    let http = Http::new(roots, HttpVersion::Http1, 1, Arc::default())?;
+    let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12())
+        .app_name(app_name()?)
+        .http_client(http);
     if let Some(region) = region(config) {
         loader = loader.region(Region::new(region));
     }
@@ -125,6 +131,11 @@ async fn chain(config: &S3) -> Result<SdkConfig, TierError> {
             "s3.region is not set, and neither the environment nor the instance metadata provides it",
         )),
     }
+}
+
+async fn authorities(path: &Path) -> Result<RootCertStore, TierError> {
+    let read = tls::authorities(path).await;
+    read.map_err(|e| failed(&format!("s3.ca: {e}")))
 }
 
 fn region(config: &S3) -> Option<String> {

@@ -1,6 +1,7 @@
 //! Opens connections to the server of a URI: with TLS if its scheme asks for it, and then through the proxy of the environment.
 
-use crate::tls::{Encrypted, handshake};
+use crate::tls::{Encrypted, handshake, read_span};
+use crate::{Span, raw};
 use hyper::Uri;
 use hyper::http::uri::Scheme;
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -8,6 +9,7 @@ use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector as Tcp};
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::TokioIo;
+use rustix::fd::AsFd;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::error::Error;
@@ -16,6 +18,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::io::{AsyncRead, Interest};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower_service::Service;
@@ -23,6 +26,7 @@ use tower_service::Service;
 /// Why there is no connection.
 pub type Failed = Box<dyn Error + Send + Sync>;
 
+/// A connection to a server. Nothing outside of this module depends on whether it uses TLS.
 pub enum Stream {
     Plain(TokioIo<TcpStream>),
     Tls(Box<TokioIo<Encrypted>>),
@@ -140,6 +144,26 @@ trait Both: Read + Write + Unpin {}
 impl<T: Read + Write + Unpin> Both for T {}
 
 impl Stream {
+    /// For reads into memory of their own.
+    pub fn io(&mut self) -> &mut (dyn AsyncRead + Send + Unpin) {
+        match self {
+            Self::Plain(stream) => stream.inner_mut(),
+            Self::Tls(stream) => stream.inner_mut(),
+        }
+    }
+
+    /// Receives at most `bytes` bytes into a span from `at` on; 0 after the end of the stream.
+    pub async fn receive_into(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => {
+                let stream = stream.inner();
+                let receive = || raw::receive(stream.as_fd(), span, at, bytes);
+                stream.async_io(Interest::READABLE, receive).await
+            }
+            Self::Tls(stream) => read_span(stream.inner_mut(), span, at, bytes).await,
+        }
+    }
+
     fn both(self: Pin<&mut Self>) -> Pin<&mut dyn Both> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream),

@@ -1,25 +1,22 @@
 //! HTTP/1.1 connections. A task that waits for a response drives its connection itself: no other task is woken, and received data is still
 //! in the cache of the CPU that processes it. Nothing drives an idle connection.
 
+use super::answer::Answer;
 use super::connect::{Connector, Failed, Stream};
 use aws_sdk_s3::primitives::SdkBody;
-use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{HOST, HeaderValue};
 use hyper::http::uri::{Authority, Parts, Scheme};
 use hyper::{Request, Response, Uri};
-use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::net::TcpStream;
 use tower_service::Service;
 
 /// Opens connections, and keeps idle ones for reuse.
@@ -134,7 +131,8 @@ fn of_server(mut request: Request<SdkBody>, server: &Server) -> Result<Request<S
     Ok(request)
 }
 
-struct Connection {
+/// A connection; its user drives it.
+pub struct Connection {
     sender: SendRequest<SdkBody>,
     /// `None`: it ended. An unsent request is returned only by its drop.
     stream: Option<http1::Connection<Stream, SdkBody>>,
@@ -142,12 +140,22 @@ struct Connection {
 
 impl Connection {
     /// Drives the connection; returns whether it ended.
-    fn over(&mut self, cx: &mut Context<'_>) -> bool {
+    pub fn poll_ended(&mut self, cx: &mut Context<'_>) -> bool {
         let moved = self.stream.as_mut().map(|stream| Pin::new(stream).poll(cx));
         if moved.is_some_and(|moved| moved.is_ready()) {
             self.stream = None;
         }
         self.stream.is_none()
+    }
+
+    /// Whether it can send another request.
+    pub fn is_ready(&self) -> bool {
+        self.sender.is_ready()
+    }
+
+    /// The library's side of it; `None`: it ended.
+    pub fn into_library(self) -> Option<http1::Connection<Stream, SdkBody>> {
+        self.stream
     }
 
     /// Sends a request and waits for the head of its response.
@@ -157,7 +165,7 @@ impl Connection {
     ) -> Result<Response<Incoming>, TrySendError<Request<SdkBody>>> {
         let mut answer = pin!(self.sender.try_send_request(request));
         poll_fn(|cx| {
-            self.over(cx);
+            self.poll_ended(cx);
             answer.as_mut().poll(cx)
         })
         .await
@@ -176,7 +184,7 @@ impl Idle {
     async fn take(&self, server: &Server) -> Option<Connection> {
         loop {
             let mut connection = self.youngest(server)?;
-            if !poll_fn(|cx| Poll::Ready(connection.over(cx))).await {
+            if !poll_fn(|cx| Poll::Ready(connection.poll_ended(cx))).await {
                 return Some(connection);
             }
         }
@@ -231,128 +239,16 @@ pub struct Home {
 }
 
 impl Home {
-    /// Takes back a socket between two responses.
-    pub async fn back(self, socket: TcpStream) {
-        let stream = Stream::Plain(TokioIo::new(socket));
+    /// Takes back a stream between two responses.
+    pub async fn back(self, stream: Stream) {
         // Cannot fail for a reason of this request; otherwise a new connection is opened later.
         if let Ok(connection) = self.connections.over(stream).await {
             self.keep(connection);
         }
     }
 
-    fn keep(self, connection: Connection) {
+    /// Takes back a connection between two responses.
+    pub fn keep(self, connection: Connection) {
         self.connections.idle.clone().keep(self.server, connection);
-    }
-}
-
-/// The body of a response, with its connection. The last byte returns the connection to the idle ones; a drop before it closes the
-/// connection.
-pub struct Answer {
-    body: Incoming,
-    // Never locked: it only makes a body `Sync`.
-    held: Mutex<Option<Box<(Connection, Home)>>>,
-}
-
-/// The socket of a response, with the part of the body that was already read.
-pub struct Below {
-    /// First bytes of the body.
-    pub ahead: VecDeque<Bytes>,
-    /// Source of the other bytes.
-    pub socket: TcpStream,
-    /// Where the socket is returned to.
-    pub home: Home,
-}
-
-impl Answer {
-    async fn of(answer: Response<Incoming>, connection: Connection, home: Home) -> Response<Self> {
-        let mut answer = answer.map(|body| Self {
-            body,
-            held: Mutex::new(Some(Box::new((connection, home)))),
-        });
-        if answer.body().is_end_stream() {
-            let body = answer.body_mut();
-            poll_fn(|cx| {
-                body.ended(cx);
-                Poll::Ready(())
-            })
-            .await;
-        }
-        answer
-    }
-
-    fn ended(&mut self, cx: &mut Context<'_>) {
-        // A connection with unsent or surplus data is not reused.
-        let held = self.held.get_mut().take();
-        if let Some((mut connection, home)) = held.map(|held| *held)
-            && !connection.over(cx)
-            && connection.sender.is_ready()
-        {
-            home.keep(connection);
-        }
-    }
-
-    /// Takes the socket of a response that is not read yet, if it has one without TLS.
-    pub fn below(mut self) -> Result<Below, Self> {
-        let held = self.held.get_mut();
-        let plain = held.take_if(|held| {
-            let (connection, home) = held.as_ref();
-            connection.stream.is_some() && home.server.scheme == Scheme::HTTP
-        });
-        let Some((connection, home)) = plain.map(|held| *held) else {
-            return Err(self);
-        };
-        let Some(stream) = connection.stream else {
-            return Err(self);
-        };
-        // The bytes are on their way to a reader. Nothing drives the connection any more, so no others follow.
-        let mut ahead = VecDeque::new();
-        let mut cx = Context::from_waker(Waker::noop());
-        while let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut self.body).poll_frame(&mut cx) {
-            ahead.extend(frame.into_data().ok());
-        }
-        let parts = stream.into_parts();
-        let Stream::Plain(stream) = parts.io else {
-            return Err(self);
-        };
-        ahead.extend(Some(parts.read_buf).filter(|bytes| !bytes.is_empty()));
-        Ok(Below {
-            ahead,
-            socket: stream.into_inner(),
-            home,
-        })
-    }
-}
-
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let this = &mut *self;
-        let mut next = Pin::new(&mut this.body).poll_frame(cx);
-        if next.is_pending()
-            && let Some(held) = this.held.get_mut()
-        {
-            let over = held.0.over(cx);
-            next = Pin::new(&mut this.body).poll_frame(cx);
-            if over {
-                *this.held.get_mut() = None;
-            }
-        }
-        if matches!(next, Poll::Ready(None)) || this.body.is_end_stream() {
-            this.ended(cx);
-        }
-        next
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

@@ -1,12 +1,11 @@
 //! The HTTP client below the SDK: sets ALPN, roots, buffers, and timeouts of idle and dead connections. It follows no redirects, retries
 //! only requests that were never sent, and knows nothing of S3.
 
+use super::answer::Wire;
 use super::clock::Clock;
 use super::connect::{Connector, Failed};
 use super::connections::Connections;
-use super::direct::Way;
-use crate::tls::authorities;
-use crate::{Cause, Kind, TierError};
+use crate::{Cause, Kind, TierError, tls};
 use aws_sdk_s3::config::http::{HttpRequest, HttpResponse};
 use aws_sdk_s3::config::{HttpClient, RuntimeComponents};
 use aws_sdk_s3::error::ConnectorError;
@@ -19,16 +18,13 @@ use hyper::body::{Body, Bytes};
 use hyper::header::RANGE;
 use hyper::http::uri::Scheme;
 use hyper::{Method, Request, Response};
-use hyper_rustls::ConfigBuilderExt;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector as Tcp;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kvcachepool_protocol::config::HttpVersion;
+use parking_lot::Mutex;
 use rustls::RootCertStore;
-use rustls::crypto::aws_lc_rs;
-use rustls_native_certs::load_native_certs;
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -47,17 +43,6 @@ const STREAM_BYTES: u32 = 256 << 10;
 const READ_BYTES: usize = 256 << 10;
 /// Limit of a response that is not an object, and is read as a whole. The longest page of a listing, 1,000 names of 1 KiB, is a quarter.
 const WORDS_BYTES: usize = 16 << 20;
-
-/// Trusted certificate authorities.
-#[derive(Debug, Clone, Copy)]
-pub enum Roots<'a> {
-    /// No TLS.
-    None,
-    System,
-    File(&'a Path),
-    /// Those of a PEM file, and those of the system where it has any.
-    SystemAnd(&'a Path),
-}
 
 /// Connections, shared by all clones.
 #[derive(Clone)]
@@ -92,9 +77,9 @@ pub struct Unanswered {
 }
 
 impl Http {
-    /// Without connections yet. Fails without authorities to trust. `clock` receives the dates of responses.
+    /// Without connections yet. Trusts these authorities. `clock` receives the dates of responses.
     pub fn new(
-        roots: Roots<'_>,
+        roots: impl Into<Arc<RootCertStore>>,
         version: HttpVersion,
         idle: usize,
         clock: Arc<Clock>,
@@ -107,25 +92,8 @@ impl Http {
         tcp.set_keepalive_interval(Some(DEAD / 3));
         tcp.set_keepalive_retries(Some(3));
         tcp.set_tcp_user_timeout(Some(DEAD));
-        let tls =
-            rustls::ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .map_err(|e| config(e.to_string()))?;
-        let tls = match roots {
-            Roots::None => tls.with_root_certificates(RootCertStore::empty()),
-            Roots::File(path) => tls.with_root_certificates(of_file(path)?),
-            Roots::SystemAnd(path) => {
-                let mut roots = of_file(path)?;
-                roots.add_parsable_certificates(load_native_certs().certs);
-                tls.with_root_certificates(roots)
-            }
-            Roots::System => tls.with_native_roots().map_err(|e| {
-                config(format!(
-                    "{e}: the system has no certificate authorities; set s3.ca"
-                ))
-            })?,
-        };
-        let mut tls = tls.with_no_client_auth();
+        let mut tls = tls::client(roots.into())
+            .map_err(|e| TierError::new(Kind::S3, Cause::Config, e.to_string()))?;
         let transport = match version {
             HttpVersion::Auto | HttpVersion::Http1 => {
                 let connector = Connector::new(tcp, tls, CONNECT);
@@ -161,41 +129,41 @@ fn shared(connector: Connector, idle: usize) -> Client<Connector, SdkBody> {
         .build(connector)
 }
 
-fn of_file(path: &Path) -> Result<RootCertStore, TierError> {
-    let of_it = |why: &dyn fmt::Display| config(format!("s3.ca: {}: {why}", path.display()));
-    let pem = std::fs::read(path).map_err(|e| of_it(&e))?;
-    authorities(&pem).map_err(|e| of_it(&e))
-}
-
-fn config(detail: String) -> TierError {
-    TierError::new(Kind::S3, Cause::Config, detail)
-}
-
 impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Http")
     }
 }
 
-/// Sends a request on its own connection. A response that is received directly has an empty body.
+/// Carried by a request whose reader takes the body of the response without the SDK, if its connection allows that.
+#[derive(Debug, Clone, Default)]
+pub struct Bypass(Arc<Mutex<Option<Wire>>>);
+
+impl Bypass {
+    /// The body of the response.
+    pub fn taken(&self) -> Option<Wire> {
+        self.0.lock().take()
+    }
+}
+
+/// Sends a request on its own connection. A response whose body bypasses the SDK has an empty one.
 async fn own(
     connections: &Connections,
     request: Request<SdkBody>,
 ) -> Result<Response<SdkBody>, Failed> {
-    let (way, object) = (
-        request.extensions().get::<Way>().cloned(),
-        asks_for_an_object(&request),
-    );
-    let answer = connections.request(request).await?;
-    let answer = match way {
-        Some(way) => way.lead(answer),
-        None => answer.map(Some),
-    };
-    let (head, body) = answer.into_parts();
-    let body = match body {
-        Some(body) => read_by_the_sdk(body, object && head.status.is_success()),
-        None => SdkBody::empty(),
-    };
+    let bypass = request.extensions().get::<Bypass>().cloned();
+    let object = asks_for_an_object(&request);
+    let (head, mut body) = connections.request(request).await?.into_parts();
+    if let Some(bypass) = bypass {
+        body = match body.into_wire(&head).await {
+            Ok(wire) => {
+                *bypass.0.lock() = Some(wire);
+                return Ok(Response::from_parts(head, SdkBody::empty()));
+            }
+            Err(body) => body,
+        };
+    }
+    let body = read_by_the_sdk(body, object && head.status.is_success());
     Ok(Response::from_parts(head, body))
 }
 

@@ -4,6 +4,7 @@
 //! Names are `<prefix>/<model>/<layout>/<2 hex of the key>/<key>.<fidelity>.kv`. Other names under the prefix are left alone and counted.
 //! The bucket is shared: other sidecars put and remove objects at any time, so nothing is cached for long.
 
+mod answer;
 mod body;
 mod bound;
 mod census;
@@ -12,7 +13,6 @@ mod clock;
 mod connect;
 mod connections;
 mod credentials;
-mod direct;
 mod fault;
 mod http;
 mod known;
@@ -37,8 +37,8 @@ pub use writes::Writes;
 
 use super::directory::Marks;
 use super::{
-    Cause, Get, Kind, Listed, Operation, Page, Put, Reading, Removal, Stored, Tier, TierError,
-    TierInfo, Usage,
+    Cause, Get, Kind, Listed, Operation, Page, Put, Reading, Removal, Stored, Swept, Tier,
+    TierError, TierInfo, Usage,
 };
 use census::Census;
 use known::Known;
@@ -46,6 +46,7 @@ use kvcachepool_protocol::config;
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
 use request::Requests;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -141,15 +142,20 @@ impl S3 {
         Ok(Self::over(requests, config, options, &first))
     }
 
-    /// Opens it for a tool: tries only the listing, without background work, and counts the content now, however long that takes.
-    pub async fn open_counted(config: &config::S3) -> Result<Self, TierError> {
+    /// Opens it for a tool: without background work and without a request, so that its content is not known.
+    pub async fn open_uncounted(config: &config::S3) -> Result<Self, TierError> {
         let (client, clock) = client::client(config).await?;
         let requests = Requests::new(client, clock, config);
         let options = Options {
             census: None,
             ..Options::default()
         };
-        let tier = Self::over(requests, config, options, &Page::default());
+        Ok(Self::over(requests, config, options, &Page::default()))
+    }
+
+    /// The same, and counts the content now, however long that takes.
+    pub async fn open_counted(config: &config::S3) -> Result<Self, TierError> {
+        let tier = Self::open_uncounted(config).await?;
         tier.live.count().await?;
         Ok(tier)
     }
@@ -275,39 +281,41 @@ impl Live {
     }
 
     async fn remove(&self, removal: Removal<'_>) -> Result<u64, TierError> {
-        match removal {
-            Removal::Named(names) => self.remove_named(names).await,
-            Removal::Listed(listed) => self.remove_listed(listed).await,
-            Removal::Unusable(name) => self.discard(name).await,
-        }
+        let there = match removal {
+            Removal::Named(names) => {
+                for name in names {
+                    self.known.forget(name);
+                }
+                // A removal does not report which objects existed.
+                self.requests.sizes(names).await?
+            }
+            Removal::Listed(listed) => sizes(listed),
+            Removal::Unusable(name) => return self.discard(name).await,
+        };
+        let swept = self.delete(&there).await?;
+        swept.why.map_or(Ok(swept.objects), Err)
     }
 
-    async fn remove_named(&self, names: &[ObjectName]) -> Result<u64, TierError> {
-        for name in names {
+    /// Removes existing objects, except those that the server refuses to remove.
+    async fn delete(&self, there: &[(ObjectName, u64)]) -> Result<Swept, TierError> {
+        for (name, _) in there {
             self.known.forget(name);
         }
-        // A removal does not report which objects existed.
-        let there = self.requests.sizes(names).await?;
-        self.remove_sized(there).await
-    }
-
-    async fn remove_sized(&self, there: Vec<(ObjectName, u64)>) -> Result<u64, TierError> {
-        let key = |(name, _): &(ObjectName, u64)| self.requests.key(name);
-        let keys: Vec<String> = there.iter().map(key).collect();
-        self.requests.delete(&keys).await?;
-        for (name, bytes) in &there {
+        let keys: Vec<String> = there.iter().map(|(n, _)| self.requests.key(n)).collect();
+        let refused = self.requests.delete_some(&keys).await?;
+        let stay: HashSet<&str> = refused.iter().map(|(key, _)| key.as_str()).collect();
+        let mut swept = Swept::default();
+        for ((name, bytes), key) in there.iter().zip(&keys) {
+            if stay.contains(key.as_str()) {
+                swept.kept.push(name.clone());
+                continue;
+            }
             self.went(name, *bytes);
+            swept.objects += 1;
+            swept.bytes = swept.bytes.saturating_add(*bytes);
         }
-        Ok(there.len() as u64)
-    }
-
-    /// The listing already says which objects exist.
-    async fn remove_listed(&self, listed: &[Listed]) -> Result<u64, TierError> {
-        for listed in listed {
-            self.known.forget(&listed.name);
-        }
-        let there = listed.iter().map(|l| (l.name.clone(), l.bytes));
-        self.remove_sized(there.collect()).await
+        swept.why = refused.into_iter().next().map(|(_, why)| why);
+        Ok(swept)
     }
 
     async fn discard(&self, name: &ObjectName) -> Result<u64, TierError> {
@@ -341,6 +349,11 @@ impl Live {
         }
         Ok(self.census.usage())
     }
+}
+
+/// The names and bytes of listed objects.
+fn sizes(listed: &[Listed]) -> Vec<(ObjectName, u64)> {
+    listed.iter().map(|l| (l.name.clone(), l.bytes)).collect()
 }
 
 impl fmt::Debug for S3 {

@@ -1,9 +1,9 @@
 //! One complete listing of the bucket, and the removal of objects that must go. A page that fails is requested again, and objects that
 //! cannot be removed do not block others.
 
-use super::Live;
 use super::census::{Ages, Sum};
 use super::listing::PAGE_MAX;
+use super::{Live, sizes};
 use crate::{Listed, Operation, Page, Source, Status, Swept, TierError, directory, sweep};
 use kvcachepool_protocol::object::ObjectName;
 use std::collections::HashSet;
@@ -94,26 +94,11 @@ impl Source for Live {
 
     fn remove_chosen<'a>(&'a self, chosen: &'a [Listed]) -> Operation<'a, Swept> {
         Box::pin(async move {
-            let key = |listed: &Listed| self.requests.key(&listed.name);
-            let keys: Vec<String> = chosen.iter().map(key).collect();
-            for listed in chosen {
-                self.known.forget(&listed.name);
-            }
-            let refused = again(|| self.requests.delete_some(&keys)).await?;
-            let stay: HashSet<&str> = refused.iter().map(|(key, _)| key.as_str()).collect();
-            let (mut swept, mut gone) = (Swept::default(), Vec::new());
-            for (listed, key) in chosen.iter().zip(&keys) {
-                if stay.contains(key.as_str()) {
-                    swept.kept.push(listed.name.clone());
-                    continue;
-                }
-                gone.push(listed.name.clone());
-                self.went(&listed.name, listed.bytes);
-                swept.objects += 1;
-                swept.bytes = swept.bytes.saturating_add(listed.bytes);
-            }
+            let there = sizes(chosen);
+            let swept = again(|| self.delete(&there)).await?;
+            let gone = there.into_iter().map(|(name, _)| name);
+            let gone: Vec<_> = gone.filter(|name| !swept.kept.contains(name)).collect();
             self.unmark(&gone).await;
-            swept.why = refused.into_iter().next().map(|(_, why)| why);
             Ok(swept)
         })
     }

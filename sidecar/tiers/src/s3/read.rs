@@ -1,5 +1,5 @@
 //! Reads objects: header and sections in one request if they are small or other objects are read at the same time; otherwise in several
-//! concurrent ranges. Bytes are received into their place if the connection allows it, or copied there once from its buffer.
+//! concurrent ranges. Bytes are received into their place.
 
 use super::fault::found;
 use super::request::Requests;
@@ -75,7 +75,7 @@ impl Requests {
         // Reads to the end, so that the connection can be reused: a new one would take longer. A server without support for ranges sends
         // the whole object, which is not read.
         if stream.end <= HEAD_BYTES {
-            while let Ok(Some(_)) = stream.next().await {}
+            let _ = stream.skip_to(HEAD_BYTES).await;
         }
         Ok(object)
     }
@@ -171,53 +171,34 @@ impl Requests {
 
 /// Reads until there are `needed` bytes, or the range ends.
 async fn take(stream: &mut Stream<'_>, head: &mut Vec<u8>, needed: u64) -> Result<(), TierError> {
-    while (head.len() as u64) < needed {
-        let Some((_, mut bytes)) = stream.next().await? else {
-            return Ok(());
-        };
-        let missing = needed - head.len() as u64;
-        if bytes.len() as u64 > missing {
-            stream.keep(bytes.split_off(missing as usize));
-        }
-        head.extend_from_slice(&bytes);
+    while (head.len() as u64) < needed && stream.at < stream.end {
+        head.extend_from_slice(&stream.next(needed - head.len() as u64).await?);
     }
     Ok(())
 }
 
-/// Moves a stream's bytes to their destinations; returns the number of wanted bytes.
+/// Receives a stream's bytes at their destinations; returns the number of wanted bytes.
 async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, TierError> {
-    let (mut landed, mut moved, mut running) = (0, 0, Running::default());
-    loop {
-        let here = landings.partition_point(|landing| landing.end() <= stream.at);
-        let next = landings.get(here + 1).map_or(u64::MAX, |next| next.start);
-        let alone = |l: &&Landing| l.start <= stream.at && l.end() <= next;
-        if let Some(landing) = landings.get(here).filter(alone) {
-            let (at, bytes) = (stream.at - landing.start, landing.end() - stream.at);
-            if let Some(received) = stream.receive(&landing.span, at, bytes).await? {
-                landed += received;
-                moved += received;
-                if moved >= TURN_BYTES {
-                    moved = 0;
-                    tokio::task::yield_now().await;
-                }
-                landing.came(at, received, stream.end, &mut running);
-                continue;
-            }
+    let (mut landed, mut turn, mut running) = (0, 0, Running::default());
+    for landing in landings {
+        if landing.end() <= stream.at {
+            continue;
         }
-        let Some((at, bytes)) = stream.next().await? else {
-            return Ok(landed);
-        };
-        let end = at + bytes.len() as u64;
-        let touched = landings.iter().skip(here);
-        for landing in touched.take_while(|landing| landing.start < end) {
-            let (from, to) = (landing.start.max(at), landing.end().min(end));
-            let piece = bytes.get((from - at) as usize..(to - at) as usize);
-            if piece.is_some_and(|piece| landing.span.write(from - landing.start, piece)) {
-                landed += to - from;
-                landing.came(from - landing.start, to - from, stream.end, &mut running);
+        stream.skip_to(landing.start).await?;
+        while stream.at < landing.end().min(stream.end) {
+            let (at, bytes) = (stream.at - landing.start, landing.end() - stream.at);
+            let received = stream.receive_into(&landing.span, at, bytes).await?;
+            landing.came(at, received, stream.end, &mut running);
+            landed += received;
+            turn += received;
+            if turn >= TURN_BYTES {
+                turn = 0;
+                tokio::task::yield_now().await;
             }
         }
     }
+    stream.skip_to(u64::MAX).await?;
+    Ok(landed)
 }
 
 /// Destinations of the wanted sections, in the order of the object. Fails before any write if one does not fit.

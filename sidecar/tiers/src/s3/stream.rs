@@ -1,15 +1,19 @@
-//! A range of an object as it arrives: pieces with their offsets, and the response's data about the whole object. Too few, too many or
-//! other bytes than requested are errors.
+//! A range of an object as it arrives, and the response's data about the whole object. Bytes are received into their place, from the
+//! connection if it allows that, otherwise from a piece that the SDK has read. Too few, too many or other bytes than requested are errors.
 
+use super::answer::Wire;
 use super::bound::Permit;
-use super::direct::{Direct, Way};
 use super::fault::{Answer, Asked, broken, failed, found};
+use super::http::Bypass;
 use super::request::Requests;
 use crate::{Cause, Span, TierError};
 use aws_sdk_s3::primitives::ByteStream;
 use bytes::Bytes;
+use rustix::io::Errno;
 use std::error::Error;
+use std::io;
 use std::time::Duration;
+use tokio::time::timeout;
 
 /// Timeout of a connection without received bytes. The layers time out sooner; this bounds streams without them.
 pub const STALL: Duration = Duration::from_secs(30);
@@ -29,8 +33,9 @@ pub struct Version {
 #[derive(Debug)]
 pub struct Stream<'a> {
     asked: Asked<'a>,
-    body: Coming,
-    kept: Option<Bytes>,
+    body: Body,
+    /// The next bytes, as far as they are in memory.
+    ahead: Bytes,
     /// Returned with the last byte.
     permit: Option<Permit>,
     /// Offset of the next byte.
@@ -40,12 +45,13 @@ pub struct Stream<'a> {
     pub version: Version,
 }
 
+/// Source of the bytes behind those in memory.
 #[derive(Debug)]
-enum Coming {
-    /// In pieces through the SDK.
-    Pieces(ByteStream),
-    /// From the socket.
-    Direct(Direct),
+enum Body {
+    /// The connection.
+    Wire(Wire),
+    /// The SDK: with HTTP/2, with a checksum to verify, or with an encoding.
+    Sdk(ByteStream),
 }
 
 impl Requests {
@@ -66,8 +72,8 @@ impl Requests {
             )
         };
         let permit = self.bound.read().await;
-        let (way, taken) = (Way::default(), self.checksum.is_none());
-        let along = way.clone();
+        let (bypass, unchecked) = (Bypass::default(), self.checksum.is_none());
+        let along = bypass.clone();
         let sent = self
             .client
             .get_object()
@@ -78,7 +84,7 @@ impl Requests {
             .customize()
             .mutate_request(move |request| {
                 // Otherwise the SDK has checksums to verify.
-                if taken {
+                if unchecked {
                     request.add_extension(along.clone());
                 }
             })
@@ -125,13 +131,14 @@ impl Requests {
                 return Err(found(asked, Cause::Protocol, detail));
             }
         }
+        let (ahead, body) = match bypass.taken() {
+            Some(mut wire) => (std::mem::take(&mut wire.ahead), Body::Wire(wire)),
+            None => (Bytes::new(), Body::Sdk(answer.body)),
+        };
         Ok(Stream {
             asked,
-            body: match way.taken() {
-                Some(direct) => Coming::Direct(direct),
-                None => Coming::Pieces(answer.body),
-            },
-            kept: None,
+            body,
+            ahead,
             permit: (length > 0).then_some(permit),
             at: start,
             end: start + length,
@@ -141,76 +148,102 @@ impl Requests {
 }
 
 impl Stream<'_> {
-    /// The next bytes and the offset of the first; `None` at the end of the range.
-    pub async fn next(&mut self) -> Result<Option<(u64, Bytes)>, TierError> {
-        if let Some(kept) = self.kept.take() {
-            return self.came(kept).map(Some);
-        }
-        let next = async {
-            match &mut self.body {
-                Coming::Pieces(body) => body.next().await.transpose().map_err(Broken::from),
-                Coming::Direct(body) => body.next().await.map_err(Broken::from),
-            }
-        };
-        let next = tokio::time::timeout(STALL, next).await;
-        let next = next.map_err(|_| self.stalled())?;
-        match next.map_err(|e| broken(self.asked, &*e))? {
-            Some(bytes) => self.came(bytes).map(Some),
-            None if self.at == self.end => Ok(None),
-            None => {
-                let detail = format!("the response ended at byte {} of {}", self.at, self.end);
-                Err(found(self.asked, Cause::Unreachable, detail))
-            }
-        }
+    /// At most `most` of the next bytes, in memory of their own; none only at the end of the range.
+    pub async fn next(&mut self, most: u64) -> Result<Bytes, TierError> {
+        self.fill().await?;
+        let bytes = most.min(self.ahead.len() as u64);
+        self.passed(bytes);
+        Ok(self.ahead.split_to(bytes as usize))
     }
 
-    /// Receives at most `bytes` bytes of the range into a span, from `at` of the span on; `None` if they must be read by [`Self::next`].
-    pub async fn receive(
+    /// Receives at most `bytes` of the next bytes into a span, from `at` of the span on; 0 only at the end of the range.
+    pub async fn receive_into(
         &mut self,
         span: &Span,
         at: u64,
         bytes: u64,
-    ) -> Result<Option<u64>, TierError> {
-        let (Coming::Direct(body), None) = (&mut self.body, &self.kept) else {
-            return Ok(None);
-        };
+    ) -> Result<u64, TierError> {
         let bytes = bytes.min(self.end - self.at);
-        let received = tokio::time::timeout(STALL, body.receive(span, at, bytes)).await;
-        let received = received.map_err(|_| self.stalled())?;
-        let received = received.map_err(|e| broken(self.asked, &e))?;
-        if let Some(bytes) = received {
-            self.passed(bytes)?;
+        if let Body::Wire(wire) = &mut self.body
+            && self.ahead.is_empty()
+            && bytes > 0
+        {
+            let received = in_time(self.asked, wire.receive_into(span, at, bytes)).await?;
+            if received == 0 {
+                return Err(self.ended());
+            }
+            self.passed(received);
+            return Ok(received);
         }
-        Ok(received)
-    }
-
-    fn stalled(&self) -> TierError {
-        stalled(self.asked)
-    }
-
-    /// Returns the bytes that came last; they are delivered again.
-    pub fn keep(&mut self, bytes: Bytes) {
-        self.at -= bytes.len() as u64;
-        self.kept = (!bytes.is_empty()).then_some(bytes);
-    }
-
-    fn came(&mut self, bytes: Bytes) -> Result<(u64, Bytes), TierError> {
-        let at = self.at;
-        self.passed(bytes.len() as u64)?;
-        Ok((at, bytes))
-    }
-
-    fn passed(&mut self, bytes: u64) -> Result<(), TierError> {
-        self.at += bytes;
-        if self.at > self.end {
-            let detail = "the response is longer than its Content-Length";
-            return Err(found(self.asked, Cause::Protocol, detail));
+        let piece = self.next(bytes).await?;
+        if !span.write(at, &piece) {
+            let error = io::Error::from(Errno::FAULT);
+            return Err(broken(self.asked, &error));
         }
-        if self.at == self.end {
-            self.permit = None;
+        Ok(piece.len() as u64)
+    }
+
+    /// Reads the bytes before `to`, or to the end of the range, and drops them.
+    pub async fn skip_to(&mut self, to: u64) -> Result<(), TierError> {
+        let to = to.min(self.end);
+        while self.at < to {
+            self.next(to - self.at).await?;
         }
         Ok(())
     }
+
+    /// Reads more bytes if none are in memory and the range has not ended.
+    async fn fill(&mut self) -> Result<(), TierError> {
+        let (asked, left) = (self.asked, self.end - self.at);
+        while self.ahead.is_empty() && left > 0 {
+            let (piece, more) = match &mut self.body {
+                Body::Wire(wire) => {
+                    let piece = in_time(asked, wire.read()).await?;
+                    (Some(piece).filter(|piece| !piece.is_empty()), None)
+                }
+                Body::Sdk(body) => {
+                    let piece = in_time(asked, body.try_next()).await?;
+                    let last = piece.as_ref().is_some_and(|p| p.len() as u64 >= left);
+                    // The SDK compares the checksum at the end of the body.
+                    let more = match last {
+                        true => in_time(asked, body.try_next()).await?,
+                        false => None,
+                    };
+                    (piece, more)
+                }
+            };
+            self.ahead = piece.ok_or_else(|| self.ended())?;
+            if more.is_some() || self.ahead.len() as u64 > left {
+                let detail = "the response is longer than its Content-Length";
+                return Err(found(asked, Cause::Protocol, detail));
+            }
+        }
+        Ok(())
+    }
+
+    fn ended(&self) -> TierError {
+        let detail = format!("the response ended at byte {} of {}", self.at, self.end);
+        found(self.asked, Cause::Unreachable, detail)
+    }
+
+    fn passed(&mut self, bytes: u64) {
+        self.at += bytes;
+        if self.at == self.end {
+            self.permit = None;
+        }
+    }
+}
+
+/// Waits for bytes, at most [`STALL`].
+async fn in_time<T, E>(
+    asked: Asked<'_>,
+    read: impl Future<Output = Result<T, E>>,
+) -> Result<T, TierError>
+where
+    Broken: From<E>,
+{
+    let read = timeout(STALL, read).await.map_err(|_| stalled(asked))?;
+    read.map_err(|e| broken(asked, &*Broken::from(e)))
 }
 
 /// The error after [`STALL`] without bytes.

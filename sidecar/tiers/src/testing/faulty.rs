@@ -1,6 +1,7 @@
 //! A scripted HTTP server that records its requests, for responses that a real server rarely gives.
 #![allow(dead_code, reason = "two programs include it, each uses a part")]
 
+use super::tls::Certificates;
 use kvcachepool_protocol::config::S3;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -9,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 
@@ -44,6 +45,8 @@ pub enum Reply {
     Full(u16, Vec<(&'static str, String)>, Vec<u8>),
     /// The same, but the connection ends after this many bytes of the body.
     Cut(Vec<(&'static str, String)>, Vec<u8>, usize),
+    /// The same, but with TLS the end is not announced.
+    Torn(Vec<(&'static str, String)>, Vec<u8>, usize),
     /// Headers and body, sent byte by byte with this pause.
     Drip(Vec<(&'static str, String)>, Vec<u8>, Duration),
     /// Raw bytes; true: the connection ends after them.
@@ -110,12 +113,22 @@ struct Heard {
 pub struct Faulty {
     heard: Arc<Heard>,
     folder: TempDir,
+    tls: Option<Certificates>,
     port: u16,
     task: JoinHandle<()>,
 }
 
 impl Faulty {
     pub async fn start(script: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+        Self::start_with(None, script).await
+    }
+
+    /// With these certificates it speaks TLS.
+    pub async fn start_with(
+        tls: Option<Certificates>,
+        script: impl Fn(&Asked) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let acceptor = tls.as_ref().map(|tls| tls.acceptor(&[]));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let heard: Arc<Heard> = Arc::default();
@@ -124,8 +137,14 @@ impl Faulty {
             while let Ok((stream, _)) = listener.accept().await {
                 let (script, heard) = (script.clone(), hears.clone());
                 heard.connections.fetch_add(1, Relaxed);
+                let acceptor = acceptor.clone();
                 // The end of a connection is the client's business.
-                tokio::spawn(async move { serve(stream, &*script, &heard).await.ok() });
+                tokio::spawn(async move {
+                    match acceptor {
+                        Some(tls) => serve(tls.accept(stream).await?, &*script, &heard).await,
+                        None => serve(stream, &*script, &heard).await,
+                    }
+                });
             }
         });
         let folder = tempfile::tempdir().unwrap();
@@ -135,15 +154,18 @@ impl Faulty {
         Self {
             heard,
             folder,
+            tls,
             port,
             task,
         }
     }
 
     pub fn config(&self) -> S3 {
+        let scheme = self.tls.as_ref().map_or("http", |_| "https");
         S3 {
             bucket: "kv-bucket".into(),
-            endpoint: format!("http://127.0.0.1:{}", self.port),
+            endpoint: format!("{scheme}://127.0.0.1:{}", self.port),
+            ca: self.tls.as_ref().map(|tls| tls.path("ca.crt")),
             auth: Some(self.folder.path().into()),
             ..S3::default()
         }
@@ -177,7 +199,10 @@ impl Drop for Faulty {
     }
 }
 
-async fn serve(mut stream: TcpStream, script: &Script, heard: &Heard) -> io::Result<()> {
+trait Connection: AsyncRead + AsyncWrite + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Unpin> Connection for T {}
+
+async fn serve(mut stream: impl Connection, script: &Script, heard: &Heard) -> io::Result<()> {
     while let Some(asked) = read(&mut stream).await? {
         heard.asked.lock().push(asked.clone());
         let running = heard.running.fetch_add(1, Relaxed) + 1;
@@ -204,10 +229,16 @@ async fn serve(mut stream: TcpStream, script: &Script, heard: &Heard) -> io::Res
                 stream.write_all(&body[..bytes]).await?;
                 return stream.shutdown().await;
             }
+            Reply::Torn(headers, body, bytes) => {
+                write_head(&mut stream, 206, &headers, body.len()).await?;
+                stream.write_all(&body[..bytes]).await?;
+                return stream.flush().await;
+            }
             Reply::Drip(headers, body, pause) => {
                 write_head(&mut stream, 206, &headers, body.len()).await?;
                 for byte in body {
                     stream.write_all(&[byte]).await?;
+                    stream.flush().await?;
                     tokio::time::sleep(pause).await;
                 }
             }
@@ -218,20 +249,22 @@ async fn serve(mut stream: TcpStream, script: &Script, heard: &Heard) -> io::Res
                 }
             }
             Reply::Twice(first, between, second) => {
-                stream.write_all(&first).await?;
-                between.wait().await;
-                stream.write_all(&second).await?;
-                between.wait().await;
+                for bytes in [&first, &second] {
+                    stream.write_all(bytes).await?;
+                    stream.flush().await?;
+                    between.wait().await;
+                }
             }
             Reply::Hang | Reply::Later(..) => std::future::pending().await,
             Reply::Close => return Ok(()),
         }
+        stream.flush().await?;
     }
     Ok(())
 }
 
 async fn write_head(
-    stream: &mut TcpStream,
+    stream: &mut impl Connection,
     status: u16,
     headers: &[(&'static str, String)],
     bytes: usize,
@@ -247,7 +280,7 @@ async fn write_head(
 }
 
 /// The next request; `None` at the end of the connection.
-async fn read(stream: &mut TcpStream) -> io::Result<Option<Asked>> {
+async fn read(stream: &mut impl Connection) -> io::Result<Option<Asked>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];

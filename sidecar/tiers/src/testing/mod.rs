@@ -22,6 +22,7 @@ pub mod shelf;
 mod skipped;
 pub mod store;
 pub mod suite;
+pub mod tls;
 
 pub use free_port::free_port;
 pub use skipped::skipped;

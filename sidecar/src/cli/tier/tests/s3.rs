@@ -4,8 +4,8 @@ use super::{documents, printed};
 use crate::testing::faulty::{Faulty, Reply};
 use crate::testing::store::Store;
 use crate::testing::suite::{Memory, Sample};
-use kvcachepool_tiers::Tier;
 use kvcachepool_tiers::s3::S3;
+use kvcachepool_tiers::{PAGE, Tier};
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,4 +104,35 @@ fn gc_goes_by_the_servers_clock_and_dry_runs_remove_nothing() {
     let of_one = gc(&["--older-than", "9m", "--domain", &domain]);
     assert_eq!(of_one, [OBJECTS / 2, OBJECTS / 2, OBJECTS / 2]);
     assert_eq!(asked_of(&server, "inspect", &[])[0]["objects"], OBJECTS / 2);
+}
+
+#[test]
+fn gc_removes_each_page_before_it_lists_the_next_one_until_nothing_is_left() {
+    const MANY: u64 = PAGE as u64 + 7;
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    // Its pages end where an object was removed.
+    let store = Store::default();
+    let server = runtime.block_on(async {
+        let server = Faulty::start(move |asked| store.answer(asked)).await;
+        let tier = S3::open_uncounted(&server.config()).await.unwrap();
+        let memory = Memory::new(16 << 20);
+        let samples: Vec<_> = (0..MANY).map(|n| Sample::new(1, n, &[64])).collect();
+        let puts = samples.iter().map(|sample| tier.put(sample.put(&memory)));
+        futures::future::try_join_all(puts).await.unwrap();
+        server
+    });
+    let before = server.asked().len();
+    let other = "0123456789abcdef/fedcba9876543210";
+    let report = &asked_of(&server, "gc", &["--all-but-domain", other])[0];
+    let counts = ["objects", "removed", "kept"].map(|key| report[key].as_u64().unwrap());
+    assert_eq!(counts, [MANY, MANY, 0]);
+    let asked = &server.asked()[before..];
+    let lists = |at: usize| asked[at].target.contains("list-type=2");
+    assert!(lists(0) && !lists(1), "{:?}", &asked[..2]);
+    let listed = asked.iter().filter(|a| a.target.contains("list-type=2"));
+    assert_eq!(
+        listed.count(),
+        4,
+        "two of the first pass, one each of two more"
+    );
 }

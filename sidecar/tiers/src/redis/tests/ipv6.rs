@@ -1,10 +1,11 @@
 //! Servers that listen at an IPv6 address and nowhere else.
 
 use super::cluster::Cluster;
-use super::tls::{Files, over_tls};
+use super::tls::over_tls;
 use crate::redis::cluster::slot;
 use crate::testing::redis_server::{Server, Spot, open};
 use crate::testing::suite::Sample;
+use crate::testing::tls::Certificates;
 use crate::{Cause, Tier};
 
 const ONLY: [&str; 2] = ["--bind", "::1"];
@@ -30,11 +31,11 @@ async fn a_server_is_reached_at_an_ipv6_address() {
 
 #[tokio::test]
 async fn a_certificate_is_of_an_ipv6_address() {
-    let files = Files::new(&["::1"]);
+    let files = Certificates::new(&["::1"]);
     let (_server, port) = files.server(&ONLY);
     let url = format!("rediss://[::1]:{port}");
     serves(&Spot::new(over_tls(&url, files.path("ca.crt")))).await;
-    let other = Files::new(&["127.0.0.1"]);
+    let other = Certificates::local();
     let (_server, port) = other.server(&ONLY);
     let named = over_tls(&format!("rediss://[::1]:{port}"), other.path("ca.crt"));
     let error = named.usage().await.unwrap_err();

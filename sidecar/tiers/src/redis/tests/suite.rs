@@ -2,13 +2,13 @@
 //! without, and for a user with no more rights than docs/guides/tiers.md asks for.
 
 use super::cluster::Cluster;
-use super::tls::Files;
 use crate::Tier;
 use crate::layers::{self, layered};
 use crate::redis::{Redis, Settings};
 use crate::testing::redis_server::{Server, settings};
 use crate::testing::s3_server::installed;
 use crate::testing::suite::{Opening, Subject, passes_the_suite};
+use crate::testing::tls::Certificates;
 use std::any::Any;
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl Servers {
 
     /// At an IPv6 address, in a database, for a user.
     fn over_tls(program: &str) -> Self {
-        let files = Files::new(&["::1"]);
+        let files = Certificates::new(&["::1"]);
         let (server, port) = files.started(&[], |args| Server::of(program, args));
         let [always, .., select] = rights();
         let login = user(&server, &[always, select]);

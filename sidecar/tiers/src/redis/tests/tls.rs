@@ -5,65 +5,15 @@ use crate::redis::pool::Lane;
 use crate::testing::free_port;
 use crate::testing::redis_server::{Server, Spot, open, settings};
 use crate::testing::suite::Sample;
+use crate::testing::tls::Certificates;
 use crate::{Cause, Removal, Tier, TierError};
-use rustls::ServerConfig;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::path::PathBuf;
 use std::sync::Arc;
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::Barrier;
-use tokio_rustls::TlsAcceptor;
 
-/// An authority, and the certificate and key of a server with these names, as files.
-pub struct Files {
-    folder: TempDir,
-}
-
-impl Files {
-    pub fn new(names: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let key = rcgen::KeyPair::generate().unwrap();
-        let mut authority = rcgen::CertificateParams::new(vec![]).unwrap();
-        // OpenSSL takes a certificate whose issuer has its name for one that nobody else signed.
-        let name = rcgen::DnType::CommonName;
-        authority.distinguished_name.push(name, "authority");
-        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let certificate = authority.self_signed(&key).unwrap();
-        let issuer = rcgen::Issuer::new(authority, key);
-        let server_key = rcgen::KeyPair::generate().unwrap();
-        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        let server = rcgen::CertificateParams::new(names).unwrap();
-        let server = server.signed_by(&server_key, &issuer).unwrap();
-        for (name, text) in [
-            ("ca.crt", certificate.pem()),
-            ("tls.crt", server.pem()),
-            ("tls.key", server_key.serialize_pem()),
-        ] {
-            std::fs::write(folder.path().join(name), text).unwrap();
-        }
-        Self { folder }
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// What is no Redis server and has the certificate all the same.
-    fn acceptor(&self) -> TlsAcceptor {
-        let certificate = CertificateDer::from_pem_file(self.path("tls.crt")).unwrap();
-        let key = PrivateKeyDer::from_pem_file(self.path("tls.key")).unwrap();
-        let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate], key);
-        TlsAcceptor::from(Arc::new(config.unwrap()))
-    }
-
+impl Certificates {
     /// A server with the certificate, and its port for TLS.
     pub fn server(&self, args: &[&str]) -> (Server, u16) {
         self.started(args, Server::start)
@@ -95,7 +45,7 @@ async fn refused(tier: Redis) -> TierError {
 
 #[tokio::test]
 async fn bytes_pass_through_tls_as_they_are() {
-    let files = Files::new(&["127.0.0.1"]);
+    let files = Certificates::local();
     let (server, port) = files.server(&["--requirepass", "right"]);
     let url = format!("rediss://:right@127.0.0.1:{port}/2");
     let spot = Spot::new(over_tls(&url, files.path("ca.crt")));
@@ -113,7 +63,7 @@ async fn bytes_pass_through_tls_as_they_are() {
 }
 
 /// Objects are written and read by this URL, and lie in these servers.
-async fn serves(url: &str, files: &Files, servers: &[&Server]) {
+async fn serves(url: &str, files: &Certificates, servers: &[&Server]) {
     let spot = Spot::new(over_tls(url, files.path("ca.crt")));
     for number in 0..8 {
         let sample = Sample::new(1, number, &[9_000]);
@@ -127,7 +77,7 @@ async fn serves(url: &str, files: &Files, servers: &[&Server]) {
 
 #[tokio::test]
 async fn all_nodes_of_a_cluster_are_spoken_to_by_tls() {
-    let files = Files::new(&["127.0.0.1"]);
+    let files = Certificates::local();
     let node = || {
         let bus = free_port().to_string();
         let args = ["--cluster-enabled", "yes", "--tls-cluster", "yes"];
@@ -149,7 +99,7 @@ async fn all_nodes_of_a_cluster_are_spoken_to_by_tls() {
 
 #[tokio::test]
 async fn sentinels_and_the_master_that_they_name_are_spoken_to_by_tls() {
-    let files = Files::new(&["127.0.0.1"]);
+    let files = Certificates::local();
     let (master, port) = files.server(&[]);
     let watched = format!("127.0.0.1 {port} 1");
     let (_sentinel, at) = files.started(&["--tls-replication", "yes"], |args| {
@@ -161,7 +111,7 @@ async fn sentinels_and_the_master_that_they_name_are_spoken_to_by_tls() {
 
 #[tokio::test]
 async fn whom_nobody_vouches_for_and_who_has_another_name_is_not_trusted() {
-    let (right, other) = (Files::new(&["127.0.0.1"]), Files::new(&["127.0.0.1"]));
+    let (right, other) = (Certificates::local(), Certificates::local());
     let (_server, port) = right.server(&[]);
     let url = format!("rediss://127.0.0.1:{port}");
     let unknown = refused(over_tls(&url, other.path("ca.crt"))).await;
@@ -190,7 +140,7 @@ async fn whom_nobody_vouches_for_and_who_has_another_name_is_not_trusted() {
 #[tokio::test]
 async fn tls_to_a_plain_port_and_plain_text_to_one_of_tls_are_told_apart_from_a_server_that_is_away()
  {
-    let files = Files::new(&["127.0.0.1"]);
+    let files = Certificates::local();
     let (server, port) = files.server(&[]);
     let to_plain = format!("rediss://127.0.0.1:{}", server.port);
     let error = refused(over_tls(&to_plain, files.path("ca.crt"))).await;
@@ -212,7 +162,7 @@ fn connections(server: &Server) -> Vec<String> {
 #[tokio::test]
 async fn a_connection_that_was_closed_while_it_was_idle_costs_no_operation_and_no_other_one() {
     for tls in [false, true] {
-        let files = Files::new(&["127.0.0.1"]);
+        let files = Certificates::local();
         let (server, port) = files.server(&[]);
         let url = match tls {
             true => format!("rediss://127.0.0.1:{port}"),
@@ -240,10 +190,10 @@ async fn a_connection_that_was_closed_while_it_was_idle_costs_no_operation_and_n
 
 #[tokio::test]
 async fn what_comes_encrypted_and_nobody_asked_for_answers_no_later_question() {
-    let files = Files::new(&["127.0.0.1"]);
+    let files = Certificates::local();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("rediss://{}", listener.local_addr().unwrap());
-    let (acceptor, between) = (files.acceptor(), Arc::new(Barrier::new(2)));
+    let (acceptor, between) = (files.acceptor(&[]), Arc::new(Barrier::new(2)));
     let pause = between.clone();
     let server = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {

@@ -1,16 +1,17 @@
 //! Servers that go, hang and come back; questions that are asked all at once.
 
-use super::tls::{Files, over_tls};
+use super::tls::over_tls;
 use crate::redis::Redis;
 use crate::testing::redis_server::{Scripted, Server, Spot, open, settings, until};
 use crate::testing::suite::{Sample, untouched};
+use crate::testing::tls::Certificates;
 use crate::{Cause, Tier};
 use rustix::process::{Signal, kill_process};
 use std::time::Duration;
 
 #[tokio::test]
 async fn a_server_that_was_started_again_is_used_again_without_a_failure() {
-    let files = Files::new(&["127.0.0.1"]);
+    let files = Certificates::local();
     let (mut server, port) = files.server(&["--save", "3600 1"]);
     for url in [server.tcp(), format!("rediss://127.0.0.1:{port}")] {
         let spot = Spot::layered(over_tls(&url, files.path("ca.crt")));

@@ -1,9 +1,9 @@
 //! HTTP/2 with a real server: a front of the test's own speaks TLS, offers versions of HTTP, and hands each request on.
 
-use super::tls::{Files, acceptor};
 use super::{Server, small_parts};
 use crate::s3::S3;
 use crate::testing::suite::{Memory, Sample};
+use crate::testing::tls::Certificates;
 use crate::{Removal, Stored, Tier};
 use hyper::body::Incoming;
 use hyper::header::{HOST, HeaderValue};
@@ -32,7 +32,7 @@ struct Seen {
 /// Stands before a server. It ends when it is dropped.
 struct Front {
     server: Server,
-    files: Files,
+    files: Certificates,
     port: u16,
     seen: Arc<Mutex<Vec<Seen>>>,
     task: JoinHandle<()>,
@@ -40,9 +40,9 @@ struct Front {
 
 impl Front {
     async fn start(offers: &[&[u8]]) -> Self {
-        let (server, files) = (Server::start(), Files::new());
+        let (server, files) = (Server::start(), Certificates::local());
         let behind = server.config().endpoint;
-        let tls = acceptor(&files, offers);
+        let tls = files.acceptor(offers);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();

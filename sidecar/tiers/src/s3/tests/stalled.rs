@@ -1,9 +1,9 @@
 //! Servers that take a connection and then nothing more: what an operation does with its slot, and what becomes of the connection.
 
-use super::tls::{Files, acceptor};
 use super::{parts, requests, uploads};
 use crate::testing::faulty::{Faulty, Reply, until};
 use crate::testing::suite::{Memory, Sample};
+use crate::testing::tls::Certificates;
 use crate::{Cause, Put};
 use futures::FutureExt;
 use kvcachepool_protocol::config::{self, HttpVersion};
@@ -17,7 +17,7 @@ const BYTES: u64 = 32 << 20;
 
 /// A server that reads nothing, or nothing after the handshake where it speaks TLS. It ends when it is dropped.
 struct Deaf {
-    files: Files,
+    files: Certificates,
     port: u16,
     version: Option<HttpVersion>,
     task: JoinHandle<()>,
@@ -25,10 +25,10 @@ struct Deaf {
 
 impl Deaf {
     async fn start(version: Option<HttpVersion>) -> Self {
-        let files = Files::new();
+        let files = Certificates::local();
         let tls = version.map(|version| match version {
-            HttpVersion::Http2 => acceptor(&files, &[b"h2"]),
-            _ => acceptor(&files, &[]),
+            HttpVersion::Http2 => files.acceptor(&[b"h2"]),
+            _ => files.acceptor(&[]),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

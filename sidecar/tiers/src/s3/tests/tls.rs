@@ -4,71 +4,16 @@ use super::Server;
 use crate::s3::{Options, S3};
 use crate::testing::faulty::{Faulty, Reply};
 use crate::testing::suite::{Memory, Sample};
+use crate::testing::tls::Certificates;
 use crate::{Cause, Stored, Tier, TierError};
 use kvcachepool_protocol::config::{self, HttpVersion};
-use rustls::ServerConfig;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, sink};
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
-
-/// An authority, and a server's certificate and key, as files.
-pub struct Files {
-    folder: TempDir,
-}
-
-impl Files {
-    pub fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let key = rcgen::KeyPair::generate().unwrap();
-        let mut authority = rcgen::CertificateParams::new(vec![]).unwrap();
-        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let certificate = authority.self_signed(&key).unwrap();
-        let issuer = rcgen::Issuer::new(authority, key);
-        let server_key = rcgen::KeyPair::generate().unwrap();
-        let names = vec!["127.0.0.1".to_string()];
-        let server = rcgen::CertificateParams::new(names).unwrap();
-        let server = server.signed_by(&server_key, &issuer).unwrap();
-        for (name, text) in [
-            ("ca.crt", certificate.pem()),
-            ("tls.crt", server.pem()),
-            ("tls.key", server_key.serialize_pem()),
-        ] {
-            std::fs::write(folder.path().join(name), text).unwrap();
-        }
-        Self { folder }
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-}
-
-/// Speaks TLS by these files, and offers these versions of HTTP.
-pub fn acceptor(files: &Files, offers: &[&[u8]]) -> TlsAcceptor {
-    let pem = |name| std::fs::read(files.path(name)).unwrap();
-    let chain: Result<Vec<_>, _> =
-        CertificateDer::pem_slice_iter(&pem("tls.crt")).collect::<Result<_, _>>();
-    let key = PrivateKeyDer::from_pem_slice(&pem("tls.key")).unwrap();
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(chain.unwrap(), key)
-        .unwrap();
-    config.alpn_protocols = offers.iter().map(|version| version.to_vec()).collect();
-    TlsAcceptor::from(Arc::new(config))
-}
 
 /// A server that speaks TLS by these files.
-fn encrypted(files: &Files) -> Server {
+fn encrypted(files: &Certificates) -> Server {
     let [certificate, key] =
         ["tls.crt", "tls.key"].map(|name| files.path(name).display().to_string());
     Server::start_with(&["--cert", &certificate, "--key", &key])
@@ -80,7 +25,7 @@ async fn refused(config: &config::S3) -> TierError {
 
 #[tokio::test]
 async fn a_server_is_trusted_by_the_file_that_vouches_for_it_and_by_no_other() {
-    let (right, other) = (Files::new(), Files::new());
+    let (right, other) = (Certificates::local(), Certificates::local());
     let server = encrypted(&right);
     let plain = server.config();
     let with = |ca: Option<PathBuf>, http_version| config::S3 {
@@ -136,7 +81,7 @@ async fn ends_with(words: &'static [u8]) -> String {
 async fn tls_to_a_plain_port_and_plain_text_to_one_of_tls_have_a_name_and_say_what_to_write() {
     const TLS: &str = "is this a port of TLS (https://)?";
     const PLAIN: &str = "is this a port without TLS (http://)?";
-    let files = Files::new();
+    let files = Certificates::local();
     let (real, silent) = (encrypted(&files), Faulty::start(|_| Reply::Hang).await);
     let told = Faulty::start(|_| {
         let page = "<title>400 The plain HTTP request was sent to HTTPS port</title>";
