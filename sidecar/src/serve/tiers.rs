@@ -149,7 +149,7 @@ impl Tiers {
             let found = unchanged.iter().find(|(k, _)| k.name() == kind);
             found.map(|(_, e)| e.clone())
         };
-        let shut = || self.of(kind, |layers| layers.breaker.writes().shut());
+        let shut = || self.of(kind, |layers| layers.guarded.breaker.writes().shut());
         unchanged()
             .or_else(|| shut().flatten())
             .or_else(|| self.shared.slow.of(kind))
@@ -191,8 +191,8 @@ impl Tiers {
                 put("tier_server_up", &[tier, &server.name], up);
             }
             for (operations, side) in [
-                ("reads", layers.breaker.reads()),
-                ("writes", layers.breaker.writes()),
+                ("reads", layers.guarded.breaker.reads()),
+                ("writes", layers.guarded.breaker.writes()),
             ] {
                 let open = f64::from(u8::from(side.state == State::Open));
                 put("tier_breaker_open", &[tier, operations], open);
@@ -200,7 +200,7 @@ impl Tiers {
             for (event, count) in info.counters.now() {
                 put("tier_events_total", &[tier, event], count as f64);
             }
-            for tally in layers.counts.tally() {
+            for tally in layers.guarded.counts.tally() {
                 let operation = tally.op.name();
                 for (result, count) in &tally.results {
                     put(
@@ -232,16 +232,20 @@ impl Tiers {
             }
             let error = layers.packed.error();
             put("tier_packing_error_ratio", &[tier], error);
-            put("tier_retries_total", &[tier], layers.retried() as f64);
+            put(
+                "tier_retries_total",
+                &[tier],
+                layers.guarded.retried() as f64,
+            );
             put(
                 "tier_corrupt_objects_total",
                 &[tier],
-                layers.corrupt() as f64,
+                layers.guarded.corrupt() as f64,
             );
             put(
                 "tier_scribbled_gets_total",
                 &[tier],
-                layers.scribbled() as f64,
+                layers.guarded.scribbled() as f64,
             );
         }
     }
@@ -384,7 +388,7 @@ impl Shared {
         let open = self.open.lock();
         let layers = open.get(&e.tier);
         let shut = layers.filter(|_| e.cause == Cause::BreakerOpen);
-        shut.and_then(|layers| layers.breaker.writes().reason)
+        shut.and_then(|layers| layers.guarded.breaker.writes().reason)
             .unwrap_or(e)
     }
 
@@ -418,7 +422,7 @@ impl Shared {
             tokio::time::sleep(RETRY).await;
         };
         let layers = layered(opened, &opening.layers);
-        let (tier, breaker) = (layers.tier.clone(), layers.breaker.clone());
+        let (tier, guarded) = (layers.tier.clone(), layers.guarded.clone());
         info!(tier = kind.name(), place = opening.place(), "tier open");
         self.open.lock().insert(kind, layers);
         // Unknown until its first answer: some tiers open without contacting a server.
@@ -438,7 +442,8 @@ impl Shared {
                 Err(e) => {
                     // The breaker's error says less than the failure that opened it.
                     let shut = e.cause == Cause::BreakerOpen;
-                    let e = shut.then(|| breaker.reads().reason).flatten().unwrap_or(e);
+                    let reason = shut.then(|| guarded.breaker.reads().reason).flatten();
+                    let e = reason.unwrap_or(e);
                     self.told(&e);
                     Some(e)
                 }

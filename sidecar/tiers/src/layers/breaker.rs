@@ -1,10 +1,10 @@
 //! Circuit breaker of a tier: after several failures in a row operations are refused for a pause, then one operation is let through as a
 //! probe. The pause grows until a probe succeeds. Reads and writes have separate breakers: a full or read-only tier still serves reads.
 
-use super::around::{Answer, Around, Asked};
+use super::Op;
 use super::chance::Chance;
-use super::deadline;
-use crate::{Cause, Kind, Operation, TierError};
+use super::retry::refused_here;
+use crate::{Cause, Kind, TierError};
 use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -89,6 +89,17 @@ impl Breaker {
         }
     }
 
+    /// Lets an operation with this deadline through, or refuses it.
+    pub fn enter(&self, tier: Kind, op: Op, until: Instant) -> Result<Pass<'_>, TierError> {
+        let switch = if op.writes() {
+            &self.writes
+        } else {
+            &self.reads
+        };
+        let pass = switch.enter(tier, until);
+        pass.map_err(|detail| TierError::new(tier, Cause::BreakerOpen, detail))
+    }
+
     /// Status of the breaker of lookup, head, get, usage and list.
     pub fn reads(&self) -> Side {
         self.reads.side()
@@ -97,28 +108,6 @@ impl Breaker {
     /// Status of the breaker of put and remove.
     pub fn writes(&self) -> Side {
         self.writes.side()
-    }
-}
-
-impl Around for Breaker {
-    fn around<'a, T: Answer + 'a>(
-        &'a self,
-        asked: Asked,
-        inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
-    ) -> Operation<'a, T> {
-        Box::pin(async move {
-            let switch = if asked.op.writes() {
-                &self.writes
-            } else {
-                &self.reads
-            };
-            let pass = switch
-                .enter(asked.tier)
-                .map_err(|detail| TierError::new(asked.tier, Cause::BreakerOpen, detail))?;
-            let answer = inner().await;
-            pass.leave(answer.as_ref().err());
-            answer
-        })
     }
 }
 
@@ -147,11 +136,11 @@ enum Phase {
 
 /// An operation that was let through. If it is dropped, it says nothing about the tier, except after its deadline: then the tier hangs.
 #[derive(Debug)]
-struct Pass<'a> {
+pub struct Pass<'a> {
     switch: &'a Switch,
     tier: Kind,
     turn: u64,
-    deadline: Option<Instant>,
+    deadline: Instant,
     left: bool,
 }
 
@@ -182,7 +171,7 @@ impl Switch {
         }
     }
 
-    fn enter(&self, tier: Kind) -> Result<Pass<'_>, String> {
+    fn enter(&self, tier: Kind, deadline: Instant) -> Result<Pass<'_>, String> {
         let mut now = self.now.lock();
         let reason = |now: &Now| {
             let reason = now.reason.as_ref();
@@ -209,7 +198,7 @@ impl Switch {
             switch: self,
             tier,
             turn: now.turn,
-            deadline: deadline::until(),
+            deadline,
             left: false,
         })
     }
@@ -266,12 +255,13 @@ impl Now {
 }
 
 impl Pass<'_> {
-    fn leave(mut self, error: Option<&TierError>) {
+    /// Records the result of the operation.
+    pub fn leave(mut self, error: Option<&TierError>) {
         self.left = true;
         match error {
             Some(e) if e.of_the_tier() => self.switch.failed(self.turn, || e.clone()),
             // Refused by a layer, not by the tier; or by one of its servers, which says nothing about the others.
-            Some(e) if e.of_a_part || matches!(e.cause, Cause::Busy | Cause::BreakerOpen) => {
+            Some(e) if e.of_a_part || refused_here(e.cause) => {
                 self.switch.silent(self.turn);
             }
             _ => self.switch.answered(self.turn),
@@ -284,8 +274,7 @@ impl Drop for Pass<'_> {
         if self.left {
             return;
         }
-        let over = self.deadline.is_some_and(|until| Instant::now() >= until);
-        if over {
+        if Instant::now() >= self.deadline {
             let why = "no answer before the deadline";
             let reason = || TierError::new(self.tier, Cause::Timeout, why);
             self.switch.failed(self.turn, reason);

@@ -1,8 +1,8 @@
-//! The outermost layer: counts operations and their results as callers see them. Every operation that began has one result or is still
+//! Counts operations and their results as callers see them. Every operation that began has one result or is still
 //! running.
 
-use super::around::{Answer, Around, Asked, Op};
-use crate::{Cause, Operation};
+use super::Op;
+use crate::{Cause, TierError};
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -71,6 +71,21 @@ impl Default for Counts {
 }
 
 impl Counts {
+    pub fn begin(&self, op: Op) -> Running<'_> {
+        let counted = &self.operations[op as usize];
+        counted.began.fetch_add(1, Relaxed);
+        Running {
+            counted,
+            began: Instant::now(),
+            result: DROPPED,
+        }
+    }
+
+    /// Counts bytes that moved between tier and arena, before their operation ends.
+    pub fn moved(&self, op: Op, bytes: u64) {
+        self.operations[op as usize].bytes.fetch_add(bytes, Relaxed);
+    }
+
     /// Current counts, one entry per operation.
     pub fn tally(&self) -> Vec<Tally> {
         let of = |(op, counted): (Op, &Counted)| counted.tally(op);
@@ -106,10 +121,17 @@ impl Counted {
 }
 
 /// A running operation; its drop counts as `Dropped`.
-struct Running<'a> {
+#[derive(Debug)]
+pub struct Running<'a> {
     counted: &'a Counted,
     began: Instant,
     result: usize,
+}
+
+impl Running<'_> {
+    pub fn ended(mut self, error: Option<&TierError>) {
+        self.result = error.map_or(OK, |e| e.cause as usize);
+    }
 }
 
 impl Drop for Running<'_> {
@@ -118,42 +140,12 @@ impl Drop for Running<'_> {
     }
 }
 
-impl Around for Counts {
-    fn around<'a, T: Answer + 'a>(
-        &'a self,
-        asked: Asked,
-        inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
-    ) -> Operation<'a, T> {
-        let index = asked.op as usize;
-        let Some(counted) = self.operations.get(index) else {
-            return inner();
-        };
-        Box::pin(async move {
-            counted.began.fetch_add(1, Relaxed);
-            let mut running = Running {
-                counted,
-                began: Instant::now(),
-                result: DROPPED,
-            };
-            let answer = inner().await;
-            running.result = match &answer {
-                Ok(_) => OK,
-                Err(e) => e.cause as usize,
-            };
-            if answer.as_ref().is_ok_and(Answer::moved) {
-                counted.bytes.fetch_add(asked.bytes, Relaxed);
-            }
-            answer
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Tier;
-    use crate::layers::around::Layer;
-    use crate::layers::scripted::{Scripted, name};
+    use crate::layers::Guarded;
+    use crate::layers::scripted::{Scripted, name, unguarded};
     use crate::testing::shelf::Shelf;
     use crate::testing::suite::{Memory, Sample};
     use std::sync::Arc;
@@ -176,24 +168,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn every_operation_is_counted_by_what_became_of_it() {
-        let (scripted, counts) = (Scripted::new(), Arc::new(Counts::default()));
-        let tier = Layer::new(counts.clone(), scripted.clone());
+        let scripted = Scripted::new();
+        let tier = Guarded::new(scripted.clone(), &unguarded());
+        let counts = &tier.counts;
         scripted.after(Duration::from_secs(2));
-        tier.head(&name(1)).await.unwrap();
+        tier.head(&name(0)).await.unwrap();
         scripted.fail(Cause::Missing);
         scripted.fail(Cause::Missing);
         scripted.fail_after(Duration::from_secs(1_000), Cause::Timeout);
         for _ in 0..3 {
-            assert!(tier.head(&name(1)).await.is_err());
+            assert!(tier.head(&name(0)).await.is_err());
         }
         scripted.hang();
-        let head_name = name(1);
+        let head_name = name(0);
         let mut head = tier.head(&head_name);
         let waited = tokio::time::timeout(Duration::from_millis(50), &mut head).await;
         assert!(waited.is_err());
-        assert_eq!(of(&counts, Op::Head).running, 1);
+        assert_eq!(of(counts, Op::Head).running, 1);
         drop(head);
-        let tally = of(&counts, Op::Head);
+        let tally = of(counts, Op::Head);
         let results = [("Missing", 2), ("Timeout", 1), ("Ok", 1), ("Dropped", 1)];
         assert_eq!(tally.results, results);
         assert_eq!((tally.running, tally.bytes), (0, 0));
@@ -212,17 +205,17 @@ mod tests {
 
     #[tokio::test]
     async fn bytes_are_those_that_went_between_tier_and_arena() {
-        let counts = Arc::new(Counts::default());
         let shelf = Arc::new(Shelf::new(crate::Kind::Disk, 0));
-        let (tier, memory) = (Layer::new(counts.clone(), shelf), Memory::new(1 << 20));
+        let tier = Guarded::new(shelf, &unguarded());
+        let (counts, memory) = (&tier.counts, Memory::new(1 << 20));
         let sample = Sample::new(1, 0, &[5_000, 300]);
         for _ in 0..3 {
             tier.put(sample.put(&memory)).await.unwrap();
         }
-        assert_eq!(of(&counts, Op::Put).bytes, 5_300, "two were there already");
+        assert_eq!(of(counts, Op::Put).bytes, 5_300, "two were there already");
         tier.get(sample.get(&memory, &[1])).await.unwrap();
         let absent = Sample::new(1, 1, &[70]);
         assert!(tier.get(absent.get_all(&memory)).await.is_err());
-        assert_eq!(of(&counts, Op::Get).bytes, 300);
+        assert_eq!(of(counts, Op::Get).bytes, 300);
     }
 }

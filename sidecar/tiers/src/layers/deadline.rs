@@ -1,18 +1,7 @@
-//! A deadline for every operation. After it the result is Timeout and the operation is dropped; the spans stay held while they are used.
+//! The time limit of every operation. After it the result is Timeout and the operation is dropped; the spans stay held while they are used.
 
-use super::around::{Answer, Around, Asked, Op};
-use crate::{Cause, Operation, TierError};
+use super::Op;
 use std::time::Duration;
-use tokio::time::{Instant, timeout_at};
-
-tokio::task_local! {
-    static UNTIL: Instant;
-}
-
-/// The deadline of the current operation, for layers further inside. `None`: no deadline layer.
-pub(super) fn until() -> Option<Instant> {
-    UNTIL.try_with(|until| *until).ok()
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
@@ -56,46 +45,15 @@ impl Options {
     }
 }
 
-#[derive(Debug)]
-pub struct Deadline(Options);
-
-impl Deadline {
-    pub fn new(options: Options) -> Self {
-        Self(options)
-    }
-}
-
-impl Around for Deadline {
-    fn around<'a, T: Answer + 'a>(
-        &'a self,
-        asked: Asked,
-        inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
-    ) -> Operation<'a, T> {
-        Box::pin(async move {
-            let longest = self.0.longest(asked.op, asked.bytes, asked.names);
-            let until = Instant::now() + longest;
-            let ended = UNTIL.scope(until, timeout_at(until, async { inner().await }));
-            ended.await.unwrap_or_else(|_| {
-                let (op, seconds) = (asked.op.name(), longest.as_secs_f64());
-                let detail = format!("{op} did not end within {seconds:.1} s");
-                let error = TierError::new(asked.tier, Cause::Timeout, detail);
-                Err(match &asked.object {
-                    Some(name) => error.about(name.s3("")),
-                    None => error,
-                })
-            })
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::around::Layer;
-    use crate::layers::scripted::{Scripted, name};
+    use crate::layers::scripted::{Scripted, name, unguarded};
+    use crate::layers::{self, Guarded};
     use crate::testing::suite::{Memory, Sample};
-    use crate::{Get, Kind, Place, Tier};
+    use crate::{Cause, Get, Kind, Place, Tier};
     use std::sync::Arc;
+    use tokio::time::Instant;
 
     fn options() -> Options {
         Options {
@@ -106,8 +64,12 @@ mod tests {
         }
     }
 
-    fn layer(scripted: &Arc<Scripted>) -> Layer<Deadline> {
-        Layer::new(Arc::new(Deadline::new(options())), scripted.clone())
+    fn layer(scripted: &Arc<Scripted>) -> Guarded {
+        let options = layers::Options {
+            deadline: options(),
+            ..unguarded()
+        };
+        Guarded::new(scripted.clone(), &options)
     }
 
     #[test]
@@ -144,16 +106,6 @@ mod tests {
         assert_eq!(began.elapsed(), Duration::from_secs(1));
         scripted.after(Duration::from_millis(900));
         assert!(tier.usage().await.is_ok());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_layers_inside_know_when_it_ends() {
-        let scripted = Scripted::new();
-        let tier = layer(&scripted);
-        assert_eq!(until(), None);
-        let began = Instant::now();
-        tier.usage().await.unwrap();
-        assert_eq!(scripted.deadlines(), [Some(began + Duration::from_secs(1))]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,8 +1,8 @@
 //! Limits operations and bytes in flight, and the number of waiting operations; further ones are refused at once. Reads, writes and other
 //! operations have separate budgets, so that many stores cannot delay a lookup. An operation takes its whole share in one step.
 
-use super::around::{Answer, Around, Asked, Op};
-use crate::{Cause, Operation, TierError};
+use super::Op;
+use crate::{Cause, Kind, TierError};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -69,6 +69,20 @@ impl Limits {
         }
     }
 
+    /// Waits for the share of an operation. Too many waiting ones are an error.
+    pub async fn enter(&self, tier: Kind, op: Op, bytes: u64) -> Result<Permit, TierError> {
+        let gate = match op {
+            Op::Get => &self.reads,
+            Op::Put => &self.writes,
+            _ => &self.questions,
+        };
+        gate.enter(bytes).await.ok_or_else(|| {
+            let waiting = gate.budget.waiting;
+            let detail = format!("too many operations wait for this tier: {waiting}");
+            TierError::new(tier, Cause::Busy, detail)
+        })
+    }
+
     /// Current use by gets.
     pub fn reads(&self) -> Load {
         self.reads.load()
@@ -82,28 +96,6 @@ impl Limits {
     /// Current use by all other operations.
     pub fn questions(&self) -> Load {
         self.questions.load()
-    }
-}
-
-impl Around for Limits {
-    fn around<'a, T: Answer + 'a>(
-        &'a self,
-        asked: Asked,
-        inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
-    ) -> Operation<'a, T> {
-        Box::pin(async move {
-            let gate = match asked.op {
-                Op::Get => &self.reads,
-                Op::Put => &self.writes,
-                _ => &self.questions,
-            };
-            let _permit = gate.enter(asked.bytes).await.ok_or_else(|| {
-                let waiting = gate.budget.waiting;
-                let detail = format!("too many operations wait for this tier: {waiting}");
-                TierError::new(asked.tier, Cause::Busy, detail)
-            })?;
-            inner().await
-        })
     }
 }
 
@@ -131,7 +123,7 @@ struct Waiter {
 
 /// A running operation; its drop frees its share.
 #[derive(Debug)]
-struct Permit {
+pub struct Permit {
     gate: Arc<Gate>,
     bytes: u64,
 }

@@ -7,10 +7,9 @@ mod options;
 mod packed;
 mod section;
 
-use super::around::Op;
-use super::deadline;
 use super::scratch::{Hold, Room, Scratch};
 use super::verify::discard;
+use super::{Op, deadline};
 use crate::{
     Cause, Get, Kind, Operation, Page, Place, Put, Removal, Span, Stored, Tier, TierError,
     TierInfo, Usage,

@@ -3,16 +3,12 @@
 //! Bytes of different attempts never mix: a get is retried only when nothing writes for the last attempt any more.
 
 use super::chance::Chance;
-use super::deadline;
-use crate::{
-    Cause, Get, Operation, Page, Place, Put, Removal, Span, Status, Stored, Tier, TierInfo, Usage,
-};
-use kvcachepool_protocol::object::{Object, ObjectName};
+use crate::{Cause, Get, Place, Span, Status};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
@@ -39,77 +35,35 @@ impl Default for Options {
 
 #[derive(Debug)]
 pub struct Retry {
-    inner: Arc<dyn Tier>,
     options: Options,
     chance: Chance,
-    retried: Arc<AtomicU64>,
+    /// Attempts after the first.
+    pub retried: AtomicU64,
 }
 
-/// An attempt, and a receiver that ends when nothing can write for it any more.
-type Attempt<'a, T> = (Operation<'a, T>, Option<oneshot::Receiver<()>>);
-
 impl Retry {
-    pub fn new(inner: Arc<dyn Tier>, options: Options) -> Self {
+    pub fn new(options: Options) -> Self {
         Self {
-            inner,
             options,
             chance: Chance::new(options.seed),
-            retried: Arc::default(),
+            retried: AtomicU64::default(),
         }
     }
 
-    /// Counter of attempts after the first.
-    pub fn retried(&self) -> Arc<AtomicU64> {
-        self.retried.clone()
-    }
-
-    fn repeat<'a, T: Send + 'a>(
-        &'a self,
-        attempt: impl Fn() -> Attempt<'a, T> + Send + 'a,
-    ) -> Operation<'a, T> {
-        Box::pin(async move {
-            let mut made = 1;
-            let mut tried = None;
-            loop {
-                let (operation, written) = attempt();
-                let error = match operation.await {
-                    Ok(answer) => return Ok(answer),
-                    // The error of the attempt before is the actual reason.
-                    Err(e) if refused_here(e.cause) => return Err(tried.unwrap_or(e)),
-                    Err(e) => e,
-                };
-                if made >= self.options.attempts_max || !worth_it(error.cause) {
-                    return Err(error);
-                }
-                if !self.wait(made, written).await {
-                    return Err(error);
-                }
-                tried = Some(error);
-                made += 1;
-                self.retried.fetch_add(1, Relaxed);
-            }
-        })
-    }
-
-    /// Waits for the next attempt; false: the deadline leaves no time for one.
-    async fn wait(&self, made: u32, written: Option<oneshot::Receiver<()>>) -> bool {
+    /// The pause after attempt `made`, counted from 1, which failed for this cause. `None`: another one is not worth it, or the deadline
+    /// leaves no time for it.
+    pub fn pause(&self, made: u32, cause: Cause, until: Instant) -> Option<Duration> {
+        if made >= self.options.attempts_max || !worth_it(cause) {
+            return None;
+        }
         let doubled = self.options.pause.saturating_mul(1 << (made - 1).min(20));
         let pause = self.chance.jittered(doubled.min(self.options.pause_max));
-        let until = deadline::until();
-        if until.is_some_and(|until| Instant::now() + pause >= until) {
-            return false;
-        }
-        sleep(pause).await;
-        // Nothing is sent: the sender is dropped with the last writer.
-        if let Some(written) = written {
-            let _ = written.await;
-        }
-        true
+        (Instant::now() + pause < until).then_some(pause)
     }
 }
 
 /// Whether the tier was not even reached.
-fn refused_here(cause: Cause) -> bool {
+pub fn refused_here(cause: Cause) -> bool {
     matches!(cause, Cause::Busy | Cause::BreakerOpen)
 }
 
@@ -117,80 +71,47 @@ fn worth_it(cause: Cause) -> bool {
     cause.status() == Status::Temporary && !refused_here(cause)
 }
 
-/// Holds the spans of one attempt, and signals its own drop.
-#[derive(Debug)]
-struct Hold {
-    _spans: Vec<Span>,
-    _gone: oneshot::Sender<()>,
+/// Held by everything that may still write for one attempt.
+#[derive(Debug, Clone)]
+pub struct Writer {
+    _gone: Arc<oneshot::Sender<()>>,
 }
 
-/// The same get with an additional hold around its spans.
-fn held(get: &Get) -> (Get, Option<oneshot::Receiver<()>>) {
-    let (gone, written) = oneshot::channel();
-    let spans = get.places.iter().map(|place| place.span.clone()).collect();
-    let hold = Arc::new(Hold {
-        _spans: spans,
-        _gone: gone,
-    });
-    let within = |place: &Place| {
+impl Writer {
+    /// With a future that ends when the last clone is dropped.
+    pub fn new() -> (Self, impl Future<Output = ()>) {
+        let (gone, written) = oneshot::channel();
+        let writer = Self {
+            _gone: Arc::new(gone),
+        };
+        // Nothing is sent.
+        (writer, async { drop(written.await) })
+    }
+}
+
+/// The same get for one attempt: its spans are watched, and hold the writer.
+pub fn writable(get: &Get, writer: &Writer) -> Get {
+    let held = |place: &Place| {
         let span = &place.span;
-        let (arena, hold) = (span.arena.clone(), hold.clone());
-        match Span::new(arena, span.offset, span.length, hold) {
-            Some(span) => Place { span, ..*place },
-            // A span is in its arena, and so is the same span with another hold.
-            None => place.clone(),
-        }
+        let hold = Arc::new((span.clone(), writer.clone()));
+        let held = Span::new(span.arena.clone(), span.offset, span.length, hold);
+        // A span is in its arena, and so is the same span with another hold.
+        let span = held.as_ref().unwrap_or(span).watched();
+        Place { span, ..*place }
     };
-    let places = get.places.iter().map(within).collect();
-    let name = get.name.clone();
-    (Get { name, places }, Some(written))
-}
-
-impl Tier for Retry {
-    fn info(&self) -> &TierInfo {
-        self.inner.info()
-    }
-
-    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
-        self.repeat(|| (self.inner.lookup(names), None))
-    }
-
-    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
-        self.repeat(|| (self.inner.head(name), None))
-    }
-
-    fn get(&self, get: Get) -> Operation<'_, Object> {
-        self.repeat(move || {
-            let (get, written) = held(&get);
-            (self.inner.get(get), written)
-        })
-    }
-
-    fn put(&self, put: Put) -> Operation<'_, Stored> {
-        self.repeat(move || (self.inner.put(put.clone()), None))
-    }
-
-    /// Returns the count of the last attempt: an earlier one may have removed more and failed to report it.
-    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
-        self.repeat(move || (self.inner.remove(removal), None))
-    }
-
-    fn usage(&self) -> Operation<'_, Usage> {
-        self.repeat(|| (self.inner.usage(), None))
-    }
-
-    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
-        self.repeat(move || (self.inner.list(from, limit), None))
+    Get {
+        name: get.name.clone(),
+        places: get.places.iter().map(held).collect(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::around::{Layer, Op};
-    use crate::layers::deadline::{self, Deadline};
-    use crate::layers::scripted::{Scripted, name};
+    use crate::layers::scripted::{Scripted, name, unguarded};
+    use crate::layers::{self, Guarded, Load, Op};
     use crate::testing::suite::{Memory, Sample};
+    use crate::{Stored, Tier};
 
     fn options() -> Options {
         Options {
@@ -201,8 +122,12 @@ mod tests {
         }
     }
 
-    fn retry(scripted: &Arc<Scripted>) -> Retry {
-        Retry::new(scripted.clone(), options())
+    fn retry(scripted: &Arc<Scripted>) -> Guarded {
+        let options = layers::Options {
+            retry: options(),
+            ..unguarded()
+        };
+        Guarded::new(scripted.clone(), &options)
     }
 
     #[tokio::test(start_paused = true)]
@@ -212,9 +137,9 @@ mod tests {
         scripted.fail(Cause::Unreachable);
         scripted.fail(Cause::Throttled);
         scripted.fail(Cause::Timeout);
-        assert!(tier.head(&name(1)).await.is_ok());
+        assert!(tier.head(&name(0)).await.is_ok());
         assert_eq!(scripted.calls(), [Op::Head; 4]);
-        assert_eq!(tier.retried().load(Relaxed), 3);
+        assert_eq!(tier.retried(), 3);
         let times = scripted.times();
         for (pair, longest_ms) in times.windows(2).zip([100, 200, 250]) {
             let longest = Duration::from_millis(longest_ms);
@@ -266,11 +191,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn no_attempt_begins_that_its_deadline_would_cut_in_its_pause() {
         let scripted = Scripted::new();
-        let around = Deadline::new(deadline::Options {
-            question: Duration::from_millis(40),
-            ..Default::default()
-        });
-        let tier = Layer::new(Arc::new(around), Arc::new(retry(&scripted)));
+        let mut options = layers::Options {
+            retry: options(),
+            ..unguarded()
+        };
+        options.deadline.question = Duration::from_millis(40);
+        let tier = Guarded::new(scripted.clone(), &options);
         scripted.fail(Cause::Unreachable);
         let error = tier.usage().await.unwrap_err();
         assert_eq!(error.cause, Cause::Unreachable, "the reason, not the clock");
@@ -290,6 +216,27 @@ mod tests {
         release.send(()).unwrap();
         assert!(waiting.await.is_ok());
         assert_eq!(scripted.calls().len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_holds_no_share_of_the_limits_and_its_drop_gives_the_spans_back() {
+        let scripted = Scripted::new();
+        let (tier, memory) = (retry(&scripted), Memory::new(1 << 20));
+        let hold = Arc::new(());
+        let mut get = Sample::new(1, 0, &[5_000]).get_all(&memory);
+        get.places[0].span = memory.held(5_000, hold.clone());
+        scripted.fail(Cause::Unreachable);
+        let early = tokio::time::timeout(Duration::from_millis(10), async {
+            let mut paused = tier.get(get);
+            let _ = tokio::time::timeout(Duration::from_millis(5), &mut paused).await;
+            assert_eq!(scripted.calls(), [Op::Get]);
+            assert_eq!(tier.limits.reads(), Load::default());
+            paused.await
+        });
+        assert!(early.await.is_err(), "dropped in its pause");
+        assert_eq!(Arc::strong_count(&hold), 1);
+        let tally = tier.counts.tally().swap_remove(Op::Get as usize);
+        assert_eq!((tally.running, tally.results), (0, vec![("Dropped", 1)]));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,6 @@
 //! A scripted tier, call by call, for tests of single layers.
 
-use super::around::Op;
-use super::deadline;
+use super::{BreakerOptions, DeadlineOptions, Op, Options, RetryOptions};
 use crate::testing::suite::Sample;
 use crate::{
     Cause, Get, Kind, Operation, Page, Put, Removal, Stored, Tier, TierError, TierInfo, Usage,
@@ -29,18 +28,38 @@ enum Step {
     HangAndKeep(oneshot::Receiver<()>),
 }
 
-/// The tier. Calls without a script succeed.
+/// The tier. Calls without a script succeed; a head or get returns object 0.
 #[derive(Debug)]
 pub struct Scripted {
     info: TierInfo,
     steps: Mutex<VecDeque<Step>>,
     calls: Mutex<Vec<(Op, Instant)>>,
-    deadlines: Mutex<Vec<Option<Instant>>>,
     removals: Mutex<Vec<String>>,
 }
 
 pub fn name(number: u64) -> ObjectName {
     Sample::new(1, number, &[1]).name()
+}
+
+/// Options with which no guard refuses, repeats or ends an operation.
+pub fn unguarded() -> Options {
+    const DAY: Duration = Duration::from_secs(24 * 3_600);
+    Options {
+        deadline: DeadlineOptions {
+            question: DAY,
+            transfer: DAY,
+            ..DeadlineOptions::default()
+        },
+        retry: RetryOptions {
+            attempts_max: 1,
+            ..RetryOptions::default()
+        },
+        breaker: BreakerOptions {
+            failures: u32::MAX,
+            ..BreakerOptions::default()
+        },
+        ..Options::default()
+    }
 }
 
 impl Scripted {
@@ -54,7 +73,6 @@ impl Scripted {
             info,
             steps: Mutex::default(),
             calls: Mutex::default(),
-            deadlines: Mutex::default(),
             removals: Mutex::default(),
         })
     }
@@ -124,11 +142,6 @@ impl Scripted {
         self.removals.lock().clone()
     }
 
-    /// The deadline of each call.
-    pub fn deadlines(&self) -> Vec<Option<Instant>> {
-        self.deadlines.lock().clone()
-    }
-
     fn called<'a, T: Send + 'a>(
         &'a self,
         op: Op,
@@ -136,7 +149,6 @@ impl Scripted {
         answer: T,
     ) -> Operation<'a, T> {
         self.calls.lock().push((op, Instant::now()));
-        self.deadlines.lock().push(deadline::until());
         let step = self.steps.lock().pop_front();
         let failed = |cause| Err(TierError::new(Kind::S3, cause, "as the test says"));
         let keep = |released: oneshot::Receiver<()>| {
@@ -190,7 +202,10 @@ impl Tier for Scripted {
 
     fn get(&self, get: Get) -> Operation<'_, Object> {
         let lengths: Vec<_> = get.places.iter().map(|place| place.span.length).collect();
-        let object = Sample::new(1, 0, &lengths).object;
+        let Sample { object, bytes } = Sample::new(1, 0, &lengths);
+        for (place, bytes) in get.places.iter().zip(&bytes) {
+            place.span.write(0, bytes);
+        }
         self.called(Op::Get, Some(get), object)
     }
 

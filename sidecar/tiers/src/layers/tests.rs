@@ -207,17 +207,18 @@ async fn whatever_goes_wrong_bytes_that_are_answered_are_right_and_everything_is
         // Late writers end, and with them the last hold.
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(Arc::strong_count(&hold), 1, "seed {seed}");
-        let limits = &history.layered.limits;
+        let guarded = &history.layered.guarded;
+        let limits = &guarded.limits;
         assert_eq!(limits.reads(), Load::default(), "seed {seed}");
         assert_eq!(limits.writes(), Load::default(), "seed {seed}");
         assert_eq!(limits.questions(), Load::default(), "seed {seed}");
-        for tally in history.layered.counts.tally() {
+        for tally in guarded.counts.tally() {
             assert_eq!(tally.running, 0, "seed {seed}: {tally:?}");
         }
         let done = history.chaos.done();
         assert_eq!(done.len(), 8, "every fault happens: {done:?}");
-        assert!(history.layered.corrupt() > 0 && history.layered.retried() > 0);
-        assert!(history.layered.breaker.reads().opened > 0);
+        assert!(guarded.corrupt() > 0 && guarded.retried() > 0);
+        assert!(guarded.breaker.reads().opened > 0);
     }
     assert!(right > 500, "{right} gets brought bytes");
 }
@@ -236,7 +237,7 @@ async fn a_tier_that_hangs_is_given_up_and_found_again() {
         let error = stack.tier.head(&name).await.unwrap_err();
         assert_eq!(error.cause, Cause::Timeout);
     }
-    assert_eq!(stack.breaker.reads().state, State::Open);
+    assert_eq!(stack.guarded.breaker.reads().state, State::Open);
     let began = tokio::time::Instant::now();
     let error = stack.tier.head(&name).await.unwrap_err();
     assert_eq!(error.cause, Cause::BreakerOpen);
@@ -245,5 +246,5 @@ async fn a_tier_that_hangs_is_given_up_and_found_again() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let error = stack.tier.head(&name).await.unwrap_err();
     assert_eq!(error.cause, Cause::Missing);
-    assert_eq!(stack.breaker.reads().state, State::Closed);
+    assert_eq!(stack.guarded.breaker.reads().state, State::Closed);
 }

@@ -6,10 +6,7 @@
 //! again into private memory, and the object is deleted only if it does not match there either.
 
 use super::scratch::{Room, Scratch};
-use crate::{
-    Cause, Get, Operation, Page, Place, Put, Removal, Span, Stored, Tier, TierError, TierInfo,
-    Usage, work,
-};
+use crate::{Cause, Get, Place, Put, Removal, Span, Tier, TierError, work};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,8 +19,10 @@ pub struct Verify {
     inner: Arc<dyn Tier>,
     /// For sections that are read again.
     room: Room,
-    corrupt: Arc<AtomicU64>,
-    scribbled: Arc<AtomicU64>,
+    /// Corrupt objects found in the tier.
+    pub corrupt: Arc<AtomicU64>,
+    /// Gets whose bytes another process overwrote.
+    pub scribbled: AtomicU64,
 }
 
 impl Verify {
@@ -32,63 +31,51 @@ impl Verify {
             inner,
             room,
             corrupt: Arc::default(),
-            scribbled: Arc::default(),
+            scribbled: AtomicU64::default(),
         }
-    }
-
-    /// Counter of corrupt objects found in the tier.
-    pub fn corrupt(&self) -> Arc<AtomicU64> {
-        self.corrupt.clone()
-    }
-
-    /// Counter of gets whose bytes another process overwrote.
-    pub fn scribbled(&self) -> Arc<AtomicU64> {
-        self.scribbled.clone()
     }
 
     fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
         TierError::new(self.inner.info().kind, cause, detail).about(name.s3(""))
     }
 
-    /// Runs a get or head and checks its result.
-    fn checked<'a>(
-        &'a self,
-        name: ObjectName,
-        places: Vec<Place>,
-        inner: impl FnOnce() -> Operation<'a, Object> + Send + 'a,
-    ) -> Operation<'a, Object> {
-        Box::pin(async move {
-            let head = match inner().await {
-                Ok(head) => head,
-                Err(e) => {
-                    if e.cause == Cause::Corrupt {
-                        discard(self.inner.as_ref(), &self.corrupt, &name).await;
-                    }
-                    return Err(e);
+    /// Checks the result of a get with these places, or of a head with none.
+    pub async fn check_get(
+        &self,
+        name: &ObjectName,
+        places: &[Place],
+        got: Result<Object, TierError>,
+    ) -> Result<Object, TierError> {
+        let head = match got {
+            Ok(head) => head,
+            Err(e) => {
+                if e.cause == Cause::Corrupt {
+                    discard(self.inner.as_ref(), &self.corrupt, name).await;
                 }
-            };
-            let Some(place) = self.wrong(&name, &head, &places).await? else {
-                return Ok(head);
-            };
-            let (group, shard) = (place.group, place.shard);
-            let not = format!("section {group}/{shard} does not match its digest");
-            let detail = match self.right_alone(&name, place).await {
-                Ok(false) => {
-                    discard(self.inner.as_ref(), &self.corrupt, &name).await;
-                    not
-                }
-                Ok(true) => {
-                    self.scribbled.fetch_add(1, Relaxed);
-                    format!(
-                        "{not} in the arena, but does in the tier: a process on this node writes to slots that it does not own"
-                    )
-                }
-                Err(e) => {
-                    format!("{not}; the object is kept, because it could not be read again: {e}")
-                }
-            };
-            Err(self.failed(Cause::Corrupt, &name, detail))
-        })
+                return Err(e);
+            }
+        };
+        let Some(place) = self.wrong(name, &head, places).await? else {
+            return Ok(head);
+        };
+        let (group, shard) = (place.group, place.shard);
+        let not = format!("section {group}/{shard} does not match its digest");
+        let detail = match self.right_alone(name, place).await {
+            Ok(false) => {
+                discard(self.inner.as_ref(), &self.corrupt, name).await;
+                not
+            }
+            Ok(true) => {
+                self.scribbled.fetch_add(1, Relaxed);
+                format!(
+                    "{not} in the arena, but does in the tier: a process on this node writes to slots that it does not own"
+                )
+            }
+            Err(e) => {
+                format!("{not}; the object is kept, because it could not be read again: {e}")
+            }
+        };
+        Err(self.failed(Cause::Corrupt, name, detail))
     }
 
     /// The first place whose bytes do not match the header.
@@ -159,7 +146,7 @@ impl Verify {
     }
 
     /// Whether the spans match the header.
-    async fn check_put(&self, put: &Put) -> Result<(), TierError> {
+    pub async fn check_put(&self, put: &Put) -> Result<(), TierError> {
         let name = put.object.name();
         let lengths = put.object.sections.iter().map(|s| s.stored_bytes);
         if !lengths.eq(put.spans.iter().map(|span| span.length)) {
@@ -184,46 +171,6 @@ impl Verify {
 pub(super) async fn discard(tier: &dyn Tier, corrupt: &AtomicU64, name: &ObjectName) {
     corrupt.fetch_add(1, Relaxed);
     let _ = tier.remove(Removal::Unusable(name)).await;
-}
-
-impl Tier for Verify {
-    fn info(&self) -> &TierInfo {
-        self.inner.info()
-    }
-
-    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
-        self.inner.lookup(names)
-    }
-
-    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
-        self.checked(name.clone(), Vec::new(), || self.inner.head(name))
-    }
-
-    fn get(&self, mut get: Get) -> Operation<'_, Object> {
-        for place in &mut get.places {
-            place.span = place.span.watched();
-        }
-        self.checked(get.name.clone(), get.places.clone(), || self.inner.get(get))
-    }
-
-    fn put(&self, put: Put) -> Operation<'_, Stored> {
-        Box::pin(async move {
-            self.check_put(&put).await?;
-            self.inner.put(put).await
-        })
-    }
-
-    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
-        self.inner.remove(removal)
-    }
-
-    fn usage(&self) -> Operation<'_, Usage> {
-        self.inner.usage()
-    }
-
-    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
-        self.inner.list(from, limit)
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ mod slots;
 
 use super::fault::Fault;
 use super::node::{Dial, Node, Options, Reach};
-use super::pool::Lent;
 use super::url::{Address, How};
 use parking_lot::Mutex;
 use slots::ask;
@@ -194,8 +193,11 @@ impl Cluster {
         for node in nodes {
             asked.spawn(async move {
                 let own = node.address();
-                let said = node.answers(|mut c: Lent| async move { ask(&mut c, own).await });
-                said.await.map_err(|fault| fault.at(&node.name))
+                let said = match node.take_to_ask().await {
+                    Ok(mut c) => ask(&mut c, own).await,
+                    Err(fault) => Err(fault),
+                };
+                said.map_err(|fault| fault.at(&node.name))
             });
         }
         let mut last = Fault::unreachable("no known node");

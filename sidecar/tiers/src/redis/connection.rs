@@ -10,7 +10,7 @@ use super::stream::Stream;
 use crate::raw::Around;
 use crate::{Cause, Span};
 use std::io;
-use tokio::time::{Duration, Instant, timeout};
+use tokio::time::{Duration, Instant, timeout_at};
 
 /// Bytes per read, except for segments.
 const READ_BYTES: usize = 16 << 10;
@@ -59,6 +59,8 @@ pub struct Connection {
     asking: bool,
     /// Timeout without a byte in either direction; `None`: as long as the caller waits.
     patience: Option<Duration>,
+    /// The expected replies must have come by then.
+    deadline: Option<Instant>,
     /// Why it cannot be used any more.
     broken: Option<String>,
     /// Idle connections to this server would fail the same way.
@@ -90,6 +92,7 @@ impl Connection {
             pending: 0,
             asking: false,
             patience,
+            deadline: None,
             broken: None,
             outdated: false,
             watches: 0,
@@ -110,6 +113,11 @@ impl Connection {
     /// Whether each command is preceded by ASKING.
     pub fn is_asking(&self) -> bool {
         self.asking
+    }
+
+    /// Sets when the replies to the next commands must have come; `None`: as long as the server is not silent.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
     }
 
     /// Whether another operation can use it.
@@ -248,7 +256,7 @@ impl Connection {
         if self.output.is_empty() {
             return Ok(());
         }
-        let sent = in_time(self.patience, self.stream.write(&self.output)).await;
+        let sent = in_time(self.limit(), self.stream.write(&self.output)).await;
         self.output.clear();
         match sent {
             Ok(()) => Ok(()),
@@ -271,7 +279,7 @@ impl Connection {
                 bytes: segment.bytes - inside,
                 behind: &behind[sent.saturating_sub(second) as usize..],
             };
-            let moved = in_time(self.patience, self.stream.write_around(&left)).await;
+            let moved = in_time(self.limit(), self.stream.write_around(&left)).await;
             sent += self.checked(moved)? as u64;
         }
         self.output = output;
@@ -384,7 +392,7 @@ impl Connection {
         self.start += here;
         at += here as u64;
         while at < end {
-            let read = in_time(self.patience, self.stream.read_span(span, at, end - at)).await;
+            let read = in_time(self.limit(), self.stream.read_span(span, at, end - at)).await;
             at += self.checked(read)? as u64;
         }
         while self.unread().len() < 2 {
@@ -430,7 +438,7 @@ impl Connection {
             return Err(self.misspoke("a reply is longer than any expected one"));
         }
         self.input.reserve(READ_BYTES);
-        let read = in_time(self.patience, self.stream.read(&mut self.input)).await;
+        let read = in_time(self.limit(), self.stream.read(&mut self.input)).await;
         self.checked(read)?;
         self.spoken = true;
         Ok(())
@@ -447,8 +455,15 @@ impl Connection {
         }
     }
 
+    /// When the next bytes must have moved.
+    fn limit(&self) -> Option<Instant> {
+        let silent = self.patience.map(|longest| Instant::now() + longest);
+        silent.into_iter().chain(self.deadline).min()
+    }
+
     fn breaks(&mut self, mut why: String) -> Fault {
-        if !self.spoken && !self.stream.is_encrypted() {
+        let late = self.deadline.is_some_and(|at| Instant::now() >= at);
+        if !self.spoken && !self.stream.is_encrypted() && !late {
             why.push_str(" before it sent anything; is this a TLS port (rediss://)?");
         }
         self.broken = Some(why.clone());
@@ -461,21 +476,17 @@ impl Connection {
     }
 }
 
-/// Fails when `io` takes longer than `patience`.
+/// Fails when `io` takes longer than until `limit`.
 async fn in_time<T>(
-    patience: Option<Duration>,
+    limit: Option<Instant>,
     io: impl Future<Output = io::Result<T>>,
 ) -> io::Result<T> {
-    match patience {
-        None => io.await,
-        Some(longest) => {
-            let silent = |_| {
-                Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "the server does not answer",
-                ))
-            };
-            timeout(longest, io).await.unwrap_or_else(silent)
-        }
-    }
+    let Some(limit) = limit else {
+        return io.await;
+    };
+    let silent = |_| {
+        let why = "the server does not answer";
+        Err(io::Error::new(io::ErrorKind::TimedOut, why))
+    };
+    timeout_at(limit, io).await.unwrap_or_else(silent)
 }

@@ -7,8 +7,6 @@ use super::{Now, stopped};
 use crate::TierError;
 use kvcachepool_protocol::object::ObjectName;
 use std::collections::HashMap;
-use std::pin::Pin;
-use std::sync::Arc;
 use tokio::task::JoinSet;
 
 /// Names per request to a server.
@@ -16,10 +14,6 @@ const NAMES_MAX: usize = 1024;
 
 /// One result per name, in order.
 pub type Answers = Result<Vec<Result<bool, Fault>>, Fault>;
-/// A lookup of such names.
-pub type Batch = Arc<
-    dyn Fn(Lent, Vec<ObjectName>) -> Pin<Box<dyn Future<Output = Answers> + Send>> + Send + Sync,
->;
 
 /// Treatment of servers that do not answer while others do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,13 +40,16 @@ struct Sum {
 }
 
 impl Now {
-    /// Asks each server for the names that it has.
-    pub(super) async fn each(
+    /// Asks each server for the names that it has, by this batch.
+    pub(super) async fn each<A>(
         self,
         names: Vec<ObjectName>,
         lost: Lost,
-        batch: Batch,
-    ) -> Result<Vec<bool>, TierError> {
+        batch: impl Fn(Lent, Vec<ObjectName>) -> A + Clone + Send + 'static,
+    ) -> Result<Vec<bool>, TierError>
+    where
+        A: Future<Output = Answers> + Send + 'static,
+    {
         let mut sum = Sum {
             writes: lost == Lost::IsAnError,
             answers: vec![false; names.len()],
@@ -78,7 +75,10 @@ impl Now {
                     let names = numbers.iter().filter_map(|n| sum.names.get(*n).cloned());
                     let names: Vec<ObjectName> = names.collect();
                     asked.spawn(async move {
-                        let answers = way.answers(|lent| batch(lent, names)).await;
+                        let answers = match way.take_to_ask().await {
+                            Ok(lent) => batch(lent, names).await,
+                            Err(fault) => Err(fault),
+                        };
                         (way, numbers, answers)
                     });
                 }

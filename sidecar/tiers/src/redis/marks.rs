@@ -1,7 +1,7 @@
 //! Existence markers of another tier's objects: small values under keys derived from the object keys.
 
 use super::fault::Fault;
-use super::many::{Answers, Batch, Lost};
+use super::many::{Answers, Lost};
 use super::pool::Lent;
 use super::resp::Reply;
 use super::{Redis, objects};
@@ -35,17 +35,17 @@ impl Marks {
         Self { redis, end }
     }
 
-    fn keys(&self) -> impl Fn(&[ObjectName]) -> Vec<String> + Send + Sync + 'static {
+    fn keys(&self) -> impl Fn(&[ObjectName]) -> Vec<String> + Clone + Send + 'static {
         let end = self.end.clone();
         move |names| names.iter().map(|name| name.redis() + &end).collect()
     }
 
     fn change(&self, names: &[ObjectName], change: Change) -> Operation<'_, ()> {
         let (names, keys) = (names.to_vec(), self.keys());
-        let batch: Batch = Arc::new(move |mut c, names| {
+        let batch = move |mut c: Lent, names: Vec<ObjectName>| {
             let keys = keys(&names);
-            Box::pin(async move { change.of(&mut c, &keys).await })
-        });
+            async move { change.of(&mut c, &keys).await }
+        };
         self.redis.apart(|now| async move {
             let changed = now.each(names, Lost::IsAnError, batch).await;
             changed.map(drop)
@@ -81,10 +81,10 @@ impl Change {
 impl directory::Marks for Marks {
     fn marked<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
         let (names, keys) = (names.to_vec(), self.keys());
-        let batch: Batch = Arc::new(move |mut c, names| {
+        let batch = move |mut c: Lent, names: Vec<ObjectName>| {
             let keys = keys(&names);
-            Box::pin(async move { objects::exist(&mut c, &keys).await })
-        });
+            async move { objects::exist(&mut c, &keys).await }
+        };
         self.redis
             .apart(|now| now.each(names, Lost::IsAbsent, batch))
     }

@@ -43,7 +43,7 @@ use super::{
 };
 use fault::Fault;
 use kvcachepool_protocol::object::{Object, ObjectName};
-use many::{Batch, Lost};
+use many::Lost;
 use node::Node;
 use objects::Got;
 use parking_lot::RwLock;
@@ -195,11 +195,11 @@ impl Now {
     async fn read_head(self, name: ObjectName) -> Result<Object, TierError> {
         let mut way = self.first_way(&name, false).await?;
         loop {
-            let ask = |mut c: Lent| {
-                let name = &name;
-                async move { objects::head(&mut c, name).await }
+            let found = match way.take_to_ask().await {
+                Ok(mut c) => objects::head(&mut c, &name).await,
+                Err(fault) => Err(fault),
             };
-            match way.answers(ask).await {
+            match found {
                 Ok(found) => {
                     way.node.ended(false, None);
                     return Ok(found.object);
@@ -293,12 +293,10 @@ impl Tier for Redis {
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
         let names = names.to_vec();
-        let exist: Batch = Arc::new(|mut c, names| {
-            Box::pin(async move {
-                let keys: Vec<String> = names.iter().map(ObjectName::redis).collect();
-                objects::exist(&mut c, &keys).await
-            })
-        });
+        let exist = async |mut c: Lent, names: Vec<ObjectName>| {
+            let keys: Vec<String> = names.iter().map(ObjectName::redis).collect();
+            objects::exist(&mut c, &keys).await
+        };
         self.apart(|now| now.each(names, Lost::IsAbsent, exist))
     }
 
@@ -317,9 +315,8 @@ impl Tier for Redis {
     fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
         let names = removal.names().into_owned();
         self.apart(|now| async move {
-            let remove: Batch = Arc::new(|mut c, names| {
-                Box::pin(async move { objects::remove(&mut c, &names).await })
-            });
+            let remove =
+                async |mut c: Lent, names: Vec<ObjectName>| objects::remove(&mut c, &names).await;
             let removed = now.each(names, Lost::IsAnError, remove).await?;
             Ok(removed.into_iter().filter(|there| *there).count() as u64)
         })

@@ -2,7 +2,7 @@
 //! megabytes. One of several servers pauses after a failure: its objects are misses at once, and the others still serve.
 
 use super::fault::Fault;
-use super::pool::{Lane, Lent, Pool, Turn};
+use super::pool::{Lane, Lent, Pool};
 use super::url::{Address, How};
 use crate::Cause;
 use parking_lot::Mutex;
@@ -99,32 +99,17 @@ impl Node {
 
     /// An idle or a new connection. Waits while all are in use.
     pub async fn take(self: &Arc<Self>, lane: Lane) -> Result<Lent, Fault> {
-        self.turn(lane).await?.connect().await
+        self.lend(lane, None).await
     }
 
-    /// The server's answer to a request, or an error after a timeout. One of several servers has less than the operation's whole time, so
-    /// that the others can answer; the wait for a connection is not included.
-    pub async fn answers<T, F>(
-        self: &Arc<Self>,
-        ask: impl FnOnce(Lent) -> F + Send,
-    ) -> Result<T, Fault>
-    where
-        F: Future<Output = Result<T, Fault>> + Send,
-    {
-        let turn = self.turn(Lane::Questions).await?;
-        let ask = async { ask(turn.connect().await?).await };
-        if !self.one_of_many {
-            return ask.await;
-        }
-        let answer = timeout(self.options.answer, ask).await;
-        answer.unwrap_or_else(|_| {
-            let fault = Fault::unreachable("the server does not answer");
-            self.failed(&fault);
-            Err(fault)
-        })
+    /// A connection for one request. One of several servers has less than the operation's whole time to answer, so that the others can
+    /// answer. Connecting is part of that time; the wait for a connection is not.
+    pub async fn take_to_ask(self: &Arc<Self>) -> Result<Lent, Fault> {
+        let longest = self.one_of_many.then_some(self.options.answer);
+        self.lend(Lane::Questions, longest).await
     }
 
-    async fn turn(self: &Arc<Self>, lane: Lane) -> Result<Turn, Fault> {
+    async fn lend(self: &Arc<Self>, lane: Lane, longest: Option<Duration>) -> Result<Lent, Fault> {
         self.rests(false)?;
         let permit = self.pool(lane).permit();
         let permit = if self.one_of_many && lane == Lane::Questions {
@@ -136,7 +121,25 @@ impl Node {
         } else {
             permit.await
         };
-        Ok(Turn::new(self.clone(), lane, permit?))
+        let permit = permit?;
+        self.rests(true)?;
+        let deadline = longest.map(|longest| Instant::now() + longest);
+        let generation = self.generation();
+        let mut connection = match self.pool(lane).idle(generation) {
+            Some(connection) => connection,
+            None => {
+                let connected = self.connect().await;
+                connected.inspect_err(|fault| self.failed(fault))?
+            }
+        };
+        connection.set_deadline(deadline);
+        Ok(Lent::new(
+            self.clone(),
+            lane,
+            generation,
+            connection,
+            permit,
+        ))
     }
 
     /// Its address, if that cannot change.

@@ -43,7 +43,7 @@ impl Pool {
     }
 
     /// An idle connection of this generation.
-    fn idle(&self, generation: u64) -> Option<Connection> {
+    pub fn idle(&self, generation: u64) -> Option<Connection> {
         let mut idle = self.idle.lock();
         while let Some((of, mut connection)) = idle.pop() {
             if of == generation && !connection.is_stale() {
@@ -54,41 +54,6 @@ impl Pool {
     }
 }
 
-/// The right to one of a server's connections.
-pub struct Turn {
-    node: Arc<Node>,
-    lane: Lane,
-    permit: OwnedSemaphorePermit,
-}
-
-impl Turn {
-    /// `permit` must be one of this pool.
-    pub fn new(node: Arc<Node>, lane: Lane, permit: OwnedSemaphorePermit) -> Self {
-        Self { node, lane, permit }
-    }
-
-    /// An idle or a new connection.
-    pub async fn connect(self) -> Result<Lent, Fault> {
-        let node = self.node;
-        node.rests(true)?;
-        let generation = node.generation();
-        let connection = match node.pool(self.lane).idle(generation) {
-            Some(connection) => connection,
-            None => {
-                let connected = node.connect().await;
-                connected.inspect_err(|fault| node.failed(fault))?
-            }
-        };
-        Ok(Lent {
-            node,
-            lane: self.lane,
-            generation,
-            connection: Some(connection),
-            _permit: self.permit,
-        })
-    }
-}
-
 /// A connection for one operation. Its drop returns it to the pool if it can be used again.
 pub struct Lent {
     node: Arc<Node>,
@@ -96,6 +61,25 @@ pub struct Lent {
     generation: u64,
     connection: Option<Connection>,
     _permit: OwnedSemaphorePermit,
+}
+
+impl Lent {
+    /// A connection of this generation; `permit` must be one of its pool.
+    pub fn new(
+        node: Arc<Node>,
+        lane: Lane,
+        generation: u64,
+        connection: Connection,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            node,
+            lane,
+            generation,
+            connection: Some(connection),
+            _permit: permit,
+        }
+    }
 }
 
 impl Deref for Lent {

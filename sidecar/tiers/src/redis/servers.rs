@@ -39,17 +39,11 @@ impl Way {
         Ok(lent)
     }
 
-    /// The node's answer to a request: see [`Node::answers`].
-    pub async fn answers<T, F>(&self, ask: impl FnOnce(Lent) -> F + Send) -> Result<T, Fault>
-    where
-        F: Future<Output = Result<T, Fault>> + Send,
-    {
-        let asking = self.asking;
-        let answer = self.node.answers(|mut lent| {
-            lent.set_asking(asking);
-            ask(lent)
-        });
-        answer.await
+    /// Takes a connection to the node for one request: see [`Node::take_to_ask`].
+    pub async fn take_to_ask(&self) -> Result<Lent, Fault> {
+        let mut lent = self.node.take_to_ask().await?;
+        lent.set_asking(self.asking);
+        Ok(lent)
     }
 
     /// Equal for operations that can share a request.

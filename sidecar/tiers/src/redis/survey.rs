@@ -1,7 +1,7 @@
 //! Listings and sums over all servers of the tier.
 
 use super::fault::Fault;
-use super::pool::{Lane, Lent};
+use super::pool::Lane;
 use super::scan::{self, Place};
 use super::{Now, stopped};
 use crate::{Page, TierError, Usage};
@@ -60,8 +60,11 @@ impl Now {
         let mut asked = JoinSet::new();
         for node in nodes {
             asked.spawn(async move {
-                let ask = |mut c: Lent| async move { scan::memory(&mut c).await };
-                (node.answers(ask).await, node)
+                let used = match node.take_to_ask().await {
+                    Ok(mut c) => scan::memory(&mut c).await,
+                    Err(fault) => Err(fault),
+                };
+                (used, node)
             });
         }
         let (mut sum, mut failed, mut bounded) = (None::<Usage>, None, true);

@@ -1,7 +1,6 @@
 use super::*;
-use crate::layers::around::Layer;
-use crate::layers::deadline::{self, Deadline};
-use crate::layers::scripted::{Scripted, name};
+use crate::layers::scripted::{Scripted, name, unguarded};
+use crate::layers::{self, Guarded};
 use crate::{Removal, Tier};
 use std::sync::Arc;
 use tokio::time::{advance, timeout};
@@ -15,23 +14,26 @@ const OPTIONS: Options = Options {
 
 struct Rig {
     scripted: Arc<Scripted>,
-    breaker: Arc<Breaker>,
-    tier: Layer<Breaker>,
+    tier: Guarded,
 }
 
 impl Rig {
     fn new() -> Self {
-        let (scripted, breaker) = (Scripted::new(), Arc::new(Breaker::new(OPTIONS)));
+        let scripted = Scripted::new();
+        let options = layers::Options {
+            breaker: OPTIONS,
+            deadline: layers::DeadlineOptions::default(),
+            ..unguarded()
+        };
         Self {
-            tier: Layer::new(breaker.clone(), scripted.clone()),
+            tier: Guarded::new(scripted.clone(), &options),
             scripted,
-            breaker,
         }
     }
 
     /// The name of what is wrong with a read.
     async fn read(&self) -> Option<Cause> {
-        self.tier.head(&name(1)).await.err().map(|e| e.cause)
+        self.tier.head(&name(0)).await.err().map(|e| e.cause)
     }
 
     async fn fails(&self, times: usize, cause: Cause) {
@@ -42,7 +44,7 @@ impl Rig {
     }
 
     fn state(&self) -> State {
-        self.breaker.reads().state
+        self.tier.breaker.reads().state
     }
 
     fn calls(&self) -> usize {
@@ -77,7 +79,7 @@ async fn it_opens_after_failures_in_a_row_and_says_why() {
     assert_eq!(error.cause, Cause::BreakerOpen);
     assert!(error.detail.contains("Unauthenticated"), "{error}");
     assert_eq!(rig.calls(), 6, "it was not even tried");
-    let side = rig.breaker.reads();
+    let side = rig.tier.breaker.reads();
     assert_eq!(side.opened, 1);
     assert_eq!(side.shut().unwrap().cause, Cause::Unauthenticated);
 }
@@ -107,7 +109,7 @@ async fn one_operation_is_tried_at_a_time_and_its_success_closes() {
     rig.fails(3, Cause::Unreachable).await;
     advance(OPTIONS.pause).await;
     rig.scripted.after(Duration::from_millis(500));
-    let probe_name = name(1);
+    let probe_name = name(0);
     let mut probe = rig.tier.head(&probe_name);
     assert!(
         timeout(Duration::from_millis(100), &mut probe)
@@ -143,7 +145,7 @@ async fn the_pause_grows_to_a_bound_and_begins_anew_after_a_success() {
 #[tokio::test(start_paused = true)]
 async fn what_began_before_it_opened_neither_closes_it_nor_keeps_it_open() {
     let rig = Rig::new();
-    let early = name(1);
+    let early = name(0);
     rig.scripted.after(Duration::from_millis(200));
     let mut success = rig.tier.head(&early);
     let mut failure = rig.tier.head(&early);
@@ -152,21 +154,17 @@ async fn what_began_before_it_opened_neither_closes_it_nor_keeps_it_open() {
         .fail_after(Duration::from_millis(10), Cause::Io);
     let _ = timeout(Duration::from_millis(1), &mut failure).await;
     rig.fails(3, Cause::Unreachable).await;
-    let opened = rig.breaker.reads();
+    let opened = rig.tier.breaker.reads();
     assert!(failure.await.is_err());
     assert!(success.await.is_ok());
-    assert_eq!(rig.breaker.reads(), opened);
+    assert_eq!(rig.tier.breaker.reads(), opened);
     assert_eq!(rig.state(), State::Open);
 }
 
 #[tokio::test(start_paused = true)]
 async fn operations_that_their_deadline_cut_are_failures_and_others_that_were_dropped_are_not() {
     let rig = Rig::new();
-    let deadlines = Arc::new(Deadline::new(deadline::Options::default()));
-    let tier = Layer::new(
-        deadlines,
-        Arc::new(Layer::new(rig.breaker.clone(), rig.scripted.clone())),
-    );
+    let tier = &rig.tier;
     for _ in 0..20 {
         rig.scripted.hang();
         let early = timeout(Duration::from_millis(10), tier.usage()).await;
@@ -192,12 +190,12 @@ async fn a_tier_that_takes_no_more_still_gives() {
     let rig = Rig::new();
     for _ in 0..3 {
         rig.scripted.fail(Cause::Full);
-        let removed = rig.tier.remove(Removal::Named(&[name(1)])).await;
+        let removed = rig.tier.remove(Removal::Named(&[name(0)])).await;
         assert_eq!(removed.unwrap_err().cause, Cause::Full);
     }
-    assert_eq!(rig.breaker.writes().state, State::Open);
+    assert_eq!(rig.tier.breaker.writes().state, State::Open);
     assert_eq!(rig.read().await, None);
-    let refused = rig.tier.remove(Removal::Named(&[name(1)])).await;
+    let refused = rig.tier.remove(Removal::Named(&[name(0)])).await;
     assert_eq!(refused.unwrap_err().cause, Cause::BreakerOpen);
 }
 

@@ -1,8 +1,8 @@
 use super::*;
-use crate::layers::around::Layer;
-use crate::layers::scripted::{Scripted, name};
+use crate::layers::scripted::{Scripted, name, unguarded};
+use crate::layers::{self, Guarded};
 use crate::testing::suite::{Memory, Sample};
-use crate::{Stored, Tier};
+use crate::{Operation, Stored, Tier};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
@@ -14,23 +14,24 @@ const ONE: Budget = Budget {
 
 struct Rig {
     scripted: Arc<Scripted>,
-    limits: Arc<Limits>,
-    tier: Arc<Layer<Limits>>,
+    tier: Arc<Guarded>,
     memory: Memory,
 }
 
 impl Rig {
     fn new(budget: Budget) -> Self {
-        let limits = Arc::new(Limits::new(Options {
-            reads: budget,
-            writes: budget,
-            questions: budget,
-        }));
+        let options = layers::Options {
+            limits: Options {
+                reads: budget,
+                writes: budget,
+                questions: budget,
+            },
+            ..unguarded()
+        };
         let scripted = Scripted::new();
         Self {
-            tier: Arc::new(Layer::new(limits.clone(), scripted.clone())),
+            tier: Arc::new(Guarded::new(scripted.clone(), &options)),
             scripted,
-            limits,
             memory: Memory::new(64 << 20),
         }
     }
@@ -61,13 +62,13 @@ async fn one_permit_and_a_thousand_operations_end() {
             if number % 2 == 0 {
                 tier.put(put).await.is_ok()
             } else {
-                tier.head(&name(number)).await.is_ok()
+                tier.head(&name(0)).await.is_ok()
             }
         });
     }
     assert!(tasks.join_all().await.into_iter().all(|ended| ended));
-    assert_eq!(rig.limits.writes(), Load::default());
-    assert_eq!(rig.limits.questions(), Load::default());
+    assert_eq!(rig.tier.limits.writes(), Load::default());
+    assert_eq!(rig.tier.limits.questions(), Load::default());
 }
 
 #[tokio::test(start_paused = true)]
@@ -81,7 +82,7 @@ async fn no_more_run_at_once_than_there_are_operations_and_bytes_for() {
         begun(put).await;
     }
     assert_eq!(
-        rig.limits.writes(),
+        rig.tier.limits.writes(),
         Load {
             operations: 3,
             bytes: 3_000,
@@ -91,12 +92,12 @@ async fn no_more_run_at_once_than_there_are_operations_and_bytes_for() {
     assert_eq!(rig.scripted.calls().len(), 3);
     drop(small);
     rig.scripted.forget();
-    assert_eq!(rig.limits.writes(), Load::default());
+    assert_eq!(rig.tier.limits.writes(), Load::default());
     let mut large: Vec<_> = (0..2).map(|_| rig.put_takes_a_second(6_000)).collect();
     for put in &mut large {
         begun(put).await;
     }
-    let load = rig.limits.writes();
+    let load = rig.tier.limits.writes();
     assert_eq!((load.operations, load.waiting), (1, 1));
 }
 
@@ -110,7 +111,7 @@ async fn an_operation_larger_than_the_budget_runs_alone() {
     begun(&mut large).await;
     let mut small = rig.put_takes_a_second(1);
     begun(&mut small).await;
-    assert_eq!(rig.limits.writes().waiting, 1);
+    assert_eq!(rig.tier.limits.writes().waiting, 1);
     assert_eq!(large.await, Ok(Stored::New));
     assert_eq!(small.await, Ok(Stored::New));
 }
@@ -127,9 +128,17 @@ async fn a_large_one_is_not_overtaken_for_ever() {
     begun(&mut large).await;
     let mut small = rig.put_takes_a_second(1_000);
     begun(&mut small).await;
-    assert_eq!(rig.limits.writes().operations, 1, "the small one waits too");
+    assert_eq!(
+        rig.tier.limits.writes().operations,
+        1,
+        "the small one waits too"
+    );
     assert!(first.await.is_ok());
-    assert_eq!(rig.limits.writes().bytes, 10_000, "the large one is next");
+    assert_eq!(
+        rig.tier.limits.writes().bytes,
+        10_000,
+        "the large one is next"
+    );
     assert!(large.await.is_ok());
     assert!(small.await.is_ok());
 }
@@ -147,10 +156,10 @@ async fn one_that_does_not_fit_makes_way_when_it_is_dropped() {
     let mut small = rig.put_takes_a_second(1_000);
     begun(&mut small).await;
     drop(large);
-    assert_eq!(rig.limits.writes().operations, 2);
+    assert_eq!(rig.tier.limits.writes().operations, 2);
     assert!(small.await.is_ok());
     assert!(first.await.is_ok());
-    assert_eq!(rig.limits.writes(), Load::default());
+    assert_eq!(rig.tier.limits.writes(), Load::default());
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,7 +174,7 @@ async fn who_comes_when_too_many_wait_is_refused_at_once() {
     drop(waiting.pop());
     let mut next = rig.put_takes_a_second(10);
     begun(&mut next).await;
-    assert_eq!(rig.limits.writes().waiting, 2);
+    assert_eq!(rig.tier.limits.writes().waiting, 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -179,13 +188,13 @@ async fn dropped_operations_give_back_what_they_have_whenever_they_are_dropped()
         if let_in {
             // It is let in and not polled again.
             assert!(running.await.is_ok());
-            assert_eq!(rig.limits.writes().operations, 1);
+            assert_eq!(rig.tier.limits.writes().operations, 1);
             drop(waiting);
         } else {
             drop(waiting);
             drop(running);
         }
-        assert_eq!(rig.limits.writes(), Load::default());
+        assert_eq!(rig.tier.limits.writes(), Load::default());
         rig.scripted.forget();
     }
 }
@@ -201,5 +210,5 @@ async fn a_storm_of_puts_does_not_stand_before_gets_and_lookups() {
     assert_eq!(rig.tier.lookup(&[name(1)]).await, Ok(vec![true]));
     let get = Sample::new(1, 0, &[10]).get_all(&rig.memory);
     assert!(rig.tier.get(get).await.is_ok());
-    assert_eq!(rig.limits.writes().waiting, 99);
+    assert_eq!(rig.tier.limits.writes().waiting, 99);
 }

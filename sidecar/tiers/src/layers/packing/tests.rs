@@ -198,7 +198,11 @@ async fn the_layers_within_count_what_the_tier_has() {
     assert!(shelf.spoil(&sample.name(), 0, 100));
     let error = stack.tier.get(sample.get_all(&memory)).await.unwrap_err();
     assert_eq!(error.cause, Cause::Corrupt);
-    assert_eq!(stack.corrupt(), 1, "by the digest of what is stored");
+    assert_eq!(
+        stack.guarded.corrupt(),
+        1,
+        "by the digest of what is stored"
+    );
     let [put, get] = stack.packed.amounts();
     assert!(put.raw_bytes > put.stored_bytes && put.stored_bytes > 0);
     assert_eq!(get.raw_bytes, 0);

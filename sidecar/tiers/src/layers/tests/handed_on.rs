@@ -21,32 +21,14 @@ fn talkative() -> TierInfo {
 }
 
 /// Each layer alone around the tier, and all of them.
-fn around(tier: &Arc<Scripted>) -> [(&'static str, Arc<dyn Tier>); 9] {
+fn around(tier: &Arc<Scripted>) -> [(&'static str, Arc<dyn Tier>); 4] {
     let inner = || -> Arc<dyn Tier> { tier.clone() };
     let options = Options::default();
     let (packing, deadline) = (options.packing.clone(), options.deadline);
-    let room = packing.room();
     let chaos = Chaos::new(inner(), Faults::none(1));
     [
         ("chaos", Arc::new(chaos)),
-        ("verify", Arc::new(Verify::new(inner(), room))),
-        (
-            "limits",
-            Arc::new(Layer::new(Arc::new(Limits::new(options.limits)), inner())),
-        ),
-        (
-            "breaker",
-            Arc::new(Layer::new(Arc::new(Breaker::new(options.breaker)), inner())),
-        ),
-        ("retry", Arc::new(Retry::new(inner(), options.retry))),
-        (
-            "deadline",
-            Arc::new(Layer::new(Arc::new(Deadline::new(deadline)), inner())),
-        ),
-        (
-            "counts",
-            Arc::new(Layer::new(Arc::new(Counts::default()), inner())),
-        ),
+        ("guarded", Arc::new(Guarded::new(inner(), &options))),
         (
             "packing",
             Arc::new(Packing::new(inner(), packing, deadline, Arc::default())),
@@ -83,7 +65,7 @@ async fn every_layer_removes_as_it_was_meant() {
         Removal::Named(&names),
     ];
     let meant = removals.map(|removal| format!("{removal:?}"));
-    for at in 0..9 {
+    for at in 0..4 {
         let tier = Scripted::new();
         let (layer, outside) = &around(&tier)[at];
         for removal in removals {

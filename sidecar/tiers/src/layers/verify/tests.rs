@@ -1,20 +1,20 @@
 use super::*;
-use crate::Kind;
-use crate::layers::around::{Answer, Around, Asked, Layer, Op};
-use crate::layers::scripted::Scripted;
+use crate::layers::scripted::{Scripted, unguarded};
+use crate::layers::{Guarded, Op};
 use crate::testing::shelf::Shelf;
 use crate::testing::suite::{Memory, Sample, bytes_of};
+use crate::{Kind, Stored};
 use kvcachepool_protocol::config::UNPACKING_BYTES;
 use kvcachepool_protocol::object::Codec;
-use parking_lot::Mutex;
+use std::time::Duration;
 
-fn tier(inner: Arc<dyn Tier>) -> Verify {
-    Verify::new(inner, Room::new(Codec::None))
+fn tier(inner: Arc<dyn Tier>) -> Guarded {
+    Guarded::new(inner, &unguarded())
 }
 
 struct Rig {
     shelf: Shelf,
-    tier: Verify,
+    tier: Guarded,
     memory: Memory,
 }
 
@@ -54,7 +54,7 @@ async fn one_changed_byte_at_rest_is_found_named_and_removed() {
         assert!(!rig.holds(&sample).await);
         let again = rig.tier.get(get).await.unwrap_err();
         assert_eq!(again.cause, Cause::Missing);
-        assert_eq!(rig.tier.corrupt().load(Relaxed), 1);
+        assert_eq!(rig.tier.corrupt(), 1);
         let stored = rig.tier.put(sample.put(&rig.memory)).await;
         assert_eq!(stored, Ok(Stored::New));
     }
@@ -81,11 +81,7 @@ async fn what_changed_in_memory_since_its_head_was_made_is_not_written() {
         let error = rig.tier.put(put).await.unwrap_err();
         assert_eq!(error.cause, Cause::Corrupt);
         assert!(!rig.holds(&sample).await);
-        assert_eq!(
-            rig.tier.corrupt().load(Relaxed),
-            0,
-            "the tier is not to blame"
-        );
+        assert_eq!(rig.tier.corrupt(), 0, "the tier is not to blame");
     }
 }
 
@@ -116,58 +112,59 @@ async fn what_the_tier_itself_calls_corrupt_is_removed_once() {
     assert_eq!(scripted.calls(), [Op::Get, Op::Remove]);
 }
 
-/// Writes to the arena when a get has filled it, where that is asked for.
-#[derive(Debug, Default)]
-struct Scribbler(Mutex<Option<Span>>);
-
-impl Around for Scribbler {
-    fn around<'a, T: Answer + 'a>(
-        &'a self,
-        asked: Asked,
-        inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
-    ) -> Operation<'a, T> {
-        Box::pin(async move {
-            let answer = inner().await;
-            if let Some(span) = self.0.lock().as_ref().filter(|_| asked.op == Op::Get) {
-                assert!(span.write(0, b"not what was here"));
-            }
-            answer
-        })
-    }
-}
-
 #[tokio::test]
 async fn what_another_process_wrote_to_is_not_let_through_and_the_object_stays() {
     for lengths in LENGTHS {
-        let (rig, scribbler) = (Rig::new(), Arc::new(Scribbler::default()));
-        let below = Layer::new(scribbler.clone(), Arc::new(rig.shelf.clone()));
-        let room = Room::new(Codec::None);
-        let tier = Verify::new(Arc::new(below), room.clone());
-        let counted = || [tier.corrupt(), tier.scribbled()].map(|count| count.load(Relaxed));
+        let (rig, room) = (Rig::new(), Room::new(Codec::None));
+        let verify = Verify::new(Arc::new(rig.shelf.clone()), room.clone());
+        let counted = || [verify.corrupt.load(Relaxed), verify.scribbled.load(Relaxed)];
         let sample = Sample::new(1, 0, lengths);
-        tier.put(sample.put(&rig.memory)).await.unwrap();
-        let get = sample.get_all(&rig.memory);
-        *scribbler.0.lock() = Some(get.places[0].span.clone());
-        let error = tier.get(get.clone()).await.unwrap_err();
-        assert_eq!(error.cause, Cause::Corrupt);
+        rig.tier.put(sample.put(&rig.memory)).await.unwrap();
+        // Another process writes to the arena when a get has filled it.
+        let error = async || {
+            let get = sample.get_all(&rig.memory);
+            let (name, places) = (get.name.clone(), get.places.clone());
+            let got = rig.shelf.get(get).await;
+            assert!(places[0].span.write(0, b"not what was here"));
+            verify.check_get(&name, &places, got).await.unwrap_err()
+        };
+        let scribbled = error().await;
+        assert_eq!(scribbled.cause, Cause::Corrupt);
         assert!(
-            error.detail.contains("0/0") && error.detail.contains("in the tier"),
-            "{error}"
+            scribbled.detail.contains("0/0") && scribbled.detail.contains("in the tier"),
+            "{scribbled}"
         );
         assert_eq!(counted(), [0, 1]);
         assert!(rig.holds(&sample).await);
         // Where it cannot be told who is to blame nothing is removed.
         assert!(rig.shelf.spoil(&sample.name(), 0, 0));
         let held = room.take(UNPACKING_BYTES).await;
-        let error = tier.get(get.clone()).await.unwrap_err();
-        assert_eq!(error.cause, Cause::Corrupt);
-        assert!(error.detail.contains("no room"), "{error}");
+        let kept = error().await;
+        assert_eq!(kept.cause, Cause::Corrupt);
+        assert!(kept.detail.contains("no room"), "{kept}");
         assert!(rig.holds(&sample).await);
         drop(held);
-        assert_eq!(tier.get(get).await.unwrap_err().cause, Cause::Corrupt);
+        assert_eq!(error().await.cause, Cause::Corrupt);
         assert_eq!(counted(), [1, 1]);
         assert!(!rig.holds(&sample).await);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_get_that_is_dropped_while_it_reads_again_gives_its_room_back() {
+    let (scripted, room) = (Scripted::new(), Room::new(Codec::None));
+    let verify = Verify::new(scripted.clone(), room.clone());
+    let (memory, sample) = (Memory::new(1 << 20), Sample::new(1, 0, &[100]));
+    let get = sample.get_all(&memory);
+    scripted.hang();
+    let got = Ok(sample.object.clone());
+    let mut checked = Box::pin(verify.check_get(&get.name, &get.places, got));
+    let early = tokio::time::timeout(Duration::from_millis(1), &mut checked).await;
+    assert!(early.is_err());
+    assert_eq!(scripted.calls(), [Op::Get]);
+    assert!(room.try_take(UNPACKING_BYTES).is_none());
+    drop(checked);
+    assert!(room.try_take(UNPACKING_BYTES).is_some());
 }
 
 #[tokio::test]

@@ -76,7 +76,7 @@ async fn a_sentinels_master_that_goes(how: How) {
                 .is_some_and(|why| why.cause == Cause::Unreachable)
         };
         until("the breaker", async || {
-            let breaker = &rig.layers.breaker;
+            let breaker = &rig.layers.guarded.breaker;
             away(breaker.reads()) && away(breaker.writes())
         })
         .await;

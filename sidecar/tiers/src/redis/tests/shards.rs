@@ -57,7 +57,7 @@ impl Rig {
     }
 
     fn states(&self) -> [State; 2] {
-        let breaker = &self.layers.breaker;
+        let breaker = &self.layers.guarded.breaker;
         [breaker.reads().state, breaker.writes().state]
     }
 }

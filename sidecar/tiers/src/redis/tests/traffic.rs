@@ -84,7 +84,7 @@ impl Rig {
 
     /// What the breaker lets through of reads and writes.
     pub fn states(&self) -> [State; 2] {
-        let breaker = &self.layers.breaker;
+        let breaker = &self.layers.guarded.breaker;
         [breaker.reads().state, breaker.writes().state]
     }
 }

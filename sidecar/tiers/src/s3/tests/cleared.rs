@@ -54,7 +54,7 @@ async fn a_bucket_far_away_is_cleared_within_the_deadlines_of_its_requests() {
         let layered = layered(tier, &LayerOptions::default());
         let removed = clear(layered.tier.as_ref(), None).await;
         assert_eq!(removed, Ok(OBJECTS), "{batches}");
-        assert_eq!(layered.retried(), 0, "{batches}");
+        assert_eq!(layered.guarded.retried(), 0, "{batches}");
         assert_eq!(
             server.count("HEAD"),
             0,
