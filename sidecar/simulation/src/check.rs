@@ -193,7 +193,7 @@ impl World {
 
     /// After a scheduler's frame was handled.
     pub fn after_frame(&mut self, instance: usize, wire: &Wire) {
-        if wire.op == Op::Pin && self.side.core.is_some() {
+        if wire.op == Op::Pin && self.side.driver.is_some() {
             self.pinned(instance, wire);
             let pin: Pin = message::decode(&wire.body).unwrap();
             let of = self.side.asked.values_mut();
@@ -205,7 +205,7 @@ impl World {
         if matches!(wire.op, Op::Grant | Op::Probe) {
             self.bounds();
         }
-        if wire.op == Op::Grant && self.p.ttl == 0 && self.side.core.is_some() {
+        if wire.op == Op::Grant && self.p.ttl == 0 && self.side.driver.is_some() {
             self.children_first();
         }
     }
@@ -377,7 +377,7 @@ impl World {
 
     /// Memory, pins and grants stay within their bounds.
     pub fn bounds(&mut self) {
-        let Some(engine) = self.side.core.as_ref().and_then(|c| c.engine()) else {
+        let Some(engine) = self.side.core().and_then(|c| c.engine()) else {
             return;
         };
         let (usage, arena) = (engine.usage(), engine.geometry().arena_bytes);

@@ -14,7 +14,7 @@ use kvcachepool_protocol::key::ChunkKey;
 impl World {
     /// A tier answers, or goes on with what it does.
     pub fn tier_step(&mut self) -> bool {
-        if self.side.core.is_none() || self.side.jobs.is_empty() {
+        if self.side.driver.is_none() || self.side.jobs.is_empty() {
             return false;
         }
         let at = self.rng.below(self.side.jobs.len());
@@ -98,7 +98,7 @@ impl World {
         if self.p.tiers == 0 {
             return;
         }
-        let engine = self.side.core.as_ref().and_then(|c| c.engine());
+        let engine = self.side.core().and_then(|c| c.engine());
         if let Some(Err(what)) = engine.map(|e| e.check_tiers()) {
             self.broke(Rule::S11, || what);
         }

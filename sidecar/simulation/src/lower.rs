@@ -264,7 +264,7 @@ impl World {
     }
 
     fn tell_tier(&mut self, at: usize) {
-        if self.side.core.is_none() {
+        if self.side.driver.is_none() {
             return;
         }
         let store = &mut self.lower.stores[at];
@@ -398,7 +398,7 @@ impl World {
 
     /// Answers to PROBEs are final when their wait is over, whatever tiers do.
     pub(super) fn answers_in_time(&mut self) {
-        if self.side.core.is_none() {
+        if self.side.driver.is_none() {
             return;
         }
         let now = self.core_now().mono_ms;
@@ -425,8 +425,7 @@ impl World {
         let open = self.side.jobs.len();
         let idle = self
             .side
-            .core
-            .as_ref()
+            .core()
             .and_then(|c| c.engine())
             .is_none_or(|e| e.lower_idle());
         if open > 0 || !idle {

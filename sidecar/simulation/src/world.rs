@@ -294,7 +294,7 @@ impl World {
 
     /// Can anybody connect? A stopped sidecar still has its backlog.
     pub fn listening(&self) -> bool {
-        self.side.core.is_some()
+        self.side.driver.is_some()
     }
 
     /// Sends a frame from a part; where there is no connection, nothing is said.

@@ -68,7 +68,7 @@ impl World {
 
     /// After a flush, with all tiers at hand, each that is written to has what can be read in memory.
     pub(super) fn all_is_written(&mut self) {
-        let Some(core) = &self.side.core else {
+        let Some(core) = self.side.core() else {
             return;
         };
         let Some(engine) = core.engine() else {

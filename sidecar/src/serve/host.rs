@@ -84,7 +84,7 @@ impl Machine {
     fn populate(&mut self, arena: &Arena) {
         self.stop_population.store(true, Ordering::Relaxed);
         self.stop_population = Arc::new(AtomicBool::new(false));
-        let (post, region) = (self.post.clone(), arena.geometry.region);
+        let post = self.post.clone();
         populate::start(
             arena.bytes.clone(),
             arena.geometry.arena_bytes,
@@ -93,7 +93,6 @@ impl Machine {
             move |progress| {
                 let posted = match progress {
                     Progress::UpTo(bytes) => Posted::Populated {
-                        region,
                         rows: u32::try_from(bytes / ROW_BYTES).unwrap_or(u32::MAX),
                     },
                     Progress::Failed(at, e) => Posted::PopulationFailed {
@@ -211,5 +210,9 @@ impl Host for Machine {
             );
             self.hold(arena);
         }
+    }
+
+    fn drop_adopted(&mut self) {
+        self.handed_back = None;
     }
 }

@@ -255,14 +255,13 @@ impl Tiers {
                 tier,
                 names,
             }) => {
-                let region = shared.region();
                 self.runtime.spawn(async move {
                     let present = match shared.tier(tier) {
                         Ok(tier) => tier.lookup(&names).await,
                         Err(e) => Err(e),
                     };
                     let present = present.map_err(|e| shared.told(&e));
-                    shared.complete(region, Completion::Lookup { lookup, present });
+                    shared.complete(Completion::Lookup { lookup, present });
                 });
             }
             Effect::Fetch(FetchJob {
@@ -275,10 +274,9 @@ impl Tiers {
                 shared.fetches.lock().insert(fetch, cancel);
                 let arena = shared.live.get();
                 self.runtime.spawn(async move {
-                    let region = arena.as_ref().map(|a| a.geometry.region);
                     let landed = shared.fetch(arena, tier, name, sections, cancelled).await;
                     shared.fetches.lock().remove(&fetch);
-                    shared.complete(region, Completion::Fetch { fetch, landed });
+                    shared.complete(Completion::Fetch { fetch, landed });
                 });
             }
             Effect::CancelFetch { fetch } => {
@@ -296,14 +294,13 @@ impl Tiers {
             }) => {
                 let arena = shared.live.get();
                 self.runtime.spawn(async move {
-                    let region = arena.as_ref().map(|a| a.geometry.region);
                     let stored = if look_first && shared.has(tier, object.name()).await {
                         Ok(Stored::Already)
                     } else {
                         shared.put(arena, tier, *object, sections).await
                     };
                     let stored = stored.map_err(|e| shared.told(&e));
-                    shared.complete(region, Completion::Write { put, stored });
+                    shared.complete(Completion::Write { put, stored });
                 });
             }
             Effect::Discard { tier, name } => {
@@ -318,11 +315,10 @@ impl Tiers {
                 });
             }
             Effect::Clear(ClearJob { tier, domains }) => {
-                let region = shared.region();
                 self.runtime.spawn(async move {
                     let removed = shared.clear(tier, domains).await;
                     let removed = removed.map_err(|e| shared.told(&e));
-                    shared.complete(region, Completion::Clear { tier, removed });
+                    shared.complete(Completion::Clear { tier, removed });
                 });
             }
             // A lookup has its own deadline, and its completion is ignored. Digests have a pool of their own.
@@ -332,13 +328,9 @@ impl Tiers {
 }
 
 impl Shared {
-    fn region(&self) -> Option<u64> {
-        self.live.get().map(|arena| arena.geometry.region)
-    }
-
-    fn complete(&self, region: Option<u64>, completion: Completion) {
+    fn complete(&self, completion: Completion) {
         // A closed channel means that the process ends.
-        let _ = self.post.send(Posted::Completed { region, completion });
+        let _ = self.post.send(Posted::Completed(completion));
     }
 
     /// Logs an error if it is worth a line, and returns its cause.
@@ -401,7 +393,7 @@ impl Shared {
             None => drop(self.down.lock().remove(&kind)),
         }
         let down = down.map(|e| e.cause.name().to_owned());
-        self.complete(None, Completion::Tier { tier: kind, down });
+        self.complete(Completion::Tier { tier: kind, down });
     }
 
     /// Opens a tier, with retries until it succeeds, then checks its usage periodically.

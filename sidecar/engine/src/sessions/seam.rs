@@ -112,6 +112,16 @@ pub struct WindowId {
     pub tag: u64,
 }
 
+/// A window to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WindowJob {
+    pub window: WindowId,
+    pub process: ProcessId,
+    /// Device UUID; empty = host memory.
+    pub device_uuid: String,
+    pub bytes: u64,
+}
+
 /// A change of a window's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowNews {
@@ -148,14 +158,7 @@ pub enum Output {
     Effect(Effect),
     /// Make a window for this connection and reply with `Op::Window`: a `WindowReply`, or the refusal `WindowUnavailable`. Ends the
     /// connection's earlier window. The window also ends with its connection.
-    OpenWindow {
-        conn: ConnId,
-        process: ProcessId,
-        tag: u64,
-        /// Device UUID; empty = host memory.
-        device_uuid: String,
-        bytes: u64,
-    },
+    OpenWindow(WindowJob),
     /// Compare the pattern's complement in the connection's window. Report [`Input::Window`], then reply.
     ConfirmWindow { conn: ConnId, tag: u64 },
     /// A tool's request. The shell checks the token, carries the request out (`Core::lookup`, `clear`, ..., status), and replies with this
@@ -199,6 +202,8 @@ pub trait Host {
     /// Accepts the last adopted arena after its index was rebuilt: passes both descriptors to the supervisor, and populates the missing
     /// rows.
     fn keep(&mut self) {}
+    /// Frees the last adopted arena unless it was accepted.
+    fn drop_adopted(&mut self) {}
 }
 
 /// Start parameters of this boot.
