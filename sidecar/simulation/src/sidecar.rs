@@ -7,15 +7,14 @@ use super::lower::{TierJob, configs};
 use super::memory::{COPIES, ENGINE, EngineDied, FdObject};
 use super::profile::{Profile, Slip};
 use super::table::SimTable;
-use super::windows::{Window, Wish};
+use super::windows::Window;
 use super::world::{Wire, World, say};
 use kvcachepool_engine::Effect;
 use kvcachepool_engine::config::{Config, Limits, TransferMode};
-use kvcachepool_engine::driver::{
-    self, Broken, Devices, Driver, EarlierMemory, Frame, HEALTHY_AFTER_MS,
-};
+use kvcachepool_engine::driver::{self, Broken, Devices, Driver, EarlierMemory, HEALTHY_AFTER_MS};
 use kvcachepool_engine::sessions::{
-    ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, ProcessId, Start, WindowId, WindowJob,
+    ConnId, Core, FdFacts, FdId, FdKind, FdType, Frame, Input, Now, ProcessId, Start, WindowId,
+    WindowJob,
 };
 use kvcachepool_engine::table::ROW_BYTES;
 use kvcachepool_protocol::PROTOCOL_VERSION;
@@ -66,8 +65,8 @@ pub struct Sidecar {
     /// Rows whose bytes flipped, and when; 0 = before this boot.
     pub flips: BTreeMap<u32, u64>,
     pub mismatches: Vec<(u32, u32, u32)>,
-    /// Windows that are to be made, that a worker says to see, and that are there.
-    pub wishes: Vec<Wish>,
+    /// Windows that are to be made (true: withdrawn), that a worker says to see, and that are there.
+    pub wishes: Vec<(WindowJob, bool)>,
     pub confirms: Vec<WindowId>,
     pub windows: Vec<Window>,
 }
@@ -315,7 +314,7 @@ impl World {
         let older = self.conns.iter().any(|o| {
             o.part == part && o.pid == pid && o.id < id_number && !o.up.is_empty() && o.server_open
         });
-        if older && wire.op == kvcachepool_protocol::frame::Op::Hello {
+        if older && wire.frame.op == kvcachepool_protocol::frame::Op::Hello {
             self.hit(Fault::NewerHelloReadFirst);
         }
         self.deliver(id, part.instance, part.rank.is_none(), wire);
@@ -344,26 +343,26 @@ impl World {
         say!(
             self,
             "sidecar reads {:?} tag {} on connection {}",
-            wire.op,
-            wire.tag,
+            wire.frame.op,
+            wire.frame.tag,
             conn.0
         );
         if scheduler {
             self.before_frame(conn, instance, &wire);
         }
         let header = Header {
-            length: wire.body.len() as u32,
+            length: wire.frame.body.len() as u32,
             version: PROTOCOL_VERSION,
-            opcode: wire.op as u8,
-            flags: wire.flags,
-            tag: wire.tag,
+            opcode: wire.frame.op as u8,
+            flags: wire.frame.flags,
+            tag: wire.frame.tag,
         };
         self.memory.borrow_mut().forget_evictions();
-        let dies = wire.op == kvcachepool_protocol::frame::Op::Grant
+        let dies = wire.frame.op == kvcachepool_protocol::frame::Op::Grant
             && self.p.slips(Slip::ReplyFirst)
             && self.faults_on
             && self.rng.chance(100);
-        let call = |w: &mut Self| driver::frame(w, conn, header, &wire.body, &facts);
+        let call = |w: &mut Self| driver::frame(w, conn, header, &wire.frame.body, &facts);
         if dies {
             self.answer_then_die(call);
         } else {
@@ -509,13 +508,7 @@ impl Devices for World {
     }
 
     fn send(&mut self, conn: ConnId, frame: Frame, fds: Vec<FdObject>) -> Result<bool, Broken> {
-        let Frame {
-            op,
-            flags,
-            tag,
-            body,
-        } = frame;
-        self.check_answer(conn, op, flags, tag, &body);
+        self.check_answer(conn, &frame);
         let slow = self.faults_on && self.rng.chance(1);
         let Some(c) = self.conn(conn.0) else {
             return Err(Broken);
@@ -529,13 +522,7 @@ impl Devices for World {
             FdObject::Arena(at) => Some(*at),
             _ => None,
         });
-        c.down.push_back(Wire {
-            op,
-            flags,
-            tag,
-            body,
-            fds,
-        });
+        c.down.push_back(Wire { frame, fds });
         if let Some(at) = region {
             self.holds(at, pid);
         }
@@ -590,7 +577,7 @@ impl Devices for World {
     }
 
     fn open_window(&mut self, job: WindowJob) -> Result<(), String> {
-        self.wish(job);
+        self.side.wishes.push((job, false));
         Ok(())
     }
 

@@ -23,14 +23,6 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A window that is being made.
-#[derive(Debug, Clone, Copy)]
-pub struct Wish {
-    window: WindowId,
-    process: ProcessId,
-    withdrawn: bool,
-}
-
 /// A window as the sidecar has it.
 pub struct Window {
     id: WindowId,
@@ -51,15 +43,6 @@ impl Window {
 }
 
 impl World {
-    /// A window is to be made.
-    pub(super) fn wish(&mut self, job: WindowJob) {
-        self.side.wishes.push(Wish {
-            window: job.window,
-            process: job.process,
-            withdrawn: false,
-        });
-    }
-
     pub(super) fn has_window(&self, conn: ConnId) -> bool {
         let mut windows = self.side.windows.iter();
         windows.any(|w| w.id.conn == conn && !w.withdrawn)
@@ -67,8 +50,8 @@ impl World {
 
     /// A connection is over, or gets another window.
     pub(super) fn withdraw_window(&mut self, conn: ConnId) {
-        for wish in &mut self.side.wishes {
-            wish.withdrawn |= wish.window.conn == conn;
+        for (job, withdrawn) in &mut self.side.wishes {
+            *withdrawn |= job.window.conn == conn;
         }
         for window in &mut self.side.windows {
             window.withdrawn |= window.id.conn == conn;
@@ -124,23 +107,25 @@ impl World {
             return false;
         }
         let at = self.rng.below(self.side.wishes.len());
-        let wish = self.side.wishes.remove(at);
-        if self.side.windows.iter().any(|w| w.process == wish.process) {
-            self.broke(Rule::S12, || format!("a second window: {wish:?}"));
+        let (job, withdrawn) = self.side.wishes.remove(at);
+        let window = job.window;
+        if self.side.windows.iter().any(|w| w.process == job.process) {
+            self.broke(Rule::S12, || format!("a second window: {job:?}"));
         }
         let region = self.memory.borrow().supervisor;
         let scarce = self.faults_on && self.rng.chance(self.p.rates.window);
-        let pid = self.conn(wish.window.conn.0).map(|c| c.pid);
+        let pid = self.conn(window.conn.0).map(|c| c.pid);
         if let (Some(region), Some(pid), false) = (region, pid, scarce) {
-            self.made(wish, region, pid);
+            self.made(&job, withdrawn, region, pid);
         } else {
-            self.refuse_window(wish.window, wish.window.tag, Unavailable::OutOfMemory);
-            self.shell(|w| driver::window_released(w, wish.process));
+            self.refuse_window(window, window.tag, Unavailable::OutOfMemory);
+            self.shell(|w| driver::window_released(w, job.process));
         }
         true
     }
 
-    fn made(&mut self, wish: Wish, region: usize, pid: usize) {
+    fn made(&mut self, job: &WindowJob, withdrawn: bool, region: usize, pid: usize) {
+        let window = job.window;
         let (stages, stage_bytes) = (self.p.stages, u64::from(self.p.stage_rows) * ROW_BYTES);
         let page = FlagPage::new(stages, stage_bytes).unwrap();
         let theirs = Mapping::new(page.fd().as_fd(), page_bytes(stages)).unwrap();
@@ -165,13 +150,13 @@ impl World {
             seen: false,
         });
         self.side.windows.push(Window {
-            id: wish.window,
-            process: wish.process,
+            id: window,
+            process: job.process,
             region: geometry.region,
             pane,
             copy_engine: CopyEngine::new(page, device, arena, stage_bytes),
             lifecycle: WindowLifecycle::default(),
-            withdrawn: wish.withdrawn,
+            withdrawn,
         });
         say!(self, "window {pane} is made for process {pid}");
         let reply = WindowReply {
@@ -180,7 +165,7 @@ impl World {
             ..WindowReply::default()
         };
         let answer = Ok((reply, vec![FdObject::Window(pane)]));
-        self.shell(|w| driver::window_answered(w, wish.window, wish.window.tag, answer, None));
+        self.shell(|w| driver::window_answered(w, window, window.tag, answer, None));
     }
 
     fn refuse_window(&mut self, window: WindowId, tag: u64, why: Unavailable) {

@@ -4,7 +4,7 @@
 use super::token::{Access, check};
 use crate::serve::Shell;
 use crate::serve::daemon::Daemon;
-use kvcachepool_engine::driver::Frame;
+use kvcachepool_engine::sessions::Frame;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, Op};
 use kvcachepool_protocol::message::{Admin, ErrorBody, ErrorCode, encode};
 use kvcachepool_protocol::status::Flush;

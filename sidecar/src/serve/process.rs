@@ -207,7 +207,6 @@ async fn serve(
         post: post.clone(),
         handed_back: None,
         takes_back: earlier != EarlierMemory::Dropped,
-        stop_population: Arc::default(),
     };
     let found = arena.map(|arena| machine.install(arena));
     let pace = Pace {

@@ -8,9 +8,9 @@ use super::tiers::Tiers;
 use super::watch;
 use super::windows::Windows;
 use crate::admin::{self, metrics::Metrics};
-use kvcachepool_engine::driver::{self, Broken, Devices, Driver, Frame};
+use kvcachepool_engine::driver::{self, Broken, Devices, Driver};
 use kvcachepool_engine::sessions::{
-    ConnId, Core, FdFacts, FdId, FdKind, Input, Now, Output, ProcessId, WindowId, WindowJob,
+    ConnId, Core, FdFacts, FdId, FdKind, Frame, Input, Now, Output, ProcessId, WindowId, WindowJob,
 };
 use kvcachepool_engine::{Completion, Effect};
 use kvcachepool_memory::facts;
@@ -48,23 +48,6 @@ struct Inner {
     next_conn: u64,
 }
 
-/// Everything that connections, timers and threads of the engine process share.
-pub struct Shell {
-    inner: Mutex<Inner>,
-    me: Weak<Shell>,
-    pub descriptors: Arc<Descriptors>,
-    pub live: Arc<Live>,
-    pub metrics: Arc<Metrics>,
-    pub(super) daemon: Arc<Daemon>,
-    lock: Arc<LockFile>,
-    lock_fd: Arc<OwnedFd>,
-    digests: Pool,
-    pub(super) windows: Windows,
-    /// Lower tiers, if any are configured.
-    pub tiers: Option<Arc<Tiers>>,
-    started: Instant,
-}
-
 /// The parts of a shell.
 pub struct Parts {
     pub descriptors: Arc<Descriptors>,
@@ -76,6 +59,23 @@ pub struct Parts {
     /// Lower tiers, if any are configured.
     pub tiers: Option<Arc<Tiers>>,
     pub started: Instant,
+}
+
+/// Everything that connections, timers and threads of the engine process share.
+pub struct Shell {
+    inner: Mutex<Inner>,
+    me: Weak<Shell>,
+    parts: Parts,
+    lock_fd: Arc<OwnedFd>,
+    pub(super) windows: Windows,
+}
+
+impl std::ops::Deref for Shell {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
 }
 
 impl Shell {
@@ -93,16 +93,9 @@ impl Shell {
                 next_conn: 1,
             }),
             me: me.clone(),
-            descriptors: parts.descriptors,
-            live: parts.live,
-            metrics: parts.metrics,
-            daemon: parts.daemon,
-            lock: parts.lock,
+            parts,
             lock_fd,
-            digests: parts.digests,
             windows: Windows::default(),
-            tiers: parts.tiers,
-            started: parts.started,
         });
         driver::carry_out(&mut shell.devices());
         Ok(shell)

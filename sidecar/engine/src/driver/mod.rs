@@ -12,25 +12,15 @@ pub use windows::{window_answered, window_ended, window_released};
 
 use crate::mistake::Mistake;
 use crate::sessions::{
-    ConnId, Core, FdFacts, FdId, FdKind, Host, Input, Now, Output, ProcessId, Start, WindowId,
-    WindowJob,
+    ConnId, Core, FdFacts, FdId, FdKind, Frame, Host, Input, Now, Output, ProcessId, Start,
+    WindowId, WindowJob,
 };
 use crate::table::Table;
 use crate::{Effect, config::Config};
-use kvcachepool_protocol::frame::{Header, Op};
+use kvcachepool_protocol::frame::Header;
 use kvcachepool_protocol::message::Admin;
 use std::collections::BTreeMap;
 use windows::Windows;
-
-/// A frame to send.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
-    pub op: Op,
-    /// `protocol::frame::FLAG_*`.
-    pub flags: u16,
-    pub tag: u64,
-    pub body: Vec<u8>,
-}
 
 /// A send failed: the peer is gone, or does not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,22 +191,9 @@ pub fn carry_out(devices: &mut impl Devices) {
 
 fn one<D: Devices>(devices: &mut D, output: Output) {
     match output {
-        Output::Send {
-            conn,
-            op,
-            flags,
-            tag,
-            body,
-            fds,
-        } => {
+        Output::Send { conn, frame, fds } => {
             let fds = fds.into_iter().filter_map(|kind| devices.descriptor(kind));
             let fds = fds.collect();
-            let frame = Frame {
-                op,
-                flags,
-                tag,
-                body,
-            };
             send_frame(devices, conn, frame, fds);
         }
         Output::Close { conn, reason } => {

@@ -1,6 +1,7 @@
 use super::*;
 use crate::sessions::FdType;
 use crate::sessions::tests::peer::{Pod, hello, pidfd};
+use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::{Role, encode};
 
 /// Devices that write down what they are told.

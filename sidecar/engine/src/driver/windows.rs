@@ -1,8 +1,8 @@
 //! Windows: who may have one, and the replies to WINDOW.
 
-use super::{Devices, Frame, carry_out, makes, send_frame, tell};
+use super::{Devices, carry_out, makes, send_frame, tell};
 use crate::mistake::Mistake;
-use crate::sessions::{ConnId, Input, ProcessId, WindowId, WindowJob, WindowNews};
+use crate::sessions::{ConnId, Frame, Input, ProcessId, WindowId, WindowJob, WindowNews};
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Op};
 use kvcachepool_protocol::message::{ErrorBody, ErrorCode, WindowReply, encode};
 use kvcachepool_protocol::window::Unavailable;

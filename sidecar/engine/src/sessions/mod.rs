@@ -21,7 +21,7 @@ pub(crate) mod tests;
 
 pub use self::core::Core;
 pub use self::seam::{
-    ConnId, FdFacts, FdId, FdKind, FdType, Host, HostError, Input, Now, Output, ProcessId, Start,
-    WindowId, WindowJob, WindowNews,
+    ConnId, FdFacts, FdId, FdKind, FdType, Frame, Host, HostError, Input, Now, Output, ProcessId,
+    Start, WindowId, WindowJob, WindowNews,
 };
 pub use self::status::AdminError;

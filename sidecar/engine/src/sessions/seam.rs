@@ -105,6 +105,16 @@ pub enum Input<'a> {
     Drain,
 }
 
+/// A frame to send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    pub op: Op,
+    /// `protocol::frame::FLAG_*`.
+    pub flags: u16,
+    pub tag: u64,
+    pub body: Vec<u8>,
+}
+
 /// A window, named by its connection and the tag of the WINDOW request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WindowId {
@@ -143,11 +153,7 @@ pub enum Output {
     /// Send a frame. If the socket's bounded queue is full, close the connection and report [`Input::Disconnected`].
     Send {
         conn: ConnId,
-        op: Op,
-        /// `protocol::frame::FLAG_*`.
-        flags: u16,
-        tag: u64,
-        body: Vec<u8>,
+        frame: Frame,
         fds: Vec<FdKind>,
     },
     /// Close a connection after sending its queued frames. Unhandled frames from it are dropped.

@@ -93,7 +93,7 @@ impl Rig {
     }
 
     fn answered(&self, asked: u64) -> bool {
-        let to = |o: &Output| matches!(o, Output::Send { tag, .. } if *tag == asked);
+        let to = |o: &Output| matches!(o, Output::Send { frame, .. } if frame.tag == asked);
         self.w.out.iter().any(to)
     }
 
