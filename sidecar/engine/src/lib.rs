@@ -4,6 +4,7 @@
 
 mod check;
 pub mod config;
+pub mod driver;
 mod effect;
 mod leases;
 pub mod lower;
@@ -95,7 +96,6 @@ const DISK_PAGES: u32 = 1 << 31;
 /// The parts of the engine, and what one part must learn of another.
 #[derive(Debug)]
 pub struct Engine<T> {
-    config: Config,
     pub(crate) memory: MemoryTier<T>,
     verifier: Verifier,
     leases: Leases,
@@ -111,9 +111,9 @@ pub struct Engine<T> {
 impl<T: Table> Engine<T> {
     /// Creates an engine over an empty table or over the table of an earlier engine. `cold` frees everything PUBLISHED.
     pub fn new(now: Time, table: T, config: Config, cold: bool) -> Self {
-        let (memory, adopted) = MemoryTier::new(now, table, config.clone(), cold);
+        let (memory, adopted) = MemoryTier::new(now, table, config, cold);
+        let config = &memory.config;
         let mut engine = Self {
-            memory,
             verifier: Verifier::default(),
             leases: Leases::default(),
             lower: TierPlanner::new(&config.tiers),
@@ -121,7 +121,7 @@ impl<T: Table> Engine<T> {
             writes: Pace::new(config.write_bytes_per_s),
             effects: Vec::new(),
             changed: Vec::new(),
-            config,
+            memory,
         };
         // an earlier boot may have written its chunks, so they are looked up first
         if !adopted.is_empty() {
@@ -195,7 +195,7 @@ impl<T: Table> Engine<T> {
             Completion::Lookup { lookup, present } => self.looked_up(now, lookup, present),
             Completion::Fetch { fetch, landed } => self.landed(now, fetch, landed),
             Completion::Write { put, stored } => self.put_done(now, put, stored),
-            Completion::Clear { tier, removed } => self.cleared(now, tier, removed),
+            Completion::Clear { tier, removed } => self.lower.cleared(now, tier, removed),
             Completion::Tier { tier, down } => self.tier_state(now, tier, down),
         }
         self.settle();
@@ -203,7 +203,6 @@ impl<T: Table> Engine<T> {
 
     /// Applies a changed configuration. Sizes, the eviction policy and the set of tiers keep their values.
     pub fn configure(&mut self, config: &Config) {
-        let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
         let otherwise = self.lower.configure(&config.tiers);
         for e in self.memory.index.entries_mut() {
             // the next request for the chunk may qualify it for these tiers
@@ -211,12 +210,7 @@ impl<T: Table> Engine<T> {
         }
         self.reads.configure(config.read_bytes_per_s);
         self.writes.configure(config.write_bytes_per_s);
-        self.config = Config {
-            arena_bytes,
-            policy,
-            ..config.clone()
-        };
-        self.memory.configure(&self.config);
+        self.memory.config = config.clone();
     }
 
     /// Marks the first `rows` rows of the arena as populated.

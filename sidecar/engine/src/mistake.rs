@@ -104,6 +104,10 @@ pub enum Mistake {
     DoubtEnds,
     /// The end of a window does not wait for its copies.
     WindowEnds,
+    /// An effect is carried out twice.
+    EffectTwice,
+    /// A process gets a window while it has another one.
+    WindowBeside,
 }
 
 thread_local! {

@@ -108,7 +108,7 @@ impl<T: Table> Engine<T> {
     /// Looks up chunks and soft-pins those found. If chunks must be checked first, the answer is pending and [`Changed::Final`]
     /// follows; otherwise the answer is final. None: too many requests hold pins.
     pub fn probe(&mut self, now: Time, mut question: Question) -> Option<Answer> {
-        let requests_max = self.config.limits.requests_max;
+        let requests_max = self.memory.config.limits.requests_max;
         let (scheduler, request) = (question.scheduler, &question.request);
         if !self.leases.has_room(scheduler, request, requests_max) {
             return None;
@@ -197,8 +197,8 @@ impl<T: Table> Engine<T> {
             ),
             tiers: Vec::with_capacity(q.keys.len()),
             pending: false,
-            pending_ms: self.pending_ms(probe),
-            declined: self.declined(probe),
+            pending_ms: self.lower.pending_ms(probe),
+            declined: self.lower.declined(probe),
         };
         for (at, pin) in probe.pins.iter().enumerate() {
             let entry = pin.and_then(|h| {
@@ -209,7 +209,7 @@ impl<T: Table> Engine<T> {
                     .map(|e| (h, e))
             });
             let Some((handle, e)) = entry else {
-                let (state, tier, waits) = self.state_of(probe, at);
+                let (state, tier, waits) = self.lower.state_of(probe, at);
                 answer.states.push(state);
                 answer.tiers.push(tier);
                 answer.pending |= waits;
@@ -217,7 +217,7 @@ impl<T: Table> Engine<T> {
             };
             answer
                 .tiers
-                .push(self.fetched_from(probe, at).unwrap_or(TIER_MEMORY));
+                .push(self.lower.fetched_from(probe, at).unwrap_or(TIER_MEMORY));
             if self.must_check(handle.entry, probe.asked_ms) {
                 // the engine holds this chunk locally, so nothing waits for it
                 answer.states.push(wire::CHUNK_PENDING);
@@ -253,7 +253,7 @@ impl<T: Table> Engine<T> {
         probe.answered = true;
         probe.pinned_ms = now.mono_ms;
         self.stop_tier_lookup(id, &mut probe);
-        self.load_ended(now, &probe);
+        self.lower.load_ended(now, &probe);
         // chunks without a check in time count as missing
         for handle in std::mem::take(&mut probe.waits) {
             for at in 0..probe.pins.len() {
@@ -383,7 +383,7 @@ impl<T: Table> Engine<T> {
                 if !waits_on && now.mono_ms >= probe.asked_ms + probe.question.wait_ms {
                     late.push(Changed::Final { probe: id });
                 }
-            } else if now.mono_ms >= probe.pinned_ms + self.config.soft_pin_ms {
+            } else if now.mono_ms >= probe.pinned_ms + self.memory.config.soft_pin_ms {
                 expired.push(id);
             }
         }

@@ -108,7 +108,7 @@ impl<T: Table> Engine<T> {
     /// True if a PROBE that arrived at `since_ms` must wait for a check of this entry. A check begun in the same millisecond counts.
     pub(crate) fn must_check(&self, entry: u32, since_ms: u64) -> bool {
         let checked = self.memory.index.entry(entry).and_then(|e| e.checked_ms);
-        match self.config.verify {
+        match self.memory.config.verify {
             Verify::Always => {
                 checked.is_none_or(|at| at < since_ms && !T::makes(Mistake::AnswerFirst))
             }
@@ -123,7 +123,7 @@ impl<T: Table> Engine<T> {
         };
         let old = e
             .checked_ms
-            .is_some_and(|at| now.mono_ms.saturating_sub(at) > self.config.verify_age_ms);
+            .is_some_and(|at| now.mono_ms.saturating_sub(at) > self.memory.config.verify_age_ms);
         // without budget, the next hit starts the check
         if old && e.checking == 0 && self.paced(now, entry) {
             self.start_check(now, entry, false, false);
@@ -269,7 +269,7 @@ impl<T: Table> Engine<T> {
 
     /// Continues the checks required after a start, a few at a time.
     pub(crate) fn sweep(&mut self, now: Time) {
-        while self.verifier.sweeping < self.config.sweep_in_flight_max {
+        while self.verifier.sweeping < self.memory.config.sweep_in_flight_max {
             let Some(handle) = self.verifier.sweep_queue.front().copied() else {
                 return;
             };

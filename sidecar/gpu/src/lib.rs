@@ -8,6 +8,7 @@ pub mod host;
 pub mod lifecycle;
 pub mod page;
 pub mod room;
+pub mod stand_in;
 
 #[cfg(test)]
 mod tests;

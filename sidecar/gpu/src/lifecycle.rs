@@ -73,52 +73,16 @@ impl WindowLifecycle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Device, DeviceError, Export, Part, Progress, Ticket};
+    use crate::device::{DeviceError, Progress};
     use crate::page::FlagPage;
+    use crate::stand_in::StandIn;
     use kvcachepool_memory::mapping::Mapping;
-    use kvcachepool_protocol::message::WindowKind;
     use kvcachepool_protocol::window::*;
     use parking_lot::Mutex;
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
     const STAGE: u64 = 1 << 20;
-
-    /// A device with copies in the state that the test sets.
-    struct Told(Arc<Mutex<Progress>>);
-
-    impl Device for Told {
-        fn memory(&self) -> String {
-            String::new()
-        }
-        fn export(&self) -> Export {
-            Export {
-                kind: WindowKind::Host,
-                fd: None,
-                handle: Vec::new(),
-            }
-        }
-        fn write(&mut self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
-            Ok(())
-        }
-        fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
-            Ok(())
-        }
-        fn begin(
-            &mut self,
-            _: Direction,
-            _: &Arc<Mapping>,
-            _: Vec<Part>,
-        ) -> Result<Ticket, DeviceError> {
-            Ok(Ticket(1))
-        }
-        fn progress(&mut self, _: Ticket) -> Progress {
-            self.0.lock().clone()
-        }
-        fn tells_ends(&self) -> bool {
-            true
-        }
-    }
 
     struct Anything;
 
@@ -150,7 +114,7 @@ mod tests {
         let shared = theirs.word64(record_at(0)).unwrap();
         shared.store(word.encode(), Ordering::Release);
         let arena = Arc::new(Mapping::private("arena", STAGE).unwrap());
-        let device = Box::new(Told(stands.clone()));
+        let device = Box::new(StandIn(stands.clone()));
         (CopyEngine::new(page, device, arena, STAGE), stands)
     }
 

@@ -1,16 +1,17 @@
 //! Stages that change hands over host memory, with copies that are paused half-way.
 
 use super::copy_engine::{CopyEngine, Slots, Step};
-use super::device::{Device, DeviceError, Export, Part, Progress, Ticket};
+use super::device::{Device, DeviceError, Progress};
 use super::host::HostDevice;
 use super::page::FlagPage;
+use super::stand_in::StandIn;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::window::*;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
@@ -294,53 +295,12 @@ fn a_stage_is_moved_once_for_each_time_it_is_handed_over() {
     assert_eq!(rig.log(), ["begins 4", "ended 4 true"]);
 }
 
-/// A device whose copies have an unknown end until the test sets it.
-struct Doubtful {
-    memory: HostDevice,
-    known: Arc<AtomicBool>,
-}
-
-impl Device for Doubtful {
-    fn memory(&self) -> String {
-        self.memory.memory()
-    }
-    fn export(&self) -> Export {
-        self.memory.export()
-    }
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.memory.write(offset, bytes)
-    }
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
-        self.memory.read(offset, into)
-    }
-    fn begin(
-        &mut self,
-        _: Direction,
-        _: &Arc<Mapping>,
-        _: Vec<Part>,
-    ) -> Result<Ticket, DeviceError> {
-        Ok(Ticket(1))
-    }
-    fn progress(&mut self, _: Ticket) -> Progress {
-        let error = DeviceError("no such luck".into());
-        match self.known.load(Ordering::Relaxed) {
-            true => Progress::Failed(error),
-            false => Progress::Unknown(error),
-        }
-    }
-    fn tells_ends(&self) -> bool {
-        false
-    }
-}
-
 #[test]
 fn a_copy_in_doubt_gives_nothing_back_before_its_end_is_known() {
     let mut rig = Rig::new(false);
-    let known = Arc::new(AtomicBool::new(false));
-    let device = Doubtful {
-        memory: HostDevice::new(2 * STAGE, rig.ended.clone()).unwrap(),
-        known: known.clone(),
-    };
+    let error = DeviceError("no such luck".into());
+    let copy = Arc::new(Mutex::new(Progress::Unknown(error.clone())));
+    let device = StandIn(copy.clone());
     let page = FlagPage::new(2, STAGE).unwrap();
     rig.page = Mapping::new(page.fd().as_fd(), page_bytes(2)).unwrap();
     rig.copy_engine = CopyEngine::new(page, Box::new(device), rig.arena.clone(), STAGE);
@@ -352,7 +312,7 @@ fn a_copy_in_doubt_gives_nothing_back_before_its_end_is_known() {
         assert_eq!(rig.word(0).state, State::Filled);
     }
     assert_eq!(rig.log(), ["begins 1", "in doubt 1"]);
-    known.store(true, Ordering::Relaxed);
+    *copy.lock() = Progress::Failed(error);
     let step = rig.step();
     assert_eq!((step.moving, step.in_doubt, step.answered), (0, 0, 1));
     assert_eq!(rig.word(0).reason, Reason::CopyFailed);

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Bytes that a thread populates before it reports progress and checks `stop`.
+/// Bytes that a thread populates before it reports progress and checks for a failure of another one.
 pub const STEP_BYTES: u64 = 32 << 20;
 
 /// State shared by the threads of a population.
@@ -16,7 +16,7 @@ struct Work {
     mapping: Arc<Mapping>,
     next: AtomicU64,
     end: u64,
-    stop: Arc<AtomicBool>,
+    stop: AtomicBool,
     done: parking_lot::Mutex<Done>,
 }
 
@@ -36,19 +36,18 @@ pub enum Progress {
 
 /// Populates the first `end` bytes of the mapping with `threads` threads, each pinned to one CPU of this process's set. A page is allocated
 /// on the memory node of the CPU that first touches it; without CAP_SYS_NICE, this is the only way to select the node. The threads call
-/// `say`. Setting `stop` ends the population at the next step.
+/// `say`.
 pub fn start(
     mapping: Arc<Mapping>,
     end: u64,
     threads: usize,
-    stop: Arc<AtomicBool>,
     say: impl Fn(Progress) + Send + Sync + 'static,
 ) {
     let work = Arc::new(Work {
         mapping,
         next: AtomicU64::new(0),
         end,
-        stop,
+        stop: AtomicBool::new(false),
         done: parking_lot::Mutex::new(Done {
             front: 0,
             ahead: BTreeSet::new(),
@@ -130,7 +129,7 @@ mod tests {
         let fd = sealed("populate-test", bytes, Pages::Base).unwrap();
         let mapping = Arc::new(Mapping::new(fd.as_fd(), bytes).unwrap());
         let (tx, rx) = mpsc::channel();
-        start(mapping, bytes, 3, Arc::default(), move |p| {
+        start(mapping, bytes, 3, move |p| {
             tx.send(p).unwrap();
         });
         let mut front = 0;

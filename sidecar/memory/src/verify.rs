@@ -22,7 +22,6 @@ pub struct Pace {
 #[derive(Debug)]
 pub struct Job {
     pub bytes: Arc<Mapping>,
-    pub region: u64,
     /// Offset in the arena.
     pub offset: u64,
     pub work: DigestJob,
@@ -180,7 +179,6 @@ mod tests {
     fn job(bytes: &Arc<Mapping>, slot: u32, length: u64, urgent: bool) -> Job {
         Job {
             bytes: bytes.clone(),
-            region: 1,
             offset: 0,
             work: DigestJob {
                 slot,

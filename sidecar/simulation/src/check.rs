@@ -8,7 +8,7 @@ use super::sidecar::Asked;
 use super::text::CHUNK_TOKENS;
 use super::world::{Part, Wire, World};
 use kvcachepool_engine::config::Verify;
-use kvcachepool_engine::sessions::ConnId;
+use kvcachepool_engine::sessions::{ConnId, Frame};
 use kvcachepool_engine::table::{PUBLISHED, Row};
 use kvcachepool_protocol::domain::{Domain, RankPart, SchedulerPart, join};
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_PARTIAL, Op};
@@ -50,9 +50,9 @@ impl World {
 
     /// Before a scheduler's frame is handled.
     pub fn before_frame(&mut self, conn: ConnId, instance: usize, wire: &Wire) {
-        match wire.op {
+        match wire.frame.op {
             Op::Probe => {
-                let probe: Probe = message::decode(&wire.body).unwrap();
+                let probe: Probe = message::decode(&wire.frame.body).unwrap();
                 let hashes = unpack_hashes(&probe.hashes)
                     .unwrap()
                     .iter()
@@ -87,10 +87,10 @@ impl World {
                 for (_, a) in older.into_iter().skip(2) {
                     a.answered = true;
                 }
-                self.side.asked.insert((instance, wire.tag), asked);
+                self.side.asked.insert((instance, wire.frame.tag), asked);
             }
             Op::Grant => {
-                let grant: Grant = message::decode(&wire.body).unwrap();
+                let grant: Grant = message::decode(&wire.frame.body).unwrap();
                 let hashes = grant.chunks.iter();
                 let hashes = hashes.filter_map(|c| <[u8; 32]>::try_from(c.hash.as_slice()).ok());
                 for hash in hashes {
@@ -99,13 +99,13 @@ impl World {
                 }
             }
             Op::Release => {
-                let release: Release = message::decode(&wire.body).unwrap();
+                let release: Release = message::decode(&wire.frame.body).unwrap();
                 for request in &release.requests {
                     self.lease_ends(number(request));
                 }
             }
             Op::Hello => {
-                let hello: Hello = message::decode(&wire.body).unwrap();
+                let hello: Hello = message::decode(&wire.frame.body).unwrap();
                 let named: Vec<u32> = hello.requests.iter().map(|r| number(r)).collect();
                 let of_instance = |r: u32| {
                     self.instances[instance]
@@ -193,26 +193,26 @@ impl World {
 
     /// After a scheduler's frame was handled.
     pub fn after_frame(&mut self, instance: usize, wire: &Wire) {
-        if wire.op == Op::Pin && self.side.core.is_some() {
+        if wire.frame.op == Op::Pin && self.side.driver.is_some() {
             self.pinned(instance, wire);
-            let pin: Pin = message::decode(&wire.body).unwrap();
+            let pin: Pin = message::decode(&wire.frame.body).unwrap();
             let of = self.side.asked.values_mut();
             for asked in of.filter(|a| a.request == number(&pin.request)) {
                 asked.answered = true;
             }
         }
         self.audit_tiers();
-        if matches!(wire.op, Op::Grant | Op::Probe) {
+        if matches!(wire.frame.op, Op::Grant | Op::Probe) {
             self.bounds();
         }
-        if wire.op == Op::Grant && self.p.ttl == 0 && self.side.core.is_some() {
+        if wire.frame.op == Op::Grant && self.p.ttl == 0 && self.side.driver.is_some() {
             self.children_first();
         }
     }
 
     /// A PIN was read: what its PROBE's answer named is leased for certain, where no soft pin ended since.
     fn pinned(&mut self, instance: usize, wire: &Wire) {
-        let pin: Pin = message::decode(&wire.body).unwrap();
+        let pin: Pin = message::decode(&wire.frame.body).unwrap();
         let Some(asked) = self.side.asked.get(&(instance, pin.probe)).cloned() else {
             return;
         };
@@ -240,10 +240,16 @@ impl World {
     }
 
     /// An answer leaves.
-    pub fn check_answer(&mut self, conn: ConnId, op: Op, flags: u16, tag: u64, body: &[u8]) {
-        if op != Op::Probe {
+    pub fn check_answer(&mut self, conn: ConnId, frame: &Frame) {
+        let Frame {
+            op: Op::Probe,
+            flags,
+            tag,
+            ref body,
+        } = *frame
+        else {
             return;
-        }
+        };
         let Some(part) = self.conn(conn.0).map(|c| c.part) else {
             return;
         };
@@ -377,7 +383,7 @@ impl World {
 
     /// Memory, pins and grants stay within their bounds.
     pub fn bounds(&mut self) {
-        let Some(engine) = self.side.core.as_ref().and_then(|c| c.engine()) else {
+        let Some(engine) = self.side.core().and_then(|c| c.engine()) else {
             return;
         };
         let (usage, arena) = (engine.usage(), engine.geometry().arena_bytes);

@@ -3,9 +3,9 @@
 use super::counts::Fault;
 use super::memory::COPIES;
 use super::world::{World, say};
-use kvcachepool_gpu::device::{Device, DeviceError, Export, Part, Progress, Ticket};
+use kvcachepool_gpu::device::{DeviceError, Part, Progress, Ticket};
+use kvcachepool_gpu::stand_in;
 use kvcachepool_memory::mapping::Mapping;
-use kvcachepool_protocol::message::WindowKind;
 use kvcachepool_protocol::table::ROW_BYTES;
 use kvcachepool_protocol::window::Direction;
 use parking_lot::Mutex;
@@ -56,40 +56,11 @@ pub struct Copies {
 }
 
 /// What the copy_engine drives; the world makes it go on.
-#[derive(Debug)]
-pub struct SimDevice(pub Arc<Mutex<Copies>>);
-
-impl Device for SimDevice {
-    fn memory(&self) -> String {
-        "simulated memory".into()
-    }
-
-    fn export(&self) -> Export {
-        Export {
-            kind: WindowKind::Host,
-            fd: None,
-            handle: Vec::new(),
-        }
-    }
-
-    fn write(&mut self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn begin(
-        &mut self,
-        direction: Direction,
-        _: &Arc<Mapping>,
-        parts: Vec<Part>,
-    ) -> Result<Ticket, DeviceError> {
-        let mut copies = self.0.lock();
-        copies.next += 1;
-        let (ticket, refused) = (Ticket(copies.next), std::mem::take(&mut copies.refuses));
-        copies.list.push(Copy {
+impl stand_in::Copies for Copies {
+    fn begin(&mut self, direction: Direction, parts: Vec<Part>) -> Result<Ticket, DeviceError> {
+        self.next += 1;
+        let (ticket, refused) = (Ticket(self.next), std::mem::take(&mut self.refuses));
+        self.list.push(Copy {
             ticket,
             direction,
             parts,
@@ -110,9 +81,8 @@ impl Device for SimDevice {
     }
 
     fn progress(&mut self, ticket: Ticket) -> Progress {
-        let mut copies = self.0.lock();
         let error = DeviceError("a fault".into());
-        let Some(copy) = copies.list.iter_mut().find(|c| c.ticket == ticket) else {
+        let Some(copy) = self.list.iter_mut().find(|c| c.ticket == ticket) else {
             return Progress::Failed(error);
         };
         copy.told = !copy.runs();
@@ -122,10 +92,6 @@ impl Device for SimDevice {
             State::Failed => Progress::Failed(error),
             State::Doubtful => Progress::Unknown(error),
         }
-    }
-
-    fn tells_ends(&self) -> bool {
-        true
     }
 }
 

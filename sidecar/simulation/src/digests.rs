@@ -22,7 +22,7 @@ pub struct Digest {
 impl World {
     /// A digest thread begins or ends a job.
     pub fn digest_step(&mut self) -> bool {
-        if self.side.core.is_none() || self.side.digests.is_empty() {
+        if self.side.driver.is_none() || self.side.digests.is_empty() {
             return false;
         }
         if self.p.slow_digests && self.faults_on && self.rng.chance(700) {
@@ -81,7 +81,7 @@ impl World {
             digest,
         }));
         self.memory.borrow_mut().may_go = None;
-        if differs && self.side.core.is_some() && self.side.boot == boot {
+        if differs && self.side.driver.is_some() && self.side.boot == boot {
             self.mismatch_counts(&job);
         }
         true

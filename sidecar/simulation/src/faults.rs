@@ -56,12 +56,12 @@ impl World {
                 },
                 Fault::SchedulerConnectionBroke,
             ),
-            2 if self.side.core.is_some() => {
+            2 if self.side.driver.is_some() => {
                 self.hit(Fault::EngineCrash);
                 self.crash();
                 true
             }
-            3 if self.side.core.is_some() => {
+            3 if self.side.driver.is_some() => {
                 let mut m = self.memory.borrow_mut();
                 if m.writes_left.is_none() {
                     m.writes_left = Some(self.rng.below(14) as u32);
@@ -82,7 +82,7 @@ impl World {
                 let pid = self.instances[instance].scheduler.pid;
                 self.die(pid, Fault::SchedulerDeath)
             }
-            7 if self.side.core.is_some() && !self.side.stopped => {
+            7 if self.side.driver.is_some() && !self.side.stopped => {
                 self.hit(Fault::SidecarStopped);
                 say!(self, "SIGSTOP of the sidecar");
                 self.side.stopped = true;

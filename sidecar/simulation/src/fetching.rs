@@ -1,20 +1,20 @@
 //! How lookups and fetches go: a section after the other, and whatever a tier may do wrong meanwhile.
 
 use super::counts::Fault;
-use super::lower::{Held, Task};
+use super::lower::Held;
 use super::memory::{ENGINE, rows_of};
 use super::rules::Rule;
 use super::world::{World, say};
 use kvcachepool_engine::sessions::Input;
 use kvcachepool_engine::table::PUBLISHED;
 use kvcachepool_engine::tier::Cause;
-use kvcachepool_engine::{Completion, FetchId, Landed, Target};
+use kvcachepool_engine::{Completion, Effect, FetchId, FetchJob, Landed, LookupJob, Target};
 use kvcachepool_protocol::key::ChunkKey;
 
 impl World {
     /// A tier answers, or goes on with what it does.
     pub fn tier_step(&mut self) -> bool {
-        if self.side.core.is_none() || self.side.jobs.is_empty() {
+        if self.side.driver.is_none() || self.side.jobs.is_empty() {
             return false;
         }
         let at = self.rng.below(self.side.jobs.len());
@@ -23,24 +23,30 @@ impl World {
             return false;
         }
         let fails = self.faults_on && self.p.rates.tier > 0 && self.rng.chance(60);
-        match self.side.jobs[at].task.clone() {
-            Task::Lookup { lookup, keys } => self.lookup_ends(at, lookup, &keys, fails),
-            Task::Fetch { .. } => self.fetch_goes_on(at, fails),
-            Task::Put { .. } => self.put_ends(at, fails),
-            Task::Clear { .. } => self.clear_ends(at, fails),
+        if let Effect::Fetch(job) = self.side.jobs[at].effect.clone() {
+            self.fetch_goes_on(at, job, fails);
+            return true;
+        }
+        let job = self.side.jobs.swap_remove(at);
+        match job.effect {
+            Effect::Lookup(lookup) => self.lookup_ends(tier, lookup, job.cancelled, fails),
+            Effect::Write(write) => self.put_ends(tier, job.region, write, fails),
+            Effect::Clear(clear) => self.clear_ends(tier, clear.domains.as_ref(), fails),
+            _ => {}
         }
         true
     }
 
-    fn lookup_ends(&mut self, at: usize, lookup: u64, keys: &[ChunkKey], fails: bool) {
-        let job = self.side.jobs.swap_remove(at);
-        if job.cancelled {
+    fn lookup_ends(&mut self, tier: usize, job: LookupJob, cancelled: bool, fails: bool) {
+        if cancelled {
             self.hit(Fault::LateReport);
             if self.rng.chance(500) {
                 return;
             }
         }
-        let store = &self.lower.stores[job.tier];
+        let lookup = job.lookup;
+        let keys: Vec<ChunkKey> = job.names.iter().map(|name| name.key).collect();
+        let store = &self.lower.stores[tier];
         let mut present: Vec<bool> = keys
             .iter()
             .map(|k| store.objects.contains_key(&k.0))
@@ -50,7 +56,7 @@ impl World {
             self.hit(Fault::TierLied);
             if self.rng.chance(500) {
                 present.fill(true);
-                self.believe(keys);
+                self.believe(&keys);
             } else {
                 present.pop();
             }
@@ -66,7 +72,7 @@ impl World {
         } else {
             let missing = keys.iter().zip(&present).filter(|(_, there)| !**there);
             for (key, _) in missing {
-                self.lower.stores[job.tier].spoilt.remove(&key.0);
+                self.lower.stores[tier].spoilt.remove(&key.0);
             }
             Ok(present)
         };
@@ -98,25 +104,16 @@ impl World {
         if self.p.tiers == 0 {
             return;
         }
-        let engine = self.side.core.as_ref().and_then(|c| c.engine());
+        let engine = self.side.core().and_then(|c| c.engine());
         if let Some(Err(what)) = engine.map(|e| e.check_tiers()) {
             self.broke(Rule::S11, || what);
         }
     }
 
-    fn fetch_goes_on(&mut self, at: usize, fails: bool) {
+    fn fetch_goes_on(&mut self, at: usize, fetch: FetchJob, fails: bool) {
         let job = self.side.jobs[at].clone();
-        let Task::Fetch {
-            fetch,
-            key,
-            region,
-            targets,
-            digests,
-            writing,
-        } = job.task
-        else {
-            return;
-        };
+        let (region, writing, digests) = (job.region, job.writing, job.digests);
+        let (key, targets) = (fetch.name.key, fetch.sections);
         let held = self.lower.stores[job.tier].objects.get(&key.0).cloned();
         let target = targets.get(digests.len()).copied();
         let section = |t: &Target, h: &Held| h.object.section(t.group, t.shard).is_some();
@@ -135,11 +132,11 @@ impl World {
                     .borrow_mut()
                     .end_write(region, ENGINE, slot, whole);
                 let digest = self.memory.borrow().digest(region, slot, length);
-                self.goes_on(at, Some(digest), false);
+                self.goes_on(at, Some(digest));
             }
             (Some(held), Some(target)) if !section(&target, &held) => {
                 self.hit(Fault::WindowMissing);
-                self.goes_on(at, None, false);
+                self.goes_on(at, None);
             }
             (Some(_), Some(target)) if !fails && (!job.cancelled || self.rng.chance(600)) => {
                 if job.cancelled {
@@ -153,9 +150,7 @@ impl World {
                     .borrow_mut()
                     .begin_write(region, ENGINE, 0, slot, generation, length);
                 self.collect();
-                if let Task::Fetch { writing, .. } = &mut self.side.jobs[at].task {
-                    *writing = true;
-                }
+                self.side.jobs[at].writing = true;
             }
             (held, target) => {
                 self.side.jobs.swap_remove(at);
@@ -165,7 +160,7 @@ impl World {
                     self.lower.stores[job.tier].spoilt.remove(&key.0);
                 }
                 self.spoils(job.tier, job.cancelled, key, whole.as_ref());
-                self.fetch_ends(fetch, whole, digests, job.cancelled, gone);
+                self.fetch_ends(fetch.fetch, whole, digests, job.cancelled, gone);
                 if job.stale {
                     self.is_not_published(region, &targets);
                 }
@@ -185,14 +180,10 @@ impl World {
     }
 
     /// A section is done.
-    fn goes_on(&mut self, at: usize, digest: Option<[u8; 16]>, writes: bool) {
-        if let Task::Fetch {
-            digests, writing, ..
-        } = &mut self.side.jobs[at].task
-        {
-            *writing = writes;
-            digests.push(digest);
-        }
+    fn goes_on(&mut self, at: usize, digest: Option<[u8; 16]>) {
+        let job = &mut self.side.jobs[at];
+        job.writing = false;
+        job.digests.push(digest);
     }
 
     /// An object that is none is found out; some tiers remove it.

@@ -347,8 +347,7 @@ impl World {
         }
         let usage = self
             .side
-            .core
-            .as_ref()
+            .core()
             .and_then(|c| c.engine())
             .map(|e| e.usage())
             .unwrap_or_default();
@@ -369,7 +368,7 @@ impl World {
     /// S8: requested tokens are hits and misses.
     fn tokens(&mut self) {
         let (mut requested, mut told) = (0.0, 0.0);
-        if let Some(core) = &self.side.core {
+        if let Some(core) = self.side.core() {
             core.metrics(&mut |name, _, value| match name {
                 "requested_tokens_total" => requested += value,
                 "hit_tokens_total" | "miss_tokens_total" => told += value,

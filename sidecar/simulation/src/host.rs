@@ -11,6 +11,8 @@ use zerocopy::FromZeros;
 #[derive(Debug)]
 pub struct SimHost {
     pub memory: Shared,
+    /// Accepts memory of earlier boots from a connector that returns it.
+    pub takes_back: bool,
 }
 
 impl Host for SimHost {
@@ -74,6 +76,9 @@ impl Host for SimHost {
     }
 
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<SimTable, HostError> {
+        if !self.takes_back {
+            return Err(HostError("too many boots without health".into()));
+        }
         let mut m = self.memory.borrow_mut();
         let object = |id: FdId| m.fds.iter().find(|(i, _)| *i == id).map(|(_, o)| *o);
         let (Some(FdObject::Arena(a)), Some(FdObject::Table(t))) = (object(arena), object(table))

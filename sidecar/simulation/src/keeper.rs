@@ -110,15 +110,15 @@ impl World {
     /// WINDOW was answered.
     pub fn read_window(&mut self, part: Part, wire: &Wire) {
         let mismatch = self.faults_on && self.rng.chance(self.p.rates.window);
-        if self.keeper(part).question != wire.tag {
+        if self.keeper(part).question != wire.frame.tag {
             return;
         }
-        if wire.flags & FLAG_ERROR != 0 {
+        if wire.frame.flags & FLAG_ERROR != 0 {
             let keeper = self.keeper(part);
             keeper.retired.extend(keeper.asked.take());
             return;
         }
-        let reply: WindowReply = message::decode(&wire.body).unwrap();
+        let reply: WindowReply = message::decode(&wire.frame.body).unwrap();
         if reply.working {
             let keeper = self.keeper(part);
             keeper.live = keeper.asked.take();

@@ -188,15 +188,15 @@ impl World {
     /// A part reads one frame.
     pub fn read_answer(&mut self, part: Part, wire: Wire) {
         let link = self.link_of(part);
-        if wire.flags & FLAG_ERROR != 0 {
+        if wire.frame.flags & FLAG_ERROR != 0 {
             self.read_error(part, &wire);
-        } else if wire.op == Op::Hello {
-            if link.phase == Phase::Greeting && wire.tag == link.hello_tag {
+        } else if wire.frame.op == Op::Hello {
+            if link.phase == Phase::Greeting && wire.frame.tag == link.hello_tag {
                 self.read_hello(part, &wire);
             }
-        } else if wire.op == Op::Register {
-            let reply: RegisterReply = message::decode(&wire.body).unwrap();
-            if wire.tag == link.register_tag {
+        } else if wire.frame.op == Op::Register {
+            let reply: RegisterReply = message::decode(&wire.frame.body).unwrap();
+            if wire.frame.tag == link.register_tag {
                 self.link(part).registered = true;
                 if part.rank.is_none() {
                     self.instances[part.instance].scheduler.ready = reply.ready;
@@ -205,28 +205,28 @@ impl World {
                 }
             }
         } else if part.rank.is_some() {
-            match wire.op {
+            match wire.frame.op {
                 Op::Window => self.read_window(part, &wire),
-                Op::Abort => self.abort_answered(part, wire.tag),
+                Op::Abort => self.abort_answered(part, wire.frame.tag),
                 _ => {}
             }
         } else {
             self.scheduler_reads(
                 part.instance,
-                wire.op,
-                wire.flags & FLAG_PARTIAL != 0,
-                wire.tag,
-                &wire.body,
+                wire.frame.op,
+                wire.frame.flags & FLAG_PARTIAL != 0,
+                wire.frame.tag,
+                &wire.frame.body,
             );
         }
     }
 
     fn read_error(&mut self, part: Part, wire: &Wire) {
-        let error: ErrorBody = message::decode(&wire.body).unwrap();
+        let error: ErrorBody = message::decode(&wire.frame.body).unwrap();
         say!(
             self,
             "{part:?} is refused: {:?} {:?}: {}",
-            wire.op,
+            wire.frame.op,
             error.code,
             error.message
         );
@@ -242,26 +242,26 @@ impl World {
             self.broke(Rule::P1, || {
                 format!(
                     "{part:?}: {:?} refused: {:?}: {}",
-                    wire.op, error.code, error.message
+                    wire.frame.op, error.code, error.message
                 )
             });
         }
         let now = self.now;
         let link = self.link(part);
-        if wire.op == Op::Register && wire.tag == link.register_tag {
+        if wire.frame.op == Op::Register && wire.frame.tag == link.register_tag {
             link.register_tag = 0;
             link.at = now + 200;
         }
-        if wire.op == Op::Window {
+        if wire.frame.op == Op::Window {
             self.read_window(part, wire);
         }
-        if wire.op == Op::Grant || wire.op == Op::Probe {
-            self.scheduler_refused(part.instance, wire.tag);
+        if wire.frame.op == Op::Grant || wire.frame.op == Op::Probe {
+            self.scheduler_refused(part.instance, wire.frame.tag);
         }
     }
 
     fn read_hello(&mut self, part: Part, wire: &Wire) {
-        let reply: HelloReply = message::decode(&wire.body).unwrap();
+        let reply: HelloReply = message::decode(&wire.frame.body).unwrap();
         let pid = self.pid(part);
         say!(
             self,

@@ -10,7 +10,7 @@ use super::writing::{PUT_BYTES_MAX, PUTS_MAX};
 use kvcachepool_engine::config::{Admission, TierConfig, WritePolicy};
 use kvcachepool_engine::sessions::Input;
 use kvcachepool_engine::tier::{Cause, Kind};
-use kvcachepool_engine::{Completion, Domains, FetchId, Target};
+use kvcachepool_engine::{Completion, Domains, Effect};
 use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::key::{
     ChunkKey, EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes,
@@ -52,42 +52,20 @@ pub struct Store {
     pub spoilt: BTreeSet<[u8; 32]>,
 }
 
-/// What the shell does for the state machine.
-#[derive(Debug, Clone)]
-pub enum Task {
-    Lookup {
-        lookup: u64,
-        keys: Vec<ChunkKey>,
-    },
-    Fetch {
-        fetch: FetchId,
-        key: ChunkKey,
-        region: usize,
-        targets: Vec<Target>,
-        digests: Vec<Option<[u8; 16]>>,
-        writing: bool,
-    },
-    Put {
-        put: u64,
-        object: Box<Object>,
-        targets: Vec<Target>,
-        region: usize,
-    },
-    Clear {
-        /// Model and layout; none = all.
-        domains: Option<Domains>,
-    },
-}
-
-/// A task and how it stands.
+/// An effect that a tier works on, and how it stands.
 #[derive(Debug, Clone)]
 pub struct TierJob {
     pub tier: usize,
+    pub region: usize,
     pub bytes: u64,
     pub cancelled: bool,
     /// Of before a clear.
     pub stale: bool,
-    pub task: Task,
+    /// Of the sections that a fetch is done with.
+    pub digests: Vec<Option<[u8; 16]>>,
+    /// A fetch writes the next section.
+    pub writing: bool,
+    pub effect: Effect,
 }
 
 /// Tiers and everything about them.
@@ -264,7 +242,7 @@ impl World {
     }
 
     fn tell_tier(&mut self, at: usize) {
-        if self.side.core.is_none() {
+        if self.side.driver.is_none() {
             return;
         }
         let store = &mut self.lower.stores[at];
@@ -359,15 +337,11 @@ impl World {
     }
 
     /// A tier removed what it holds, or some of it, or could not.
-    pub(super) fn clear_ends(&mut self, at: usize, fails: bool) {
-        let job = self.side.jobs.swap_remove(at);
-        let Task::Clear { domains } = job.task else {
-            return;
-        };
-        let store = &mut self.lower.stores[job.tier];
+    pub(super) fn clear_ends(&mut self, tier: usize, domains: Option<&Domains>, fails: bool) {
+        let store = &mut self.lower.stores[tier];
         let of = |held: &Held| {
             let domain = (held.object.model, held.object.layout);
-            domains.as_ref().is_none_or(|all| all.contains(&domain))
+            domains.is_none_or(|all| all.contains(&domain))
         };
         let before = store.objects.len();
         let keeps = |n: usize, held: &Held| !of(held) || fails && n.is_multiple_of(2);
@@ -398,7 +372,7 @@ impl World {
 
     /// Answers to PROBEs are final when their wait is over, whatever tiers do.
     pub(super) fn answers_in_time(&mut self) {
-        if self.side.core.is_none() {
+        if self.side.driver.is_none() {
             return;
         }
         let now = self.core_now().mono_ms;
@@ -425,8 +399,7 @@ impl World {
         let open = self.side.jobs.len();
         let idle = self
             .side
-            .core
-            .as_ref()
+            .core()
             .and_then(|c| c.engine())
             .is_none_or(|e| e.lower_idle());
         if open > 0 || !idle {

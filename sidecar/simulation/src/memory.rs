@@ -115,7 +115,6 @@ pub enum FdObject {
     Lock,
     /// Memory, page and bell of a window.
     Window(usize),
-    Junk,
 }
 
 /// What a call unwinds with when the engine dies in it.

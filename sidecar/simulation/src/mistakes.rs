@@ -84,6 +84,8 @@ pub const MISTAKES: &[Expected] = expect! {
     "a copy that runs counts as ended" [CopyEnds] [], [S1, S2, S3, S12], windows;
     "a copy in doubt counts as ended" [DoubtEnds] [], [S3, S12], windows;
     "a window's end waits for no copy" [WindowEnds] [], [S12], windows;
+    "a process gets a window beside its other one" [WindowBeside] [], [S12], windows;
+    "an effect is carried out twice" [EffectTwice] [], [S3, S9, S10, S11], writes;
     "a copy into slots of others" [CopyUnowned] [StageUnchecked], [S3], windows;
     "a slot comes back under a copy" [CopyOutlives] [], [S3], windows;
     "COMMIT under a copy" [CopyCommit] [StageUnwaited], [S2, S3], windows;

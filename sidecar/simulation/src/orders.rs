@@ -1,117 +1,80 @@
 //! What the state machine orders of tiers: taken down, and compared with what it may order.
 
 use super::counts::Fault;
-use super::lower::{FETCHES_MAX, LOOKUPS_MAX, Task, TierJob};
+use super::lower::{FETCHES_MAX, LOOKUPS_MAX, TierJob};
 use super::rules::Rule;
 use super::text::CHUNK_TOKENS;
 use super::world::{World, say};
 use kvcachepool_engine::table::ROW_BYTES;
 use kvcachepool_engine::tier::Kind;
-use kvcachepool_engine::{ClearJob, Effect, FetchJob, LookupJob, Target, WriteJob};
+use kvcachepool_engine::{Effect, Target};
 use kvcachepool_protocol::key::ChunkKey;
 
 impl World {
     /// The state machine wants something of a tier.
     pub(super) fn effect(&mut self, effect: Effect) {
-        match effect {
-            Effect::Digest(_) => {}
-            Effect::Lookup(LookupJob {
-                lookup,
-                tier,
-                names,
-            }) => {
-                let task = Task::Lookup {
-                    lookup,
-                    keys: names.iter().map(|n| n.key).collect(),
-                };
+        let length = |t: &Target| u64::from(t.section.length.get());
+        let (kind, bytes) = match &effect {
+            Effect::Lookup(job) => {
                 self.hit(Fault::TierAsked);
-                self.push_job(tier, 0, task);
+                (job.tier, 0)
             }
-            Effect::CancelLookup { lookup } => {
-                let is = |t: &Task| matches!(t, Task::Lookup { lookup: l, .. } if *l == lookup);
-                self.cancel_job(is);
-            }
-            Effect::Fetch(FetchJob {
-                fetch,
-                tier,
-                name,
-                sections,
-            }) => {
-                let Some(region) = self.memory.borrow().supervisor else {
-                    return;
-                };
-                self.follows_on(name.key);
-                self.is_not_spoilt(tier, name.key);
-                let length = |t: &Target| u64::from(t.section.length.get());
-                let bytes = sections.iter().map(length).sum();
-                let task = Task::Fetch {
-                    fetch,
-                    key: name.key,
-                    region,
-                    targets: sections,
-                    digests: Vec::new(),
-                    writing: false,
-                };
+            Effect::Fetch(job) => {
+                self.follows_on(job.name.key);
+                self.is_not_spoilt(job.tier, job.name.key);
                 self.hit(Fault::FetchBegun);
-                self.push_job(tier, bytes, task);
+                (job.tier, job.sections.iter().map(length).sum())
+            }
+            Effect::Write(job) => {
+                self.put_ordered(job);
+                let sections = job.object.sections.iter();
+                (job.tier, sections.map(|s| s.raw_bytes).sum())
+            }
+            Effect::Clear(job) => (job.tier, 0),
+            Effect::CancelLookup { lookup } => {
+                let is = |e: &Effect| matches!(e, Effect::Lookup(job) if job.lookup == *lookup);
+                return self.cancel_job(is);
             }
             Effect::CancelFetch { fetch } => {
-                let is = |t: &Task| matches!(t, Task::Fetch { fetch: f, .. } if *f == fetch);
+                let is = |e: &Effect| matches!(e, Effect::Fetch(job) if job.fetch == *fetch);
                 self.cancel_job(is);
-                self.hit(Fault::FetchCancelled);
+                return self.hit(Fault::FetchCancelled);
             }
-            Effect::Write(WriteJob {
-                put,
-                tier,
-                object,
-                sections,
-                ..
-            }) => {
-                let Some(region) = self.memory.borrow().supervisor else {
-                    return;
-                };
-                self.put_ordered(put, &object, &sections);
-                let bytes = object.sections.iter().map(|s| s.raw_bytes).sum();
-                let task = Task::Put {
-                    put,
-                    object,
-                    targets: sections,
-                    region,
-                };
-                self.push_job(tier, bytes, task);
-            }
-            Effect::Discard { tier, name } => self.discard(tier, &name.key),
-            Effect::Clear(ClearJob { tier, domains }) => {
-                self.push_job(tier, 0, Task::Clear { domains })
-            }
-        }
-    }
-
-    fn push_job(&mut self, kind: Kind, bytes: u64, task: Task) {
-        say!(self, "{kind} is asked: {task:?}");
+            Effect::Discard { tier, name } => return self.discard(*tier, &name.key),
+            Effect::Digest(_) => return,
+        };
+        say!(self, "{kind} is asked: {effect:?}");
         let at = self.lower.stores.iter().position(|s| s.kind == kind);
         let Some(tier) = at.filter(|at| self.lower.stores[*at].told_up) else {
-            self.broke(Rule::S10, || format!("{kind} is down and asked: {task:?}"));
+            self.broke(Rule::S10, || {
+                format!("{kind} is down and asked: {effect:?}")
+            });
             return;
         };
         let store = &self.lower.stores[tier];
-        let clears = matches!(task, Task::Clear { .. });
-        let stale = match &task {
-            Task::Fetch { key, .. } => store.objects.get(&key.0).is_some_and(|held| held.stale),
+        let clears = matches!(effect, Effect::Clear(_));
+        let stale = match &effect {
+            Effect::Fetch(job) => store.objects.get(&job.name.key.0).is_some_and(|h| h.stale),
             _ => false,
         };
         if stale || store.clearing != clears {
             self.broke(Rule::S10, || {
-                format!("{kind} has what was cleared, and is asked: {task:?}")
+                format!("{kind} has what was cleared, and is asked: {effect:?}")
             });
             return;
         }
+        let Some(region) = self.memory.borrow().supervisor else {
+            return;
+        };
         self.side.jobs.push(TierJob {
             tier,
+            region,
             bytes,
             cancelled: false,
             stale: false,
-            task,
+            digests: Vec::new(),
+            writing: false,
+            effect,
         });
         self.tier_bounds(tier);
         self.put_bounds(tier);
@@ -121,10 +84,10 @@ impl World {
     fn tier_bounds(&mut self, tier: usize) {
         let is = |fetch: bool| {
             let list = self.side.jobs.iter().filter(|j| j.tier == tier);
-            list.filter(move |j| match j.task {
-                Task::Fetch { .. } => fetch,
-                Task::Lookup { .. } => !fetch,
-                Task::Put { .. } | Task::Clear { .. } => false,
+            list.filter(move |j| match j.effect {
+                Effect::Fetch(_) => fetch,
+                Effect::Lookup(_) => !fetch,
+                _ => false,
             })
         };
         let (fetches, lookups) = (is(true).count(), is(false).filter(|j| !j.cancelled).count());
@@ -140,8 +103,8 @@ impl World {
         }
     }
 
-    fn cancel_job(&mut self, is: impl Fn(&Task) -> bool) {
-        if let Some(job) = self.side.jobs.iter_mut().find(|j| is(&j.task)) {
+    fn cancel_job(&mut self, is: impl Fn(&Effect) -> bool) {
+        if let Some(job) = self.side.jobs.iter_mut().find(|j| is(&j.effect)) {
             job.cancelled = true;
         }
     }

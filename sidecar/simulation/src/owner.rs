@@ -1,8 +1,9 @@
 //! What a copy_engine asks of the state machine, and tells it, within one turn.
 
 use super::host::SimHost;
+use kvcachepool_engine::driver::Driver;
 use kvcachepool_engine::mistake::{Mistake, made};
-use kvcachepool_engine::sessions::{Core, Now, Output, WindowId};
+use kvcachepool_engine::sessions::{Now, WindowId};
 use kvcachepool_gpu::copy_engine::Slots;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::window::{
@@ -13,8 +14,7 @@ use std::sync::atomic::Ordering;
 
 /// Whose slots are whose.
 pub struct Owner<'a> {
-    pub core: RefCell<Core<SimHost>>,
-    pub out: RefCell<Vec<Output>>,
+    pub driver: RefCell<Driver<SimHost>>,
     pub id: WindowId,
     pub region: u64,
     pub now: Now,
@@ -53,8 +53,10 @@ impl Slots for Owner<'_> {
     }
 
     fn begins(&self, order: &Order) -> Result<(), Reason> {
-        let mut core = self.core.borrow_mut();
-        let begins = core.window_copy_begins(self.id, self.region, order);
+        let mut driver = self.driver.borrow_mut();
+        let begins = driver.ask(self.now, |core, _, _| {
+            core.window_copy_begins(self.id, self.region, order)
+        });
         match begins {
             Ok(()) => self.begun.borrow_mut().push(order.clone()),
             Err(_) => self.refused.set(self.refused.get() + 1),
@@ -66,8 +68,10 @@ impl Slots for Owner<'_> {
         if order.direction == Direction::Store && self.is_back(order) {
             self.early.set(true);
         }
-        let (mut core, mut out) = (self.core.borrow_mut(), self.out.borrow_mut());
-        core.window_copy_ended(self.now, order, &mut out);
+        let mut driver = self.driver.borrow_mut();
+        driver.ask(self.now, |core, now, out| {
+            core.window_copy_ended(now, order, out)
+        });
     }
 
     fn in_doubt(&self, _: &Order) {

@@ -1,4 +1,4 @@
-//! The sidecar's shell: gives the real state machine its inputs, carries out what it wants, and dies at any table write.
+//! The sidecar: the real driver over devices of this world. It dies at any table write.
 
 use super::counts::Fault;
 use super::digests::Digest;
@@ -7,17 +7,19 @@ use super::lower::{TierJob, configs};
 use super::memory::{COPIES, ENGINE, EngineDied, FdObject};
 use super::profile::{Profile, Slip};
 use super::table::SimTable;
-use super::windows::{Window, Wish};
+use super::windows::Window;
 use super::world::{Wire, World, say};
 use kvcachepool_engine::Effect;
 use kvcachepool_engine::config::{Config, Limits, TransferMode};
-use kvcachepool_engine::mistake::{Mistake, made};
+use kvcachepool_engine::driver::{self, Broken, Devices, Driver, EarlierMemory, HEALTHY_AFTER_MS};
 use kvcachepool_engine::sessions::{
-    ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start, WindowId,
+    ConnId, Core, FdFacts, FdId, FdKind, FdType, Frame, Input, Now, ProcessId, Start, WindowId,
+    WindowJob,
 };
 use kvcachepool_engine::table::ROW_BYTES;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::Header;
+use kvcachepool_protocol::message::Admin;
 use std::collections::BTreeMap;
 
 /// What this boot answered to a PROBE.
@@ -44,7 +46,7 @@ pub struct Asked {
 /// The sidecar container.
 #[derive(Default)]
 pub struct Sidecar {
-    pub core: Option<Core<SimHost>>,
+    pub driver: Option<Driver<SimHost>>,
     /// An engine process runs, or has just died in a call.
     pub up: bool,
     pub container: bool,
@@ -54,7 +56,6 @@ pub struct Sidecar {
     pub booted_at: u64,
     pub restart_at: u64,
     pub watched: Vec<(ProcessId, usize)>,
-    pub peer_fds: Vec<(FdId, usize)>,
     pub digests: Vec<Digest>,
     pub jobs: Vec<TierJob>,
     pub populated: u32,
@@ -64,11 +65,17 @@ pub struct Sidecar {
     /// Rows whose bytes flipped, and when; 0 = before this boot.
     pub flips: BTreeMap<u32, u64>,
     pub mismatches: Vec<(u32, u32, u32)>,
-    /// Windows that are to be made, that a worker says to see, and that are there.
-    pub wishes: Vec<Wish>,
+    /// Windows that are to be made (true: withdrawn), that a worker says to see, and that are there.
+    pub wishes: Vec<(WindowJob, bool)>,
     pub confirms: Vec<WindowId>,
     pub windows: Vec<Window>,
-    pub out: Vec<Output>,
+}
+
+impl Sidecar {
+    /// The state machine of the engine process of the moment.
+    pub fn core(&self) -> Option<&Core<SimHost>> {
+        self.driver.as_ref().map(Driver::core)
+    }
 }
 
 fn config(p: &Profile) -> Config {
@@ -117,24 +124,33 @@ impl World {
 
     /// The container or the engine process starts, where that is due.
     pub fn boot_step(&mut self) -> bool {
-        if self.side.core.is_some() || self.now < self.side.restart_at {
+        if self.side.driver.is_some() || self.now < self.side.restart_at {
             return false;
         }
         if !self.side.container {
             self.side.container = true;
             say!(self, "a new container starts");
         }
+        let found = self.memory.borrow().supervisor;
+        let earlier = EarlierMemory::after(self.side.unhealthy);
+        if earlier == EarlierMemory::Dropped && found.is_some() {
+            say!(self, "engine drops the memory and ends");
+            self.hit(Fault::MemoryDropped);
+            self.memory.borrow_mut().supervisor = None;
+            self.side.restart_at = self.now + self.rng.span(1, 300);
+            return true;
+        }
+        let cold = earlier != EarlierMemory::Warm;
+        if cold {
+            self.hit(Fault::ColdStart);
+        }
         let side = &mut self.side;
         side.boot += 1;
         side.unhealthy += 1;
         side.booted_at = self.now;
         side.populated = 0;
-        let cold = side.unhealthy > 3;
-        if cold {
-            self.hit(Fault::ColdStart);
-        }
         let die = self.faults_on && self.rng.chance(self.p.rates.crash_at_write * 10);
-        let (found, boot) = (self.memory.borrow().supervisor, self.side.boot);
+        let boot = self.side.boot;
         self.note_flips(found);
         say!(
             self,
@@ -151,53 +167,45 @@ impl World {
         };
         let host = SimHost {
             memory: self.memory.clone(),
+            takes_back: earlier != EarlierMemory::Dropped,
         };
-        let mut out = std::mem::take(&mut self.side.out);
         let now = self.core_now();
         let settings = config(&self.p);
-        self.side.core = survives(|| Core::new(settings, host, start, now, &mut out));
+        self.side.driver = survives(|| Driver::new(settings, host, start, now));
         self.side.up = true;
-        self.after(out, die.then_some(Fault::CrashInBoot));
+        self.called(Fault::CrashInBoot, driver::carry_out);
+        self.memory.borrow_mut().writes_left = None;
         self.tell_tiers();
         true
     }
 
     /// One input for the state machine.
     pub(super) fn drive(&mut self, input: Input<'_>) {
-        let now = self.core_now();
-        let Some(core) = self.side.core.as_mut() else {
-            return;
-        };
-        let mut out = std::mem::take(&mut self.side.out);
-        survives(|| core.handle(now, input, &mut out));
-        self.after(out, Some(Fault::CrashAtTableWrite));
+        self.shell(|w| driver::handle(w, input));
     }
 
-    /// What follows from a call: the engine is dead, or its outputs are carried out.
-    pub(super) fn after(&mut self, mut out: Vec<Output>, how: Option<Fault>) {
+    /// A call of the driver, where there is one.
+    pub(super) fn shell<R>(&mut self, call: impl FnOnce(&mut Self) -> R) -> Option<R> {
+        self.side.driver.as_ref()?;
+        self.called(Fault::CrashAtTableWrite, call)
+    }
+
+    /// The engine may die in a call, and nothing follows from it then.
+    fn called<R>(&mut self, how: Fault, call: impl FnOnce(&mut Self) -> R) -> Option<R> {
         let crashed = self.memory.borrow().crashed;
-        if !crashed {
-            for output in out.drain(..) {
-                self.carry_out(output);
-            }
-        }
-        out.clear();
-        self.side.out = out;
-        if crashed {
-            if let Some(fault) = how {
-                self.hit(fault);
-            }
+        let answer = (!crashed).then(|| survives(|| call(self))).flatten();
+        if self.memory.borrow().crashed {
+            self.hit(how);
             self.crash();
-        } else if how == Some(Fault::CrashInBoot) {
-            self.memory.borrow_mut().writes_left = None;
         }
         self.side.pins_ended = self.pins_ended();
         self.collect();
+        answer
     }
 
     /// The engine process is gone.
     pub fn crash(&mut self) {
-        self.side.core = None;
+        self.side.driver = None;
         if !std::mem::take(&mut self.side.up) {
             return;
         }
@@ -213,6 +221,7 @@ impl World {
             let mut m = self.memory.borrow_mut();
             m.writes_left = None;
             m.crashed = false;
+            m.fds.clear();
             for region in &mut m.regions {
                 region.leased.clear();
                 for w in region
@@ -240,7 +249,6 @@ impl World {
         let restart = self.now + self.rng.span(1, 300);
         let side = &mut self.side;
         side.watched.clear();
-        side.peer_fds.clear();
         side.digests.clear();
         side.jobs.clear();
         side.asked.clear();
@@ -264,31 +272,15 @@ impl World {
 
     /// Reads one frame of a connection, or its end.
     pub fn sidecar_reads(&mut self, at: usize) -> bool {
-        if self.side.core.is_none() {
-            return false;
-        }
-        let old_frames = made(Mistake::OldFrames);
         let c = &mut self.conns[at];
-        if !c.server_open && (!old_frames || c.up.is_empty()) {
+        if self.side.driver.is_none() || !c.server_open {
             return false;
         }
         let (id, pid, part) = (ConnId(c.id), c.pid, c.part);
         if !c.accepted {
             c.accepted = true;
-            let mut peer = None;
-            if self.p.kernel_pidfd {
-                let fd = self.fd();
-                self.side.peer_fds.push((fd, pid));
-                peer = Some(FdFacts {
-                    id: fd,
-                    kind: FdType::Pidfd { pollable: true },
-                });
-            }
-            self.drive(Input::Connected {
-                conn: id,
-                peer,
-                pid: 0,
-            });
+            let peer = (self.p.kernel_pidfd).then(|| self.admit(FdObject::Pidfd(pid)));
+            self.shell(|w| driver::connected(w, id, peer, 0));
             return true;
         }
         let c = &mut self.conns[at];
@@ -296,31 +288,24 @@ impl World {
             if c.client_open {
                 return false;
             }
-            c.server_open = false;
             say!(
                 self,
                 "sidecar sees the end of connection {} of {part:?}",
                 id.0
             );
-            self.answers_lost(id);
-            self.close_window(id);
-            self.drive(Input::Disconnected { conn: id });
+            self.shell(|w| driver::lost(w, id));
             return true;
         };
         if !c.client_open {
             // the end may be noticed before what was not read yet
-            if self.rng.chance(150) && !old_frames {
-                self.conns[at].up.clear();
-                self.conns[at].server_open = false;
+            if self.rng.chance(150) {
                 self.hit(Fault::FramesDroppedUnread);
                 say!(
                     self,
                     "sidecar drops what connection {} of {part:?} still had",
                     id.0
                 );
-                self.answers_lost(id);
-                self.close_window(id);
-                self.drive(Input::Disconnected { conn: id });
+                self.shell(|w| driver::lost(w, id));
                 return true;
             }
             self.hit(Fault::FramesReadAfterBreak);
@@ -329,83 +314,74 @@ impl World {
         let older = self.conns.iter().any(|o| {
             o.part == part && o.pid == pid && o.id < id_number && !o.up.is_empty() && o.server_open
         });
-        if older && wire.op == kvcachepool_protocol::frame::Op::Hello {
+        if older && wire.frame.op == kvcachepool_protocol::frame::Op::Hello {
             self.hit(Fault::NewerHelloReadFirst);
         }
         self.deliver(id, part.instance, part.rank.is_none(), wire);
         true
     }
 
-    fn fd(&mut self) -> FdId {
+    /// A descriptor comes in.
+    fn admit(&mut self, object: FdObject) -> FdFacts {
         let mut m = self.memory.borrow_mut();
         m.next_fd += 1;
-        FdId(m.next_fd)
+        let id = FdId(m.next_fd);
+        m.fds.push((id, object));
+        let kind = match object {
+            FdObject::Pidfd(_) => FdType::Pidfd { pollable: true },
+            FdObject::Arena(at) | FdObject::Table(at) => FdType::Memfd {
+                sealed: true,
+                live: m.supervisor == Some(at),
+            },
+            FdObject::Lock | FdObject::Window(_) => FdType::Other,
+        };
+        FdFacts { id, kind }
     }
 
     fn deliver(&mut self, conn: ConnId, instance: usize, scheduler: bool, wire: Wire) {
-        let mut facts = Vec::with_capacity(wire.fds.len());
-        for object in &wire.fds {
-            let id = self.fd();
-            let mut m = self.memory.borrow_mut();
-            m.fds.push((id, *object));
-            let kind = match object {
-                FdObject::Pidfd(_) => FdType::Pidfd { pollable: true },
-                FdObject::Arena(at) | FdObject::Table(at) => FdType::Memfd {
-                    sealed: true,
-                    live: m.supervisor == Some(*at),
-                },
-                FdObject::Lock | FdObject::Window(_) | FdObject::Junk => FdType::Other,
-            };
-            facts.push(FdFacts { id, kind });
-        }
+        let facts: Vec<_> = wire.fds.iter().map(|object| self.admit(*object)).collect();
         say!(
             self,
             "sidecar reads {:?} tag {} on connection {}",
-            wire.op,
-            wire.tag,
+            wire.frame.op,
+            wire.frame.tag,
             conn.0
         );
         if scheduler {
             self.before_frame(conn, instance, &wire);
         }
         let header = Header {
-            length: wire.body.len() as u32,
+            length: wire.frame.body.len() as u32,
             version: PROTOCOL_VERSION,
-            opcode: wire.op as u8,
-            flags: wire.flags,
-            tag: wire.tag,
-        };
-        let input = Input::Frame {
-            conn,
-            header,
-            body: &wire.body,
-            fds: &facts,
+            opcode: wire.frame.op as u8,
+            flags: wire.frame.flags,
+            tag: wire.frame.tag,
         };
         self.memory.borrow_mut().forget_evictions();
-        if wire.op == kvcachepool_protocol::frame::Op::Grant
+        let dies = wire.frame.op == kvcachepool_protocol::frame::Op::Grant
             && self.p.slips(Slip::ReplyFirst)
             && self.faults_on
-            && self.rng.chance(100)
-        {
-            self.answer_then_die(input);
+            && self.rng.chance(100);
+        let call = |w: &mut Self| driver::frame(w, conn, header, &wire.frame.body, &facts);
+        if dies {
+            self.answer_then_die(call);
         } else {
-            self.drive(input);
+            self.shell(call);
         }
-        self.memory.borrow_mut().fds.clear();
         if scheduler {
             self.after_frame(instance, &wire);
         }
     }
 
     /// The answer of a call leaves, nothing of what it stored does.
-    fn answer_then_die(&mut self, input: Input<'_>) {
+    fn answer_then_die(&mut self, call: impl FnOnce(&mut Self)) {
         let before = {
             let m = self.memory.borrow();
             m.supervisor
                 .map(|at| (at, m.regions[at].rows.clone(), m.regions[at].chunks.clone()))
         };
-        self.drive(input);
-        if let (Some((at, rows, chunks)), true) = (before, self.side.core.is_some()) {
+        self.shell(call);
+        if let (Some((at, rows, chunks)), true) = (before, self.side.driver.is_some()) {
             let mut m = self.memory.borrow_mut();
             m.regions[at].rows = rows;
             m.regions[at].chunks = chunks;
@@ -414,117 +390,11 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, output: Output) {
-        match output {
-            Output::Send {
-                conn,
-                op,
-                flags,
-                tag,
-                body,
-                fds,
-            } => {
-                self.check_answer(conn, op, flags, tag, &body);
-                let live = self.memory.borrow().supervisor;
-                let objects: Vec<FdObject> = fds
-                    .iter()
-                    .map(|kind| match (kind, live) {
-                        (FdKind::Arena, Some(at)) => FdObject::Arena(at),
-                        (FdKind::Table, Some(at)) => FdObject::Table(at),
-                        (FdKind::Lock, _) => FdObject::Lock,
-                        _ => FdObject::Junk,
-                    })
-                    .collect();
-                let Some(c) = self.conn(conn.0) else { return };
-                if !c.client_open || !c.server_open {
-                    return;
-                }
-                let pid = c.pid;
-                c.down.push_back(Wire {
-                    op,
-                    flags,
-                    tag,
-                    body,
-                    fds: objects.clone(),
-                });
-                if let (true, Some(at)) = (fds.contains(&FdKind::Arena), live) {
-                    self.holds(at, pid);
-                }
-            }
-            Output::Close { conn, reason } => {
-                say!(self, "sidecar closes connection {}: {reason}", conn.0);
-                self.close_window(conn);
-                let old = made(Mistake::OldFrames);
-                if let Some(c) = self.conn(conn.0) {
-                    c.server_open = false;
-                    if !old {
-                        c.up.clear();
-                    }
-                }
-            }
-            Output::WatchProcess { process, fd } => {
-                let by_frame = self
-                    .memory
-                    .borrow()
-                    .fds
-                    .iter()
-                    .find(|(id, _)| *id == fd)
-                    .map(|(_, o)| *o);
-                let pid = match by_frame {
-                    Some(FdObject::Pidfd(pid)) => Some(pid),
-                    _ => self
-                        .side
-                        .peer_fds
-                        .iter()
-                        .find(|(id, _)| *id == fd)
-                        .map(|(_, pid)| *pid),
-                };
-                if let Some(pid) = pid {
-                    self.side.watched.push((process, pid));
-                }
-            }
-            Output::Effect(Effect::Digest(work)) => {
-                if let Some(region) = self.memory.borrow().supervisor {
-                    self.side.digests.push(Digest {
-                        region,
-                        work,
-                        begun: None,
-                        clean: true,
-                    });
-                }
-            }
-            Output::Effect(effect) => self.effect(effect),
-            Output::OpenWindow {
-                conn, process, tag, ..
-            } => self.open_window(WindowId { conn, tag }, process),
-            Output::ConfirmWindow { conn, tag } => {
-                self.side.confirms.push(WindowId { conn, tag });
-            }
-            Output::Admin { .. } => {}
-            Output::Log { event, detail } => {
-                if event == "ArenaAdopted" {
-                    self.hit(Fault::HandedBack);
-                    if self.memory.borrow().holders.len() > 1 {
-                        self.hit(Fault::HandedBackByOneOfTwo);
-                    }
-                    self.side.populated = 0;
-                    let live = self.memory.borrow().supervisor;
-                    self.note_flips(live);
-                }
-                if event == "ArenaUnusable" {
-                    self.hit(Fault::OtherFormat);
-                }
-                say!(self, "sidecar: {event} {detail}");
-            }
-        }
-    }
-
     /// The kernel gives more pages.
     pub fn populate_step(&mut self) -> bool {
         let Some(geometry) = self
             .side
-            .core
-            .as_ref()
+            .core()
             .and_then(|c| c.engine())
             .map(|e| e.geometry())
         else {
@@ -552,17 +422,17 @@ impl World {
         let (process, pid) = self.side.watched.swap_remove(at);
         say!(self, "sidecar learns of the death of process {pid}");
         self.forget_leases_of(pid);
-        self.drive(Input::ProcessDied { process });
+        self.shell(|w| driver::died(w, process));
         true
     }
 
     /// Reads everything that is readable, then lets the timers run.
     pub fn tick(&mut self) -> bool {
-        if self.side.core.is_none() {
+        if self.side.driver.is_none() {
             return false;
         }
         let mut any = true;
-        while any && self.side.core.is_some() && self.violation.is_none() {
+        while any && self.side.driver.is_some() && self.violation.is_none() {
             any = false;
             let start = self.rng.below(self.conns.len());
             for n in 0..self.conns.len() {
@@ -576,11 +446,11 @@ impl World {
                 }
             }
         }
-        if self.now >= self.side.booted_at + 60_000 {
+        if self.now >= self.side.booted_at + HEALTHY_AFTER_MS {
             self.side.unhealthy = 0;
         }
         let expired = self.core_stats(|s| s.expired_chunks);
-        self.drive(Input::Tick);
+        self.shell(driver::tick);
         self.answers_in_time();
         self.audit_tiers();
         if self.core_stats(|s| s.expired_chunks) > expired {
@@ -591,42 +461,155 @@ impl World {
 
     /// A counter of the engine, 0 while there is none.
     pub fn core_stats(&self, read: impl Fn(&kvcachepool_engine::Stats) -> u64) -> u64 {
-        self.side
-            .core
-            .as_ref()
-            .and_then(|c| c.engine())
-            .map_or(0, |e| read(e.stats()))
+        let engine = self.side.core().and_then(|c| c.engine());
+        engine.map_or(0, |e| read(e.stats()))
     }
 
     /// A hook wants everything written down.
     pub fn flush(&mut self) -> bool {
-        let now = self.core_now();
-        let Some(core) = self.side.core.as_mut() else {
+        if self.side.driver.is_none() {
             return false;
-        };
-        let mut out = Vec::new();
-        survives(|| {
-            core.flush_now(now, &mut out);
-        });
+        }
         self.hit(Fault::Flush);
         say!(self, "a flush begins");
-        self.after(out, Some(Fault::CrashAtTableWrite));
+        self.shell(|w| driver::with_core(w, |core, now, out| drop(core.flush_now(now, out))));
         true
     }
 
     /// A person clears everything.
     pub fn clear(&mut self) -> bool {
-        let now = self.core_now();
-        let Some(core) = self.side.core.as_mut() else {
+        if self.side.driver.is_none() {
             return false;
-        };
-        let mut out = Vec::new();
-        if survives(|| core.clear(now, &mut out).is_ok()) == Some(true) {
-            self.clear_tiers();
         }
         self.hit(Fault::Cleared);
         say!(self, "everything is cleared");
-        self.after(out, Some(Fault::CrashAtTableWrite));
+        self.shell(|w| {
+            let now = w.now();
+            let cleared = w.driver().ask(now, |core, now, out| core.clear(now, out));
+            if cleared.is_ok() {
+                w.clear_tiers();
+            }
+            driver::carry_out(w);
+        });
         true
+    }
+}
+
+impl Devices for World {
+    type Host = SimHost;
+    type Fd = FdObject;
+
+    fn driver(&mut self) -> &mut Driver<SimHost> {
+        self.side.driver.as_mut().unwrap()
+    }
+
+    fn now(&self) -> Now {
+        self.core_now()
+    }
+
+    fn send(&mut self, conn: ConnId, frame: Frame, fds: Vec<FdObject>) -> Result<bool, Broken> {
+        self.check_answer(conn, &frame);
+        let slow = self.faults_on && self.rng.chance(1);
+        let Some(c) = self.conn(conn.0) else {
+            return Err(Broken);
+        };
+        let (pid, open) = (c.pid, c.client_open);
+        if slow || !open {
+            self.hit(Fault::SendFailed);
+            return Err(Broken);
+        }
+        let region = fds.iter().find_map(|fd| match fd {
+            FdObject::Arena(at) => Some(*at),
+            _ => None,
+        });
+        c.down.push_back(Wire { frame, fds });
+        if let Some(at) = region {
+            self.holds(at, pid);
+        }
+        Ok(true)
+    }
+
+    fn close(&mut self, conn: ConnId, reason: Option<&'static str>) {
+        say!(self, "sidecar closes connection {}: {reason:?}", conn.0);
+        self.answers_lost(conn);
+        if let Some(c) = self.conn(conn.0) {
+            c.server_open = false;
+            c.up.clear();
+        }
+    }
+
+    fn descriptor(&self, kind: FdKind) -> Option<FdObject> {
+        let live = self.memory.borrow().supervisor;
+        match kind {
+            FdKind::Arena => live.map(FdObject::Arena),
+            FdKind::Table => live.map(FdObject::Table),
+            FdKind::Lock => Some(FdObject::Lock),
+        }
+    }
+
+    fn close_descriptors(&mut self, fds: &[FdFacts]) {
+        let mut m = self.memory.borrow_mut();
+        m.fds.retain(|(id, _)| fds.iter().all(|fd| fd.id != *id));
+    }
+
+    fn watch(&mut self, process: ProcessId, fd: FdId) {
+        let mut m = self.memory.borrow_mut();
+        let at = m.fds.iter().position(|(id, _)| *id == fd);
+        if let Some((_, FdObject::Pidfd(pid))) = at.map(|at| m.fds.swap_remove(at)) {
+            self.side.watched.push((process, pid));
+        }
+    }
+
+    fn start(&mut self, effect: Effect) {
+        match effect {
+            Effect::Digest(work) => {
+                if let Some(region) = self.memory.borrow().supervisor {
+                    self.side.digests.push(Digest {
+                        region,
+                        work,
+                        begun: None,
+                        clean: true,
+                    });
+                }
+            }
+            effect => self.effect(effect),
+        }
+    }
+
+    fn open_window(&mut self, job: WindowJob) -> Result<(), String> {
+        self.side.wishes.push((job, false));
+        Ok(())
+    }
+
+    fn confirm_window(&mut self, window: WindowId) -> bool {
+        let has = self.has_window(window.conn);
+        if has {
+            self.side.confirms.push(window);
+        }
+        has
+    }
+
+    fn close_window(&mut self, conn: ConnId) {
+        self.withdraw_window(conn);
+    }
+
+    fn unmapped(&mut self, _: ProcessId) {}
+
+    fn admin(&mut self, _: ConnId, _: u64, _: Admin) {}
+
+    fn log(&mut self, event: &'static str, detail: String) {
+        if event == "ArenaAdopted" {
+            self.hit(Fault::HandedBack);
+            if self.memory.borrow().holders.len() > 1 {
+                self.hit(Fault::HandedBackByOneOfTwo);
+            }
+            self.side.populated = 0;
+            let live = self.memory.borrow().supervisor;
+            self.note_flips(live);
+        }
+        if event == "ArenaUnusable" {
+            self.hit(Fault::OtherFormat);
+        }
+        say!(self, "sidecar: {event} {detail}");
     }
 }

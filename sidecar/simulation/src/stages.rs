@@ -192,7 +192,8 @@ impl World {
     }
 
     fn stage_is_mine(&mut self, pane: usize, stage: u32, what: &str) {
-        if self.panes[pane].copied(stage) {
+        // a worker that does not wait is not given its stages back
+        if self.panes[pane].copied(stage) && !self.p.slips(Slip::StageUnwaited) {
             self.broke(Rule::S12, || {
                 format!("stage {stage} of window {pane} {what} while it is copied")
             });

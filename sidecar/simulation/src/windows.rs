@@ -1,19 +1,20 @@
 //! The sidecar's side of windows: the real copy_engine and its lifecycle, on threads that take their turns by chance.
 
 use super::counts::Fault;
-use super::device::{Copies, Pane, SimDevice, State};
+use super::device::{Copies, Pane, State};
 use super::memory::{FdObject, rows_of};
 use super::owner::Owner;
 use super::rules::Rule;
 use super::sidecar::survives;
-use super::world::{Wire, World, say};
-use kvcachepool_engine::sessions::{ConnId, Input, ProcessId, WindowId, WindowNews};
+use super::world::{World, say};
+use kvcachepool_engine::driver;
+use kvcachepool_engine::sessions::{ConnId, ProcessId, WindowId, WindowJob};
 use kvcachepool_gpu::copy_engine::CopyEngine;
 use kvcachepool_gpu::lifecycle::{Turn, WindowLifecycle};
 use kvcachepool_gpu::page::FlagPage;
+use kvcachepool_gpu::stand_in::StandIn;
 use kvcachepool_memory::mapping::Mapping;
-use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Op};
-use kvcachepool_protocol::message::{ErrorBody, ErrorCode, WindowReply, encode};
+use kvcachepool_protocol::message::WindowReply;
 use kvcachepool_protocol::table::ROW_BYTES;
 use kvcachepool_protocol::window::{Direction, Order, Unavailable, page_bytes};
 use parking_lot::Mutex;
@@ -21,18 +22,6 @@ use rustix::fd::AsFd;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// A process's next window waits so long for the end of the one before.
-const HOLD_MS: u64 = 2_000;
-
-/// A window that is being made.
-#[derive(Debug, Clone, Copy)]
-pub struct Wish {
-    window: WindowId,
-    process: ProcessId,
-    since: u64,
-    withdrawn: bool,
-}
 
 /// A window as the sidecar has it.
 pub struct Window {
@@ -54,21 +43,15 @@ impl Window {
 }
 
 impl World {
-    /// The state machine wants a window made. Another one of the connection is over by that.
-    pub(super) fn open_window(&mut self, window: WindowId, process: ProcessId) {
-        self.close_window(window.conn);
-        self.side.wishes.push(Wish {
-            window,
-            process,
-            since: self.now,
-            withdrawn: false,
-        });
+    pub(super) fn has_window(&self, conn: ConnId) -> bool {
+        let mut windows = self.side.windows.iter();
+        windows.any(|w| w.id.conn == conn && !w.withdrawn)
     }
 
-    /// A connection is over, and its window with it.
-    pub(super) fn close_window(&mut self, conn: ConnId) {
-        for wish in &mut self.side.wishes {
-            wish.withdrawn |= wish.window.conn == conn;
+    /// A connection is over, or gets another window.
+    pub(super) fn withdraw_window(&mut self, conn: ConnId) {
+        for (job, withdrawn) in &mut self.side.wishes {
+            *withdrawn |= job.window.conn == conn;
         }
         for window in &mut self.side.windows {
             window.withdrawn |= window.id.conn == conn;
@@ -99,7 +82,7 @@ impl World {
         if stopped || self.rng.chance(450) {
             return self.copy_step();
         }
-        if self.rng.chance(200) && (self.make_window() || self.confirm_window()) {
+        if self.rng.chance(200) && (self.make_window() || self.confirm_step()) {
             return true;
         }
         let count = self.side.windows.len();
@@ -109,7 +92,7 @@ impl World {
 
     /// Every thread of a window takes its turn, and every copy goes on.
     pub(super) fn windows_move(&mut self) -> bool {
-        let mut any = self.make_window() | self.confirm_window();
+        let mut any = self.make_window() | self.confirm_step();
         for at in (0..self.side.windows.len()).rev() {
             any |= self.turn(at);
         }
@@ -120,34 +103,29 @@ impl World {
     }
 
     fn make_window(&mut self) -> bool {
-        if self.side.core.is_none() || self.side.wishes.is_empty() {
+        if self.side.driver.is_none() || self.side.wishes.is_empty() {
             return false;
         }
         let at = self.rng.below(self.side.wishes.len());
-        let wish = self.side.wishes[at];
-        let busy = self.side.windows.iter().any(|w| w.process == wish.process);
-        if busy && self.now < wish.since + HOLD_MS {
-            return false;
+        let (job, withdrawn) = self.side.wishes.remove(at);
+        let window = job.window;
+        if self.side.windows.iter().any(|w| w.process == job.process) {
+            self.broke(Rule::S12, || format!("a second window: {job:?}"));
         }
-        self.side.wishes.remove(at);
         let region = self.memory.borrow().supervisor;
         let scarce = self.faults_on && self.rng.chance(self.p.rates.window);
-        let pid = self.conn(wish.window.conn.0).map(|c| c.pid);
-        match (region, pid) {
-            (Some(region), Some(pid)) if !busy && !scarce => self.made(wish, region, pid),
-            _ => {
-                let why = if scarce {
-                    Unavailable::OutOfMemory
-                } else {
-                    Unavailable::Busy
-                };
-                self.refuse_window(wish.window, wish.window.tag, why);
-            }
+        let pid = self.conn(window.conn.0).map(|c| c.pid);
+        if let (Some(region), Some(pid), false) = (region, pid, scarce) {
+            self.made(&job, withdrawn, region, pid);
+        } else {
+            self.refuse_window(window, window.tag, Unavailable::OutOfMemory);
+            self.shell(|w| driver::window_released(w, job.process));
         }
         true
     }
 
-    fn made(&mut self, wish: Wish, region: usize, pid: usize) {
+    fn made(&mut self, job: &WindowJob, withdrawn: bool, region: usize, pid: usize) {
+        let window = job.window;
         let (stages, stage_bytes) = (self.p.stages, u64::from(self.p.stage_rows) * ROW_BYTES);
         let page = FlagPage::new(stages, stage_bytes).unwrap();
         let theirs = Mapping::new(page.fd().as_fd(), page_bytes(stages)).unwrap();
@@ -155,7 +133,7 @@ impl World {
         // never touched: bytes are the device's affair
         let arena = Arc::new(Mapping::private("arena", geometry.arena_bytes).unwrap());
         let copies = Arc::new(Mutex::new(Copies::default()));
-        let device = Box::new(SimDevice(copies.clone()));
+        let device = Box::new(StandIn(copies.clone()));
         let pane = self.panes.len();
         self.panes.push(Pane {
             pid,
@@ -172,13 +150,13 @@ impl World {
             seen: false,
         });
         self.side.windows.push(Window {
-            id: wish.window,
-            process: wish.process,
+            id: window,
+            process: job.process,
             region: geometry.region,
             pane,
             copy_engine: CopyEngine::new(page, device, arena, stage_bytes),
             lifecycle: WindowLifecycle::default(),
-            withdrawn: wish.withdrawn,
+            withdrawn,
         });
         say!(self, "window {pane} is made for process {pid}");
         let reply = WindowReply {
@@ -186,49 +164,18 @@ impl World {
             stage_bytes,
             ..WindowReply::default()
         };
-        let WindowId { conn, tag } = wish.window;
-        let body = encode(&reply).unwrap();
-        self.answer_window(conn, tag, FLAG_FDS, body, vec![FdObject::Window(pane)]);
+        let answer = Ok((reply, vec![FdObject::Window(pane)]));
+        self.shell(|w| driver::window_answered(w, window, window.tag, answer, None));
     }
 
     fn refuse_window(&mut self, window: WindowId, tag: u64, why: Unavailable) {
         self.hit(Fault::WindowRefused);
-        let reason = format!("{why:?}: simulated");
-        let error = ErrorBody {
-            code: ErrorCode::WindowUnavailable,
-            message: reason.clone(),
-            retryable: false,
-        };
-        let news = WindowNews::Unavailable { reason };
-        self.drive(Input::Window { window, news });
-        let body = encode(&error).unwrap();
-        self.answer_window(window.conn, tag, FLAG_ERROR, body, Vec::new());
-    }
-
-    fn answer_window(
-        &mut self,
-        conn: ConnId,
-        tag: u64,
-        flags: u16,
-        body: Vec<u8>,
-        fds: Vec<FdObject>,
-    ) {
-        if let Some(c) = self.conn(conn.0)
-            && c.client_open
-            && c.server_open
-        {
-            c.down.push_back(Wire {
-                op: Op::Window,
-                flags: FLAG_REPLY | flags,
-                tag,
-                body,
-                fds,
-            });
-        }
+        let answer = Err(format!("{why:?}: simulated"));
+        self.shell(|w| driver::window_answered(w, window, tag, answer, None));
     }
 
     /// A worker says that it has written where the sidecar looks.
-    fn confirm_window(&mut self) -> bool {
+    fn confirm_step(&mut self) -> bool {
         let Some(question) = self.side.confirms.pop() else {
             return false;
         };
@@ -244,15 +191,12 @@ impl World {
             return true;
         }
         window.lifecycle.works();
-        let news = WindowNews::Works {
-            memory: "simulated memory".into(),
-        };
-        self.drive(Input::Window { window: id, news });
         let reply = WindowReply {
             working: true,
             ..WindowReply::default()
         };
-        self.answer_window(conn, tag, 0, encode(&reply).unwrap(), Vec::new());
+        let (answer, memory) = (Ok((reply, Vec::new())), Some("simulated memory".into()));
+        self.shell(|w| driver::window_answered(w, id, tag, answer, memory));
         true
     }
 
@@ -261,19 +205,18 @@ impl World {
         if at >= self.side.windows.len() {
             return false;
         }
-        let Some(core) = self.side.core.take() else {
+        let Some(driver) = self.side.driver.take() else {
             return false;
         };
         let mut window = self.side.windows.remove(at);
-        let (id, pane) = (window.id, window.pane);
+        let (id, process, pane) = (window.id, window.process, window.pane);
         if window.withdrawn || !self.panes[pane].worker_there {
             window.lifecycle.end();
         }
         let refuses = self.faults_on && self.rng.chance(self.p.rates.window / 4);
         self.panes[pane].copies.lock().refuses = refuses;
         let owner = Owner {
-            core: RefCell::new(core),
-            out: RefCell::new(std::mem::take(&mut self.side.out)),
+            driver: RefCell::new(driver),
             id,
             region: window.region,
             now: self.core_now(),
@@ -286,15 +229,14 @@ impl World {
         let now = Duration::from_millis(self.now);
         let turn = survives(|| window.lifecycle.turn(&mut window.copy_engine, &owner, now));
         let Owner {
-            core,
-            out,
+            driver,
             begun,
             refused,
             doubted,
             early,
             ..
         } = owner;
-        self.side.core = Some(core.into_inner());
+        self.side.driver = Some(driver.into_inner());
         self.side.windows.insert(at, window);
         let begun = begun.into_inner();
         if early.get() {
@@ -308,9 +250,9 @@ impl World {
             self.hit(Fault::StageRefused);
         }
         self.overdue(pane, doubted.get());
-        self.after(out.into_inner(), Some(Fault::CrashAtTableWrite));
+        self.shell(driver::carry_out);
         let Some(turn) = turn else { return true };
-        self.turned(id, pane, turn);
+        self.turned((id, process), pane, turn);
         moved || turn.step.answered > 0 || turn.doubted.is_some() || turn.ended
     }
 
@@ -357,14 +299,10 @@ impl World {
         }
     }
 
-    fn turned(&mut self, window: WindowId, pane: usize, turn: Turn) {
-        let unavailable = |reason: &str| WindowNews::Unavailable {
-            reason: reason.into(),
-        };
+    fn turned(&mut self, (id, process): (WindowId, ProcessId), pane: usize, turn: Turn) {
         if turn.doubted.is_some() {
             self.panes[pane].sidecar_there = false;
-            let news = unavailable("CopyInDoubt");
-            self.drive(Input::Window { window, news });
+            self.shell(|w| driver::window_ended(w, id, "CopyInDoubt".into()));
         }
         if turn.ended {
             self.panes[pane].sidecar_there = false;
@@ -376,8 +314,8 @@ impl World {
                 });
             }
             say!(self, "window {pane} has ended");
-            let news = unavailable("HungUp");
-            self.drive(Input::Window { window, news });
+            self.shell(|w| driver::window_ended(w, id, "HungUp".into()));
+            self.shell(|w| driver::window_released(w, process));
         }
     }
 }

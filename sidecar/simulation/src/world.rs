@@ -10,6 +10,7 @@ use super::rules::{Rule, Violation};
 use super::scheduler::Scheduler;
 use super::sidecar::Sidecar;
 use super::worker::Worker;
+use kvcachepool_engine::sessions::Frame;
 use kvcachepool_protocol::frame::Op;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -31,10 +32,7 @@ pub struct Part {
 /// A frame under way, with the objects that its descriptors stand for.
 #[derive(Debug, Clone)]
 pub struct Wire {
-    pub op: Op,
-    pub flags: u16,
-    pub tag: u64,
-    pub body: Vec<u8>,
+    pub frame: Frame,
     pub fds: Vec<FdObject>,
 }
 
@@ -294,7 +292,7 @@ impl World {
 
     /// Can anybody connect? A stopped sidecar still has its backlog.
     pub fn listening(&self) -> bool {
-        self.side.core.is_some()
+        self.side.driver.is_some()
     }
 
     /// Sends a frame from a part; where there is no connection, nothing is said.
@@ -316,13 +314,13 @@ impl World {
             return false;
         }
         if conn.server_open {
-            conn.up.push_back(Wire {
+            let frame = Frame {
                 op,
                 flags: 0,
                 tag,
                 body,
-                fds,
-            });
+            };
+            conn.up.push_back(Wire { frame, fds });
         }
         true
     }

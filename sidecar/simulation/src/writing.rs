@@ -1,14 +1,13 @@
 //! Chunks that are written down: read from their slots while these are leased, and what tiers make of them.
 
 use super::counts::Fault;
-use super::lower::{Held, Store, Task};
+use super::lower::{Held, Store};
 use super::memory::{Bytes, right_digest, rows_of, short};
 use super::rules::Rule;
 use super::world::World;
 use kvcachepool_engine::table::ROW_BYTES;
 use kvcachepool_engine::tier::{Cause, Kind, Stored};
-use kvcachepool_engine::{Completion, Target};
-use kvcachepool_protocol::object::Object;
+use kvcachepool_engine::{Completion, Effect, Target, WriteJob};
 use std::collections::btree_map::Entry;
 
 /// Writes under way with a tier, and bytes that may wait.
@@ -19,7 +18,8 @@ const PUT_LEASES: u32 = 1 << 31;
 
 impl World {
     /// The state machine wants a chunk written down.
-    pub(super) fn put_ordered(&mut self, put: u64, object: &Object, targets: &[Target]) {
+    pub(super) fn put_ordered(&mut self, job: &WriteJob) {
+        let (object, targets) = (&job.object, &job.sections);
         let hash = short(&object.last_hash.0);
         let Some(at) = self.memory.borrow().supervisor else {
             return;
@@ -38,7 +38,7 @@ impl World {
         let leased = targets
             .iter()
             .map(|t| (t.section.slot.get(), t.section.generation.get()))
-            .map(|(slot, generation)| (slot, generation, PUT_LEASES + put as u32));
+            .map(|(slot, generation)| (slot, generation, PUT_LEASES + job.put as u32));
         self.memory.borrow_mut().regions[at].leased.extend(leased);
         self.hit(Fault::PutBegun);
     }
@@ -47,8 +47,8 @@ impl World {
     pub(super) fn put_bounds(&mut self, tier: usize) {
         let (mut keys, mut bytes) = (Vec::new(), 0);
         for job in self.side.jobs.iter().filter(|j| j.tier == tier) {
-            if let Task::Put { object, .. } = &job.task {
-                keys.push(object.key());
+            if let Effect::Write(write) = &job.effect {
+                keys.push(write.object.key());
                 bytes += job.bytes;
             }
         }
@@ -68,7 +68,7 @@ impl World {
 
     /// After a flush, with all tiers at hand, each that is written to has what can be read in memory.
     pub(super) fn all_is_written(&mut self) {
-        let Some(core) = &self.side.core else {
+        let Some(core) = self.side.core() else {
             return;
         };
         let Some(engine) = core.engine() else {
@@ -97,17 +97,13 @@ impl World {
     }
 
     /// A write ends: what was read is compared with the head's digests, mostly.
-    pub(super) fn put_ends(&mut self, at: usize, fails: bool) {
-        let job = self.side.jobs.swap_remove(at);
-        let Task::Put {
+    pub(super) fn put_ends(&mut self, tier: usize, region: usize, job: WriteJob, fails: bool) {
+        let WriteJob {
             put,
             object,
-            targets,
-            region,
-        } = job.task
-        else {
-            return;
-        };
+            sections: targets,
+            ..
+        } = job;
         let hash = short(&object.last_hash.0);
         let as_promised = object.sections.iter().zip(&targets).all(|(section, t)| {
             let (slot, length) = (t.section.slot.get(), u64::from(t.section.length.get()));
@@ -131,7 +127,7 @@ impl World {
         } else if !as_promised && !self.rng.chance(200) {
             Err(Cause::Corrupt)
         } else {
-            let store = &mut self.lower.stores[job.tier];
+            let store = &mut self.lower.stores[tier];
             match store.objects.entry(object.key().0) {
                 Entry::Occupied(_) => Ok(Stored::Already),
                 Entry::Vacant(place) => {

@@ -4,28 +4,30 @@
 use super::token::{Access, check};
 use crate::serve::Shell;
 use crate::serve::daemon::Daemon;
-use kvcachepool_engine::sessions::ConnId;
-use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, Op, frame};
+use kvcachepool_engine::sessions::Frame;
+use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, Op};
 use kvcachepool_protocol::message::{Admin, ErrorBody, ErrorCode, encode};
 use kvcachepool_protocol::status::Flush;
 use serde::Serialize;
 use serde_json::json;
 
-/// Runs one operation and sends the reply. Takes the core's lock: the caller must not hold it.
-pub fn answer(daemon: &Daemon, shell: &Shell, conn: ConnId, tag: u64, request: &Admin) {
+/// Runs one operation and returns the reply. Takes the core's lock: the caller must not hold it.
+pub fn answer(daemon: &Daemon, shell: &Shell, tag: u64, request: &Admin) -> Option<Frame> {
     let (flags, body) = match perform(daemon, shell, request) {
         Ok(body) => (FLAG_REPLY, body),
         Err(error) => {
             shell
                 .metrics
                 .add("admin_refusals_total", &[&format!("{:?}", error.code)], 1);
-            match encode(&error) {
-                Ok(body) => (FLAG_REPLY | FLAG_ERROR, body),
-                Err(_) => return,
-            }
+            (FLAG_REPLY | FLAG_ERROR, encode(&error).ok()?)
         }
     };
-    shell.send(conn, frame(Op::Admin, flags, tag, &body), Vec::new());
+    Some(Frame {
+        op: Op::Admin,
+        flags,
+        tag,
+        body,
+    })
 }
 
 fn refuse(code: ErrorCode, message: impl Into<String>) -> ErrorBody {

@@ -16,7 +16,6 @@ use kvcachepool_protocol::table::ROW_BYTES;
 use parking_lot::Mutex;
 use rustix::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// The live memory, shared with the code that sends its descriptors and reads its bytes.
@@ -50,8 +49,6 @@ pub struct Machine {
     pub handed_back: Option<Arena>,
     /// Accept memory of earlier boots from a connector that returns it.
     pub takes_back: bool,
-    /// Stops the running population.
-    pub stop_population: Arc<AtomicBool>,
 }
 
 impl Machine {
@@ -81,19 +78,15 @@ impl Machine {
 
     /// Starts from the beginning even if an earlier boot did it: connectors can write the table's record of it, and existing pages only
     /// get mapped, which digests need anyway.
-    fn populate(&mut self, arena: &Arena) {
-        self.stop_population.store(true, Ordering::Relaxed);
-        self.stop_population = Arc::new(AtomicBool::new(false));
-        let (post, region) = (self.post.clone(), arena.geometry.region);
+    fn populate(&self, arena: &Arena) {
+        let post = self.post.clone();
         populate::start(
             arena.bytes.clone(),
             arena.geometry.arena_bytes,
             self.memory.populate_threads as usize,
-            self.stop_population.clone(),
             move |progress| {
                 let posted = match progress {
                     Progress::UpTo(bytes) => Posted::Populated {
-                        region,
                         rows: u32::try_from(bytes / ROW_BYTES).unwrap_or(u32::MAX),
                     },
                     Progress::Failed(at, e) => Posted::PopulationFailed {
@@ -211,5 +204,9 @@ impl Host for Machine {
             );
             self.hold(arena);
         }
+    }
+
+    fn drop_adopted(&mut self) {
+        self.handed_back = None;
     }
 }

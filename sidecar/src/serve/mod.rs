@@ -8,7 +8,6 @@ mod connection;
 pub mod daemon;
 mod descriptors;
 mod exit;
-mod holders;
 mod host;
 mod listener;
 mod pidfd;

@@ -13,7 +13,8 @@ use crate::supervisor::messages::Claim;
 use crate::{admin, log};
 use kvcachepool_engine::Completion;
 use kvcachepool_engine::config::Config as CoreConfig;
-use kvcachepool_engine::sessions::{Core, Input, Start};
+use kvcachepool_engine::driver::{Driver, EarlierMemory, HEALTHY_AFTER_MS};
+use kvcachepool_engine::sessions::{Input, Start};
 use kvcachepool_memory::arena::Arena;
 use kvcachepool_memory::lockfile::LockFile;
 use kvcachepool_memory::verify::{Pace, Pool};
@@ -27,12 +28,6 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
-/// An engine that lived this long is healthy; earlier boots without health no longer count.
-const HEALTHY_AFTER: Duration = Duration::from_secs(60);
-/// After this many boots without health the next one starts cold.
-const UNHEALTHY_BOOTS_MAX: u32 = 3;
-/// After this many, cold starts in the kept memory did not help: the memory is dropped, even if a connector returns it.
-const UNHEALTHY_BOOTS_OF_MEMORY_MAX: u32 = 2 * UNHEALTHY_BOOTS_MAX;
 /// Interval of the heartbeat to the supervisor.
 const BEAT: Duration = Duration::from_secs(1);
 /// After SIGTERM, wait this long for the notice that the last vLLM ended.
@@ -188,8 +183,8 @@ async fn serve(
     let before = count_boot(daemon, &lock);
     // This is the only place that sets it.
     let _ = daemon.unhealthy_boots.set(before);
-    let distrusts_memory = before >= UNHEALTHY_BOOTS_OF_MEMORY_MAX;
-    let arena = arena.filter(|_| !distrusts_memory);
+    let earlier = EarlierMemory::after(before);
+    let arena = arena.filter(|_| earlier != EarlierMemory::Dropped);
     if daemon.boot.region.is_some() && arena.is_none() {
         error!(
             boots = before,
@@ -211,8 +206,7 @@ async fn serve(
         daemon: daemon.clone(),
         post: post.clone(),
         handed_back: None,
-        takes_back: !distrusts_memory,
-        stop_population: Arc::default(),
+        takes_back: earlier != EarlierMemory::Dropped,
     };
     let found = arena.map(|arena| machine.install(arena));
     let pace = Pace {
@@ -222,16 +216,12 @@ async fn serve(
     let tiers = Tiers::start(&config, daemon.boot_token, live.clone(), post.clone())?;
     let digests = Pool::start(pace, move |job, digest| {
         // A closed channel means that the process ends.
-        let completion = Completion::Digest {
+        let _ = post.send(Posted::Completed(Completion::Digest {
             slot: job.work.slot,
             generation: job.work.generation,
             check: job.work.check,
             digest,
-        };
-        let _ = post.send(Posted::Completed {
-            region: Some(job.region),
-            completion,
-        });
+        }));
     })?;
     let parts = Parts {
         descriptors,
@@ -247,10 +237,10 @@ async fn serve(
         boot: daemon.boot_token,
         version: VERSION.into(),
         found,
-        cold: before >= UNHEALTHY_BOOTS_MAX,
+        cold: earlier != EarlierMemory::Warm,
     };
     let core = CoreConfig::from(&config);
-    let shell = Shell::new(parts, |now, out| Core::new(core, machine, start, now, out))?;
+    let shell = Shell::new(parts, |now| Driver::new(core, machine, start, now))?;
     let _ = daemon.shell.set(shell.clone());
 
     let socket = bind(daemon, &config.socket).await;
@@ -266,7 +256,7 @@ async fn serve(
         }
     });
     tokio::spawn(async move {
-        tokio::time::sleep(HEALTHY_AFTER).await;
+        tokio::time::sleep(Duration::from_millis(HEALTHY_AFTER_MS)).await;
         if let Err(e) = lock.healthy() {
             error!(error = %e, "cannot record the healthy boot in the lock file");
         }

@@ -1,4 +1,4 @@
-//! The lock around the core, and the execution of the core's outputs.
+//! The lock around the driver, and the devices that it acts on.
 
 use super::connection::{Connection, Event, SendError};
 use super::daemon::Daemon;
@@ -8,8 +8,9 @@ use super::tiers::Tiers;
 use super::watch;
 use super::windows::Windows;
 use crate::admin::{self, metrics::Metrics};
+use kvcachepool_engine::driver::{self, Broken, Devices, Driver};
 use kvcachepool_engine::sessions::{
-    ConnId, Core, FdFacts, FdKind, Input, Now, Output, ProcessId, WindowId,
+    ConnId, Core, FdFacts, FdId, FdKind, Frame, Input, Now, Output, ProcessId, WindowId, WindowJob,
 };
 use kvcachepool_engine::{Completion, Effect};
 use kvcachepool_memory::facts;
@@ -17,9 +18,9 @@ use kvcachepool_memory::lockfile::{LockFile, LockFileError};
 use kvcachepool_memory::verify::{Job, Pool};
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, FrameError, Header, Op, frame};
-use kvcachepool_protocol::message::{ErrorBody, ErrorCode, encode};
+use kvcachepool_protocol::message::{Admin, ErrorBody, ErrorCode, encode};
 use kvcachepool_protocol::table::ROW_BYTES;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -30,7 +31,7 @@ use tracing::{debug, info, warn};
 #[derive(Debug)]
 pub enum Posted {
     /// The arena's first rows are populated.
-    Populated { region: u64, rows: u32 },
+    Populated { rows: u32 },
     /// The kernel refused to populate further pages.
     PopulationFailed {
         at_bytes: u64,
@@ -38,41 +39,13 @@ pub enum Posted {
         reason: String,
     },
     /// An effect has ended, or a tier went up or down.
-    Completed {
-        /// Region of the arena that the effect was for; `None` when the completion concerns the tier itself.
-        region: Option<u64>,
-        completion: Completion,
-    },
-}
-
-struct Peer {
-    connection: Arc<Connection>,
-    /// SO_PEERPIDFD, kept while the connection lives.
-    pidfd: Option<FdFacts>,
+    Completed(Completion),
 }
 
 struct Inner {
-    core: Core<Machine>,
-    peers: HashMap<ConnId, Peer>,
-    out: Vec<Output>,
+    driver: Driver<Machine>,
+    connections: HashMap<ConnId, Arc<Connection>>,
     next_conn: u64,
-}
-
-/// Everything that connections, timers and threads of the engine process share.
-pub struct Shell {
-    inner: Mutex<Inner>,
-    me: Weak<Shell>,
-    pub descriptors: Arc<Descriptors>,
-    pub live: Arc<Live>,
-    pub metrics: Arc<Metrics>,
-    pub(super) daemon: Arc<Daemon>,
-    lock: Arc<LockFile>,
-    lock_fd: Arc<OwnedFd>,
-    digests: Pool,
-    pub(super) windows: Windows,
-    /// Lower tiers, if any are configured.
-    pub tiers: Option<Arc<Tiers>>,
-    started: Instant,
 }
 
 /// The parts of a shell.
@@ -88,59 +61,65 @@ pub struct Parts {
     pub started: Instant,
 }
 
+/// Everything that connections, timers and threads of the engine process share.
+pub struct Shell {
+    inner: Mutex<Inner>,
+    me: Weak<Shell>,
+    parts: Parts,
+    lock_fd: Arc<OwnedFd>,
+    pub(super) windows: Windows,
+}
+
+impl std::ops::Deref for Shell {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
+}
+
 impl Shell {
-    /// Builds the core with `make` and carries out its first outputs.
+    /// Builds the driver with `make`, and carries out its first outputs.
     pub fn new(
         parts: Parts,
-        make: impl FnOnce(Now, &mut Vec<Output>) -> Core<Machine>,
+        make: impl FnOnce(Now) -> Driver<Machine>,
     ) -> std::io::Result<Arc<Self>> {
         let lock_fd = Arc::new(parts.lock.fd().try_clone_to_owned()?);
-        let started = parts.started;
-        let mut out = Vec::new();
-        let core = make(now(started), &mut out);
+        let driver = make(now(parts.started));
         let shell = Arc::new_cyclic(|me| Self {
             inner: Mutex::new(Inner {
-                core,
-                peers: HashMap::new(),
-                out,
+                driver,
+                connections: HashMap::new(),
                 next_conn: 1,
             }),
             me: me.clone(),
-            descriptors: parts.descriptors,
-            live: parts.live,
-            metrics: parts.metrics,
-            daemon: parts.daemon,
-            lock: parts.lock,
+            parts,
             lock_fd,
-            digests: parts.digests,
             windows: Windows::default(),
-            tiers: parts.tiers,
-            started,
         });
-        shell.carry_out(&mut shell.inner.lock());
+        driver::carry_out(&mut shell.devices());
         Ok(shell)
     }
 
-    /// The current time on the core's clock.
-    pub fn now(&self) -> Now {
-        now(self.started)
+    /// Takes the lock.
+    pub(super) fn devices(&self) -> Locked<'_> {
+        Locked {
+            shell: self,
+            inner: self.inner.lock(),
+        }
     }
 
-    /// Runs `f` on the core and carries out the resulting outputs before it returns.
+    /// Runs `ask` on the core and carries out the resulting outputs before it returns.
     pub fn with_core<R>(
         &self,
         ask: impl FnOnce(&mut Core<Machine>, Now, &mut Vec<Output>) -> R,
     ) -> R {
-        let mut inner = self.inner.lock();
-        let Inner { core, out, .. } = &mut *inner;
-        let answer = ask(core, now(self.started), out);
-        self.carry_out(&mut inner);
-        answer
+        driver::with_core(&mut self.devices(), ask)
     }
 
     /// Passes one input to the core and carries out the resulting outputs.
     pub fn drive(&self, input: Input<'_>) {
-        self.with_core(|core, now, out| core.handle(now, input, out));
+        driver::handle(&mut self.devices(), input);
     }
 
     pub fn config(&self) -> Config {
@@ -158,12 +137,11 @@ impl Shell {
     }
 
     pub fn connections(&self) -> Vec<Arc<Connection>> {
-        let inner = self.inner.lock();
-        inner.peers.values().map(|p| p.connection.clone()).collect()
+        self.inner.lock().connections.values().cloned().collect()
     }
 
     pub fn connection_count(&self) -> usize {
-        self.inner.lock().peers.len()
+        self.inner.lock().driver.connections()
     }
 
     /// The id of a new connection.
@@ -182,15 +160,9 @@ impl Shell {
             facts::peer_credentials(connection.stream.as_fd()).unwrap_or_default();
         debug!(conn = conn.0, pid, uid, gid, "connected");
         self.metrics.add("connections_accepted_total", &[], 1);
-        self.inner
-            .lock()
-            .peers
-            .insert(conn, Peer { connection, pidfd });
-        self.drive(Input::Connected {
-            conn,
-            peer: pidfd,
-            pid: u32::try_from(pid).unwrap_or(0),
-        });
+        let mut devices = self.devices();
+        devices.inner.connections.insert(conn, connection);
+        driver::connected(&mut devices, conn, pidfd, u32::try_from(pid).unwrap_or(0));
     }
 
     /// Reads and handles what is available on a connection. False: the connection used its share and more may be available.
@@ -240,27 +212,7 @@ impl Shell {
             .into_iter()
             .map(|fd| self.descriptors.admit(fd))
             .collect();
-        {
-            let mut inner = self.inner.lock();
-            // Closed by a frame of another connection a moment ago: the rest is dropped.
-            if !connection.is_closed() {
-                let Inner { core, out, .. } = &mut *inner;
-                core.handle(
-                    now(self.started),
-                    Input::Frame {
-                        conn: connection.id,
-                        header,
-                        body,
-                        fds: &facts,
-                    },
-                    out,
-                );
-                // A descriptor or mapping of refused memory is charged to the pod for as long as it exists.
-                core.host_mut().handed_back = None;
-                self.carry_out(&mut inner);
-            }
-        }
-        self.descriptors.close(&facts);
+        driver::frame(&mut self.devices(), connection.id, header, body, &facts);
     }
 
     /// Replies with an error to bytes that are not a valid frame, and closes the connection.
@@ -301,65 +253,16 @@ impl Shell {
         info!(conn = connection.id.0, reason, "connection closed");
     }
 
-    pub fn died(&self, process: ProcessId) {
-        self.drive(Input::ProcessDied { process });
-        self.windows.died(process);
-    }
-
     /// Ends a connection for a reason outside the core, for example a read error.
     pub fn lost(&self, conn: ConnId) {
-        let mut inner = self.inner.lock();
-        if self.forget(&mut inner, conn) {
-            let Inner { core, out, .. } = &mut *inner;
-            core.handle(now(self.started), Input::Disconnected { conn }, out);
-            self.carry_out(&mut inner);
-        }
-    }
-
-    fn forget(&self, inner: &mut Inner, conn: ConnId) -> bool {
-        let Some(peer) = inner.peers.remove(&conn) else {
-            return false;
-        };
-        self.descriptors.close(&peer.pidfd);
-        self.windows.close(conn);
-        peer.connection.close_when_sent();
-        true
-    }
-
-    /// Sends a frame that the core did not build. False: the connection is gone and the peer does not get the frame.
-    pub fn send(&self, conn: ConnId, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) -> bool {
-        let connection = match self.inner.lock().peers.get(&conn) {
-            Some(peer) => peer.connection.clone(),
-            None => return false,
-        };
-        match connection.send(bytes, fds) {
-            Ok(sent) => sent,
-            Err(e) => {
-                if e == SendError::SlowReader {
-                    self.named_end(&connection, "SlowReader");
-                }
-                connection.close_now();
-                self.lost(conn);
-                false
-            }
-        }
+        driver::lost(&mut self.devices(), conn);
     }
 
     /// Handles a message from a thread of the shell.
     pub fn posted(&self, posted: Posted) {
-        let live = |region| {
-            self.live
-                .get()
-                .is_some_and(|arena| arena.geometry.region == region)
-        };
         match posted {
-            Posted::Populated { region, rows } if live(region) => {
-                self.drive(Input::Populated { rows });
-            }
-            Posted::Completed { region, completion } if region.is_none_or(live) => {
-                self.drive(Input::Completed(completion));
-            }
-            Posted::Populated { .. } | Posted::Completed { .. } => {}
+            Posted::Populated { rows } => self.drive(Input::Populated { rows }),
+            Posted::Completed(completion) => self.drive(Input::Completed(completion)),
             Posted::PopulationFailed { at_bytes, reason } => {
                 self.metrics.add("population_failures_total", &[], 1);
                 let message = format!(
@@ -369,104 +272,119 @@ impl Shell {
             }
         }
     }
+}
 
-    fn carry_out(&self, inner: &mut Inner) {
-        while !inner.out.is_empty() {
-            for output in std::mem::take(&mut inner.out) {
-                self.one(inner, output);
+/// The shell's devices, with the lock held.
+pub(super) struct Locked<'a> {
+    shell: &'a Shell,
+    inner: MutexGuard<'a, Inner>,
+}
+
+impl Devices for Locked<'_> {
+    type Host = Machine;
+    type Fd = Arc<OwnedFd>;
+
+    fn driver(&mut self) -> &mut Driver<Machine> {
+        &mut self.inner.driver
+    }
+
+    fn now(&self) -> Now {
+        now(self.shell.started)
+    }
+
+    fn send(&mut self, conn: ConnId, sent: Frame, fds: Vec<Self::Fd>) -> Result<bool, Broken> {
+        let Some(connection) = self.inner.connections.get(&conn) else {
+            return Ok(false);
+        };
+        let bytes = frame(sent.op, sent.flags, sent.tag, &sent.body);
+        connection.send(bytes, fds).map_err(|e| {
+            if e == SendError::SlowReader {
+                self.shell.named_end(connection, "SlowReader");
             }
+            connection.close_now();
+            Broken
+        })
+    }
+
+    fn close(&mut self, conn: ConnId, reason: Option<&'static str>) {
+        if let Some(connection) = self.inner.connections.remove(&conn) {
+            if let Some(reason) = reason {
+                self.shell.named_end(&connection, reason);
+            }
+            connection.close_when_sent();
         }
     }
 
-    fn one(&self, inner: &mut Inner, output: Output) {
-        match output {
-            Output::Send {
-                conn,
-                op,
-                flags,
-                tag,
-                body,
-                fds,
-            } => {
-                let Some(peer) = inner.peers.get(&conn) else {
-                    return;
-                };
-                let fds = fds
-                    .into_iter()
-                    .filter_map(|kind| self.outgoing(kind))
-                    .collect();
-                if let Err(e) = peer.connection.send(frame(op, flags, tag, &body), fds) {
-                    if e == SendError::SlowReader {
-                        self.named_end(&peer.connection, "SlowReader");
-                    }
-                    peer.connection.close_now();
-                    self.forget(inner, conn);
-                    let Inner { core, out, .. } = inner;
-                    core.handle(now(self.started), Input::Disconnected { conn }, out);
-                }
-            }
-            Output::Close { conn, reason } => {
-                if let Some(peer) = inner.peers.get(&conn) {
-                    self.named_end(&peer.connection, reason);
-                }
-                self.forget(inner, conn);
-            }
-            Output::WatchProcess { process, fd } => match self.descriptors.take(fd) {
-                Some(pidfd) => watch::process(self.me.clone(), process, pidfd),
-                None => warn!(process = process.0, "missing pidfd of a process to watch"),
-            },
-            Output::Effect(Effect::Digest(work)) => {
-                let Some(arena) = self.live.get() else {
-                    return;
-                };
-                self.digests.push(Job {
-                    bytes: arena.bytes,
-                    region: arena.geometry.region,
-                    offset: u64::from(work.slot) * ROW_BYTES,
-                    work,
-                });
-            }
-            Output::OpenWindow {
-                conn,
-                process,
-                tag,
-                device_uuid,
-                bytes,
-            } => {
-                let window = WindowId { conn, tag };
-                let live = self.live.get();
-                self.windows
-                    .open(&self.me, live, window, process, device_uuid, bytes);
-            }
-            Output::ConfirmWindow { conn, tag } => {
-                self.windows.confirm(&self.me, WindowId { conn, tag });
-            }
-            Output::Admin { conn, tag, request } => {
-                // `answer` takes the lock that is held here, so it runs as a task.
-                if let (Some(shell), daemon) = (self.me.upgrade(), self.daemon.clone()) {
-                    tokio::spawn(async move {
-                        admin::socket::answer(&daemon, &shell, conn, tag, &request);
+    fn descriptor(&self, kind: FdKind) -> Option<Self::Fd> {
+        match kind {
+            FdKind::Lock => Some(self.shell.lock_fd.clone()),
+            FdKind::Arena => self.shell.live.get().map(|arena| arena.arena_fd),
+            FdKind::Table => self.shell.live.get().map(|arena| arena.table_fd),
+        }
+    }
+
+    fn close_descriptors(&mut self, fds: &[FdFacts]) {
+        self.shell.descriptors.close(fds);
+    }
+
+    fn watch(&mut self, process: ProcessId, fd: FdId) {
+        match self.shell.descriptors.take(fd) {
+            Some(pidfd) => watch::process(self.shell.me.clone(), process, pidfd),
+            None => warn!(process = process.0, "missing pidfd of a process to watch"),
+        }
+    }
+
+    fn start(&mut self, effect: Effect) {
+        match effect {
+            Effect::Digest(work) => {
+                if let Some(arena) = self.shell.live.get() {
+                    self.shell.digests.push(Job {
+                        bytes: arena.bytes,
+                        offset: u64::from(work.slot) * ROW_BYTES,
+                        work,
                     });
                 }
             }
-            Output::Effect(effect) => {
-                if let Some(tiers) = &self.tiers {
+            effect => {
+                if let Some(tiers) = &self.shell.tiers {
                     tiers.carry_out(effect);
                 }
-            }
-            Output::Log { event, detail } => {
-                self.metrics.add("events_total", &[event], 1);
-                info!(event, detail, "core event");
             }
         }
     }
 
-    fn outgoing(&self, kind: FdKind) -> Option<Arc<OwnedFd>> {
-        match kind {
-            FdKind::Lock => Some(self.lock_fd.clone()),
-            FdKind::Arena => self.live.get().map(|arena| arena.arena_fd),
-            FdKind::Table => self.live.get().map(|arena| arena.table_fd),
+    fn open_window(&mut self, job: WindowJob) -> Result<(), String> {
+        let live = self.shell.live.get();
+        let opened = self.shell.windows.open(&self.shell.me, live, job);
+        opened.map_err(|none| none.to_string())
+    }
+
+    fn confirm_window(&mut self, window: WindowId) -> bool {
+        self.shell.windows.confirm(window)
+    }
+
+    fn close_window(&mut self, conn: ConnId) {
+        self.shell.windows.close(conn);
+    }
+
+    fn unmapped(&mut self, process: ProcessId) {
+        self.shell.windows.unmapped(process);
+    }
+
+    fn admin(&mut self, conn: ConnId, tag: u64, request: Admin) {
+        // `answer` takes the lock that is held here, so it runs as a task.
+        if let (Some(shell), daemon) = (self.shell.me.upgrade(), self.shell.daemon.clone()) {
+            tokio::spawn(async move {
+                if let Some(answer) = admin::socket::answer(&daemon, &shell, tag, &request) {
+                    driver::send(&mut shell.devices(), conn, answer, Vec::new());
+                }
+            });
         }
+    }
+
+    fn log(&mut self, event: &'static str, detail: String) {
+        self.shell.metrics.add("events_total", &[event], 1);
+        info!(event, detail, "core event");
     }
 }
 

@@ -6,10 +6,8 @@ use super::sections::read;
 use super::shell::Posted;
 use super::slow::Slow;
 use kvcachepool_engine::{
-    ClearJob, Completion, Domains, Effect, FetchId, FetchJob, Landed, LookupJob, Target, WriteJob,
+    ClearJob, Completion, Domains, Effect, FetchId, FetchJob, Landed, Target, WriteJob,
 };
-use kvcachepool_memory::arena::Arena;
-use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::object::{Object, ObjectName};
 use kvcachepool_protocol::table::ROW_BYTES;
@@ -35,6 +33,9 @@ const USAGE_EVERY: Duration = Duration::from_secs(2);
 const DOUBTED: u32 = 3;
 /// Threads for digests and sockets of tiers.
 const THREADS: usize = 2;
+
+/// Keeps an operation on the arena from ending.
+type Hold = Arc<oneshot::Sender<()>>;
 
 /// The lower tiers of this sidecar.
 pub struct Tiers {
@@ -254,35 +255,22 @@ impl Tiers {
     pub fn carry_out(&self, effect: Effect) {
         let shared = self.shared.clone();
         match effect {
-            Effect::Lookup(LookupJob {
-                lookup,
-                tier,
-                names,
-            }) => {
-                let region = shared.region();
-                self.runtime.spawn(async move {
-                    let present = match shared.tier(tier) {
-                        Ok(tier) => tier.lookup(&names).await,
-                        Err(e) => Err(e),
-                    };
-                    let present = present.map_err(|e| shared.told(&e));
-                    shared.complete(region, Completion::Lookup { lookup, present });
-                });
-            }
-            Effect::Fetch(FetchJob {
-                fetch,
-                tier,
-                name,
-                sections,
-            }) => {
+            Effect::Lookup(job) => drop(self.runtime.spawn(async move {
+                let present = match shared.tier(job.tier) {
+                    Ok(tier) => tier.lookup(&job.names).await,
+                    Err(e) => Err(e),
+                };
+                let (lookup, present) = (job.lookup, present.map_err(|e| shared.told(&e)));
+                shared.complete(Completion::Lookup { lookup, present });
+            })),
+            Effect::Fetch(job) => {
                 let (cancel, cancelled) = oneshot::channel();
-                shared.fetches.lock().insert(fetch, cancel);
-                let arena = shared.live.get();
+                shared.fetches.lock().insert(job.fetch, cancel);
                 self.runtime.spawn(async move {
-                    let region = arena.as_ref().map(|a| a.geometry.region);
-                    let landed = shared.fetch(arena, tier, name, sections, cancelled).await;
+                    let fetch = job.fetch;
+                    let landed = shared.fetch(job, cancelled).await;
                     shared.fetches.lock().remove(&fetch);
-                    shared.complete(region, Completion::Fetch { fetch, landed });
+                    shared.complete(Completion::Fetch { fetch, landed });
                 });
             }
             Effect::CancelFetch { fetch } => {
@@ -291,44 +279,30 @@ impl Tiers {
                     let _ = cancel.send(());
                 }
             }
-            Effect::Write(WriteJob {
-                put,
-                tier,
-                object,
-                sections,
-                look_first,
-            }) => {
-                let arena = shared.live.get();
-                self.runtime.spawn(async move {
-                    let region = arena.as_ref().map(|a| a.geometry.region);
-                    let stored = if look_first && shared.has(tier, object.name()).await {
-                        Ok(Stored::Already)
-                    } else {
-                        shared.put(arena, tier, *object, sections).await
-                    };
-                    let stored = stored.map_err(|e| shared.told(&e));
-                    shared.complete(region, Completion::Write { put, stored });
-                });
-            }
-            Effect::Discard { tier, name } => {
-                self.runtime.spawn(async move {
-                    let discarded = match shared.tier(tier) {
-                        Ok(tier) => tier.remove(Removal::Unusable(&name)).await,
-                        Err(e) => Err(e),
-                    };
-                    if let Err(e) = discarded {
-                        shared.told(&e);
-                    }
-                });
-            }
-            Effect::Clear(ClearJob { tier, domains }) => {
-                let region = shared.region();
-                self.runtime.spawn(async move {
-                    let removed = shared.clear(tier, domains).await;
-                    let removed = removed.map_err(|e| shared.told(&e));
-                    shared.complete(region, Completion::Clear { tier, removed });
-                });
-            }
+            Effect::Write(job) => drop(self.runtime.spawn(async move {
+                let put = job.put;
+                let stored = if job.look_first && shared.has(job.tier, job.object.name()).await {
+                    Ok(Stored::Already)
+                } else {
+                    shared.put(job).await
+                };
+                let stored = stored.map_err(|e| shared.told(&e));
+                shared.complete(Completion::Write { put, stored });
+            })),
+            Effect::Discard { tier, name } => drop(self.runtime.spawn(async move {
+                let discarded = match shared.tier(tier) {
+                    Ok(tier) => tier.remove(Removal::Unusable(&name)).await,
+                    Err(e) => Err(e),
+                };
+                if let Err(e) = discarded {
+                    shared.told(&e);
+                }
+            })),
+            Effect::Clear(ClearJob { tier, domains }) => drop(self.runtime.spawn(async move {
+                let removed = shared.clear(tier, domains).await;
+                let removed = removed.map_err(|e| shared.told(&e));
+                shared.complete(Completion::Clear { tier, removed });
+            })),
             // A lookup has its own deadline, and its completion is ignored. Digests have a pool of their own.
             Effect::CancelLookup { .. } | Effect::Digest(_) => {}
         }
@@ -336,13 +310,9 @@ impl Tiers {
 }
 
 impl Shared {
-    fn region(&self) -> Option<u64> {
-        self.live.get().map(|arena| arena.geometry.region)
-    }
-
-    fn complete(&self, region: Option<u64>, completion: Completion) {
+    fn complete(&self, completion: Completion) {
         // A closed channel means that the process ends.
-        let _ = self.post.send(Posted::Completed { region, completion });
+        let _ = self.post.send(Posted::Completed(completion));
     }
 
     /// Logs an error if it is worth a line, and returns its cause.
@@ -405,7 +375,7 @@ impl Shared {
             None => drop(self.down.lock().remove(&kind)),
         }
         let down = down.map(|e| e.cause.name().to_owned());
-        self.complete(None, Completion::Tier { tier: kind, down });
+        self.complete(Completion::Tier { tier: kind, down });
     }
 
     /// Opens a tier, with retries until it succeeds, then checks its usage periodically.
@@ -463,19 +433,16 @@ impl Shared {
     /// Ends when nothing writes into the slots any more, which can be long after the reply.
     async fn fetch(
         &self,
-        arena: Option<Arena>,
-        kind: Kind,
-        name: ObjectName,
-        sections: Vec<Target>,
+        job: FetchJob,
         cancelled: oneshot::Receiver<()>,
     ) -> Result<Landed, Cause> {
+        let kind = job.tier;
         let (hold, ended) = hold();
         let (told, began) = (|e| self.told(&e), Instant::now());
-        let bytes = arena.map(|a| a.bytes);
-        let places = places(kind, bytes.as_ref(), &sections, &hold).map_err(told)?;
+        let places = self.places(kind, &job.sections, &hold).map_err(told)?;
         let tier = self.tier(kind).map_err(told)?;
         let landed = tokio::select! {
-            landed = read(tier.as_ref(), &name, &places) => landed.map_err(told),
+            landed = read(tier.as_ref(), &job.name, &places) => landed.map_err(told),
             _ = cancelled => Err(Cause::Timeout),
         };
         if let Some(late) = self.slow.took(kind, began.elapsed(), &landed) {
@@ -488,27 +455,41 @@ impl Shared {
     }
 
     /// Ends when nothing reads the slots any more.
-    async fn put(
-        &self,
-        arena: Option<Arena>,
-        kind: Kind,
-        object: Object,
-        sections: Vec<Target>,
-    ) -> Result<Stored, TierError> {
+    async fn put(&self, job: WriteJob) -> Result<Stored, TierError> {
         let (hold, ended) = hold();
-        let bytes = arena.map(|a| a.bytes);
-        let places = places(kind, bytes.as_ref(), &sections, &hold)?;
+        let places = self.places(job.tier, &job.sections, &hold)?;
         drop(hold);
-        let tier = self.tier(kind)?;
+        let tier = self.tier(job.tier)?;
         let object = Object {
             writer: self.writer,
-            ..object
+            ..*job.object
         };
         let spans = places.into_iter().map(|place| place.span).collect();
         let stored = tier.put(Put { object, spans }).await;
         // Nothing is sent: the sender is dropped with the last hold.
         let _ = ended.await;
         stored
+    }
+
+    fn places(
+        &self,
+        kind: Kind,
+        sections: &[Target],
+        hold: &Hold,
+    ) -> Result<Vec<Place>, TierError> {
+        let arena = self.live.get();
+        let place = |target: &Target| {
+            let section = target.section;
+            let offset = u64::from(section.slot.get()) * ROW_BYTES;
+            let bytes = arena.as_ref()?.bytes.clone();
+            Some(Place {
+                group: target.group,
+                shard: target.shard,
+                span: Span::new(bytes, offset, section.length.get().into(), hold.clone())?,
+            })
+        };
+        let places: Option<Vec<_>> = sections.iter().map(place).collect();
+        places.ok_or_else(|| TierError::new(kind, Cause::Gone, "the slots are outside the arena"))
     }
 }
 
@@ -518,35 +499,7 @@ fn too_much(cause: Cause) -> bool {
 }
 
 /// The drop of the last clone of the sender ends the receiver's wait.
-fn hold() -> (Arc<oneshot::Sender<()>>, oneshot::Receiver<()>) {
+fn hold() -> (Hold, oneshot::Receiver<()>) {
     let (sender, receiver) = oneshot::channel();
     (Arc::new(sender), receiver)
-}
-
-fn places(
-    kind: Kind,
-    arena: Option<&Arc<Mapping>>,
-    sections: &[Target],
-    hold: &Arc<oneshot::Sender<()>>,
-) -> Result<Vec<Place>, TierError> {
-    let place = |target: &Target| {
-        let (offset, length) = range(target);
-        Some(Place {
-            group: target.group,
-            shard: target.shard,
-            span: Span::new(arena?.clone(), offset, length, hold.clone())?,
-        })
-    };
-    let places: Option<Vec<_>> = sections.iter().map(place).collect();
-    places
-        .ok_or_else(|| TierError::new(kind, Cause::Gone, "the arena of the fetch no longer exists"))
-}
-
-/// Offset in the arena and length in bytes.
-fn range(target: &Target) -> (u64, u64) {
-    let section = target.section;
-    (
-        u64::from(section.slot.get()) * ROW_BYTES,
-        u64::from(section.length.get()),
-    )
 }

@@ -2,7 +2,8 @@
 
 use super::pidfd;
 use super::shell::Shell;
-use kvcachepool_engine::sessions::{Input, ProcessId};
+use kvcachepool_engine::driver;
+use kvcachepool_engine::sessions::ProcessId;
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -23,7 +24,7 @@ pub fn process(shell: Weak<Shell>, process: ProcessId, fd: OwnedFd) {
             return;
         }
         if let Some(shell) = shell.upgrade() {
-            shell.died(process);
+            driver::died(&mut shell.devices(), process);
         }
     });
 }
@@ -43,6 +44,6 @@ pub async fn ticks(shell: Arc<Shell>) {
                 }
             }
         }
-        shell.drive(Input::Tick);
+        driver::tick(&mut shell.devices());
     }
 }

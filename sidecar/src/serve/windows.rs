@@ -1,33 +1,29 @@
-//! Windows of workers: one thread each (`window.rs`), and their messages to the core and the socket. A window ends with its
-//! connection, after the copies in flight.
+//! Windows of workers: one thread each (`window.rs`), and their messages to the driver. A window ends with its connection, after the
+//! copies in flight.
 
-use super::holders::{Hold, Holders};
 use super::shell::Shell;
 use super::window::Window;
-use kvcachepool_engine::sessions::{ConnId, Input, ProcessId, WindowId, WindowNews};
+use kvcachepool_engine::driver;
+use kvcachepool_engine::sessions::{ConnId, ProcessId, WindowId, WindowJob};
 use kvcachepool_gpu::copy_engine::Slots;
 use kvcachepool_gpu::device::NoWindow;
 use kvcachepool_gpu::room::{Place, Room};
 use kvcachepool_memory::arena::Arena;
 use kvcachepool_memory::limit;
 use kvcachepool_memory::memfd::Pages;
-use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Op, frame};
-use kvcachepool_protocol::message::{ErrorBody, ErrorCode, WindowReply, encode};
+use kvcachepool_protocol::message::WindowReply;
 use kvcachepool_protocol::window::{Order, Reason, Unavailable};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 
 /// A window's reply to WINDOW.
 pub(super) type Answer = Result<Passed, NoWindow>;
 /// Body and descriptors of a successful reply.
 pub(super) type Passed = (WindowReply, Vec<Arc<OwnedFd>>);
-
-/// What a window occupies while it exists.
-type Places = (Hold, Option<Place>);
 
 pub(super) enum Command {
     /// The worker reports that it wrote the pattern's complement.
@@ -40,25 +36,24 @@ struct Handle {
     poke: Arc<OwnedFd>,
 }
 
-impl Handle {
-    fn wake(&self) {
-        // A full counter wakes its reader too.
-        let _ = rustix::io::write(self.poke.as_fd(), &1u64.to_ne_bytes());
-    }
-}
-
 impl Drop for Handle {
     fn drop(&mut self) {
         self.commands = None;
-        self.wake();
+        wake(&self.poke);
     }
+}
+
+fn wake(poke: &OwnedFd) {
+    // A full counter wakes its reader too.
+    let _ = rustix::io::write(poke.as_fd(), &1u64.to_ne_bytes());
 }
 
 #[derive(Default)]
 pub struct Windows {
     by_conn: Mutex<HashMap<ConnId, Handle>>,
+    /// Wake the threads of windows, which may outlive their connections.
+    pokes: Mutex<HashMap<ProcessId, Arc<OwnedFd>>>,
     host_room: Arc<Room>,
-    holders: Arc<Holders>,
     /// Copies that failed or hang and may not have ended.
     doubts: Mutex<u64>,
 }
@@ -69,45 +64,44 @@ impl Windows {
         &self,
         shell: &Weak<Shell>,
         arena: Option<Arena>,
-        window: WindowId,
-        process: ProcessId,
-        device_uuid: String,
-        bytes: u64,
-    ) {
-        let begun = arena
-            .ok_or_else(|| NoWindow::new(Unavailable::Busy, "there is no arena"))
-            .and_then(|arena| {
-                let wish = Wish {
-                    window,
-                    process,
-                    device_uuid,
-                    bytes,
-                };
-                let (room, holders) = (self.host_room.clone(), self.holders.clone());
-                begin(shell.clone(), arena, room, holders, wish)
-            });
-        match begun {
-            Ok(handle) => {
-                self.by_conn.lock().insert(window.conn, handle);
-            }
-            Err(none) => refuse_later(shell, window, none),
-        }
+        job: WindowJob,
+    ) -> Result<(), NoWindow> {
+        let arena = arena.ok_or_else(|| NoWindow::new(Unavailable::Busy, "there is no arena"))?;
+        let failed = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
+        let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let poke = Arc::new(poke.map_err(|e| failed(&e))?);
+        let (commands, queue) = channel();
+        let (conn, process) = (job.window.conn, job.process);
+        let owner = Owner {
+            shell: shell.clone(),
+            id: job.window,
+            process,
+            region: arena.geometry.region,
+        };
+        let (room, theirs) = (self.host_room.clone(), poke.clone());
+        std::thread::Builder::new()
+            .name("window".into())
+            .spawn(move || {
+                owner.serve(arena, &room, &job, theirs, &queue);
+                owner.released();
+            })
+            .map_err(|e| failed(&e))?;
+        self.pokes.lock().insert(process, poke.clone());
+        let commands = Some(commands);
+        self.by_conn.lock().insert(conn, Handle { commands, poke });
+        Ok(())
     }
 
-    /// Asks the connection's window to check for the pattern's complement.
-    pub fn confirm(&self, shell: &Weak<Shell>, window: WindowId) {
+    /// Asks the connection's window to check for the pattern's complement. False: it has none.
+    pub fn confirm(&self, window: WindowId) -> bool {
         let by_conn = self.by_conn.lock();
-        let told = by_conn.get(&window.conn).is_some_and(|handle| {
+        by_conn.get(&window.conn).is_some_and(|handle| {
             let tag = window.tag;
             let commands = handle.commands.as_ref();
             let told = commands.is_some_and(|c| c.send(Command::Confirm { tag }).is_ok());
-            handle.wake();
+            wake(&handle.poke);
             told
-        });
-        if !told {
-            let none = NoWindow::new(Unavailable::Busy, "this connection has no window");
-            refuse_later(shell, window, none);
-        }
+        })
     }
 
     fn in_doubt(&self, shell: &Shell, now: u64, before: u64) {
@@ -125,112 +119,15 @@ impl Windows {
     }
 
     /// A process is proven dead; the core already knows.
-    pub fn died(&self, process: ProcessId) {
-        self.holders.wake(process);
+    pub fn unmapped(&self, process: ProcessId) {
+        if let Some(poke) = self.pokes.lock().get(&process) {
+            wake(poke);
+        }
     }
 
     pub fn close(&self, conn: ConnId) {
         self.by_conn.lock().remove(&conn);
     }
-}
-
-/// A worker's request for a window.
-struct Wish {
-    window: WindowId,
-    process: ProcessId,
-    device_uuid: String,
-    bytes: u64,
-}
-
-fn begin(
-    shell: Weak<Shell>,
-    arena: Arena,
-    room: Arc<Room>,
-    holders: Arc<Holders>,
-    wish: Wish,
-) -> Result<Handle, NoWindow> {
-    let failed = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
-    let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let poke = Arc::new(poke.map_err(|e| failed(&e))?);
-    let (commands, queue) = channel();
-    let handle = Handle {
-        commands: Some(commands),
-        poke: poke.clone(),
-    };
-    std::thread::Builder::new()
-        .name("window".into())
-        .spawn(move || {
-            let owner = Owner {
-                shell,
-                id: wish.window,
-                process: wish.process,
-                region: arena.geometry.region,
-            };
-            match owner.make(arena, &room, &holders, &wish, poke) {
-                Ok((_places, mut made, reply)) => {
-                    let passed = owner.answer(wish.window.tag, Ok(reply), None);
-                    made.run(&owner, &queue);
-                    owner.over();
-                    // A worker that never got the reply has nothing mapped.
-                    if passed {
-                        made.outlive(&owner);
-                    }
-                }
-                Err(none) => {
-                    owner.answer(wish.window.tag, Err(none), None);
-                }
-            }
-        })
-        .map_err(|e| failed(&e))?;
-    Ok(handle)
-}
-
-/// For a caller that holds the shell's lock.
-fn refuse_later(shell: &Weak<Shell>, window: WindowId, none: NoWindow) {
-    let Some(shell) = shell.upgrade() else {
-        return;
-    };
-    tokio::spawn(async move {
-        let reason = none.to_string();
-        tell(
-            &shell,
-            window,
-            window.tag,
-            Err(none),
-            Some(WindowNews::Unavailable { reason }),
-        );
-    });
-}
-
-/// Replies to WINDOW. The core learns of the window before the worker can use it. False: the worker does not get the reply.
-fn tell(
-    shell: &Shell,
-    window: WindowId,
-    tag: u64,
-    answer: Answer,
-    news: Option<WindowNews>,
-) -> bool {
-    if let Some(news) = news {
-        shell.drive(Input::Window { window, news });
-    }
-    let (flags, body, fds) = match answer {
-        Ok((reply, fds)) => {
-            let flags = if fds.is_empty() { 0 } else { FLAG_FDS };
-            (flags, encode(&reply), fds)
-        }
-        Err(none) => {
-            let error = ErrorBody {
-                code: ErrorCode::WindowUnavailable,
-                message: none.to_string(),
-                retryable: false,
-            };
-            (FLAG_ERROR, encode(&error), Vec::new())
-        }
-    };
-    body.is_ok_and(|body| {
-        let reply = frame(Op::Window, FLAG_REPLY | flags, tag, &body);
-        shell.send(window.conn, reply, fds)
-    })
 }
 
 /// The connection that a window belongs to, and the way to the core.
@@ -247,34 +144,53 @@ impl Owner {
         let Some(shell) = self.shell.upgrade() else {
             return false;
         };
-        let news = match (&answer, memory) {
-            (Err(none), _) => Some(WindowNews::Unavailable {
-                reason: none.to_string(),
-            }),
-            (Ok(_), memory) => memory.map(|memory| WindowNews::Works { memory }),
-        };
-        tell(&shell, self.id, tag, answer, news)
+        let answer = answer.map_err(|none| none.to_string());
+        driver::window_answered(&mut shell.devices(), self.id, tag, answer, memory)
     }
 
-    /// Creates the window and what it occupies.
+    /// Creates the window and runs it to its end.
+    fn serve(
+        &self,
+        arena: Arena,
+        room: &Arc<Room>,
+        job: &WindowJob,
+        poke: Arc<OwnedFd>,
+        queue: &Receiver<Command>,
+    ) {
+        let tag = self.id.tag;
+        match self.make(arena, room, job, poke) {
+            Ok((_place, mut made, reply)) => {
+                let passed = self.answer(tag, Ok(reply), None);
+                made.run(self, queue);
+                self.over();
+                // A worker that never got the reply has nothing mapped.
+                if passed {
+                    made.outlive(self);
+                }
+            }
+            Err(none) => {
+                self.answer(tag, Err(none), None);
+            }
+        }
+    }
+
+    /// Creates the window and reserves its place.
     fn make(
         &self,
         arena: Arena,
         room: &Arc<Room>,
-        holders: &Arc<Holders>,
-        wish: &Wish,
+        job: &WindowJob,
         poke: Arc<OwnedFd>,
-    ) -> Result<(Places, Window, Passed), NoWindow> {
-        let hold = holders.take(self.process, poke.clone())?;
-        let place = match wish.device_uuid.is_empty() {
-            true => Some(self.host_place(room, &arena, wish.bytes)?),
+    ) -> Result<(Option<Place>, Window, Passed), NoWindow> {
+        let place = match job.device_uuid.is_empty() {
+            true => Some(self.host_place(room, &arena, job.bytes)?),
             false => None,
         };
-        let (made, reply) = Window::make(arena, &wish.device_uuid, wish.bytes, poke)?;
-        Ok(((hold, place), made, reply))
+        let (made, reply) = Window::make(arena, &job.device_uuid, job.bytes, poke)?;
+        Ok((place, made, reply))
     }
 
-    /// Whether the worker's process is proven dead. [`Windows::died`] wakes the waiting thread.
+    /// Whether the worker's process is proven dead. [`Windows::unmapped`] wakes the waiting thread.
     pub(super) fn worker_died(&self) -> bool {
         let shell = self.shell.upgrade();
         shell.is_none_or(|shell| !shell.with_core(|core, _, _| core.lives(self.process)))
@@ -297,20 +213,24 @@ impl Owner {
             return;
         };
         shell.windows.in_doubt(&shell, now, before);
-        let (window, reason) = (
-            self.id,
-            "CopyInDoubt: no more copies for this window".into(),
-        );
-        let news = WindowNews::Unavailable { reason };
-        shell.drive(Input::Window { window, news });
+        let reason = "CopyInDoubt: no more copies for this window".into();
+        driver::window_ended(&mut shell.devices(), self.id, reason);
     }
 
     /// Ends copying. If the connection continues, it has no window then.
     fn over(&self) {
         if let Some(shell) = self.shell.upgrade() {
-            let (window, reason) = (self.id, "HungUp".into());
-            let news = WindowNews::Unavailable { reason };
-            shell.drive(Input::Window { window, news });
+            driver::window_ended(&mut shell.devices(), self.id, "HungUp".into());
+        }
+    }
+
+    /// Nothing of the window is left.
+    fn released(&self) {
+        if let Some(shell) = self.shell.upgrade() {
+            // Under the lock: the process's next window adds another one.
+            let mut devices = shell.devices();
+            shell.windows.pokes.lock().remove(&self.process);
+            driver::window_released(&mut devices, self.process);
         }
     }
 }

@@ -5,16 +5,16 @@ use super::super::Time;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::ask::LookupState;
-use super::number;
+use super::{TierPlanner, number};
 use crate::Changed;
 use kvcachepool_protocol::message as wire;
 
 /// Shortest interval between two updates of one PROBE. Milliseconds.
 const UPDATE_MS: u64 = 20;
 
-impl<T: Table> Engine<T> {
+impl TierPlanner {
     /// Wire state, tier number and pending flag of a chunk that memory lacks.
-    pub(crate) fn state_of(&self, probe: &Probe, at: usize) -> (u8, u8, bool) {
+    pub fn state_of(&self, probe: &Probe, at: usize) -> (u8, u8, bool) {
         let state = probe.tier_lookup.as_ref().and_then(|a| a.states.get(at));
         let named = |tier: &usize| self.number_of(*tier);
         match state {
@@ -28,7 +28,7 @@ impl<T: Table> Engine<T> {
                         .as_ref()
                         .is_some_and(|a| !a.tried(at, *tier))
                 };
-                let last = self.lower.tiers.len().saturating_sub(1);
+                let last = self.tiers.len().saturating_sub(1);
                 let next = (0..last).find(untried).unwrap_or(last);
                 (wire::CHUNK_PENDING, named(&next), true)
             }
@@ -39,13 +39,13 @@ impl<T: Table> Engine<T> {
     }
 
     /// Reason why chunks of a PROBE are not fetched; empty = none is declined.
-    pub(crate) fn declined(&self, probe: &Probe) -> &'static str {
+    pub fn declined(&self, probe: &Probe) -> &'static str {
         let tier_lookup = probe.tier_lookup.as_ref();
         tier_lookup.and_then(|a| a.declined).unwrap_or_default()
     }
 
     /// Number of the tier that a chunk of a PROBE was fetched from.
-    pub(crate) fn fetched_from(&self, probe: &Probe, at: usize) -> Option<u8> {
+    pub fn fetched_from(&self, probe: &Probe, at: usize) -> Option<u8> {
         match probe.tier_lookup.as_ref()?.states.get(at)? {
             LookupState::Fetched(tier) => Some(self.number_of(*tier)),
             _ => None,
@@ -53,22 +53,18 @@ impl<T: Table> Engine<T> {
     }
 
     fn number_of(&self, tier: usize) -> u8 {
-        self.lower
-            .tiers
-            .get(tier)
-            .map_or(0, |t| number(t.config.kind))
+        self.tiers.get(tier).map_or(0, |t| number(t.config.kind))
     }
 
     /// Expected wait of a PROBE for lower tiers. Milliseconds.
-    pub(crate) fn pending_ms(&self, probe: &Probe) -> u64 {
+    pub fn pending_ms(&self, probe: &Probe) -> u64 {
         let Some(tier_lookup) = &probe.tier_lookup else {
             return 0;
         };
         let mut longest = 0;
         // a fetch slower than the average has already taken its age
-        let age =
-            |since: Option<u64>| since.map_or(0, |since| self.lower.now_ms.saturating_sub(since));
-        for (at, tier) in self.lower.tiers.iter().enumerate() {
+        let age = |since: Option<u64>| since.map_or(0, |since| self.now_ms.saturating_sub(since));
+        for (at, tier) in self.tiers.iter().enumerate() {
             let (mut asked, mut coming) = (false, false);
             for state in &tier_lookup.states {
                 asked |= *state == LookupState::Asked(at);
@@ -78,10 +74,10 @@ impl<T: Table> Engine<T> {
             if !asked && !coming {
                 continue;
             }
-            let in_flight = self.lower.in_flight.values().filter(|f| f.tier == at);
+            let in_flight = self.in_flight.values().filter(|f| f.tier == at);
             let mut expected_ms = tier.expected_ms(age(in_flight.map(|f| f.since_ms).min()));
             if asked {
-                let mut lookups = self.lower.lookups.values().filter(|l| l.tier == at);
+                let mut lookups = self.lookups.values().filter(|l| l.tier == at);
                 let oldest = lookups.next().map(|l| l.since_ms);
                 expected_ms += tier.lookup_ms.max(age(oldest));
             }
@@ -89,7 +85,9 @@ impl<T: Table> Engine<T> {
         }
         longest
     }
+}
 
+impl<T: Table> Engine<T> {
     /// Queues updates for PROBEs whose answers changed, at most one per interval.
     pub(super) fn send_updates(&mut self, now: Time) {
         let mut ids = std::mem::take(&mut self.lower.updates);

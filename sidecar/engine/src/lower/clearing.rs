@@ -4,8 +4,8 @@
 use super::super::mistake::Mistake;
 use super::super::table::Table;
 use super::super::{Engine, Time};
-use super::Tier;
 use super::stats::count;
+use super::{Tier, TierPlanner};
 use crate::effect::{ClearJob, Effect};
 use crate::tier::{Cause, Kind};
 use kvcachepool_protocol::key::{LayoutId, ModelId};
@@ -32,6 +32,49 @@ impl Tier {
     }
 }
 
+impl TierPlanner {
+    /// The shell finished or failed a removal.
+    pub fn cleared(&mut self, now: Time, kind: Kind, removed: Result<u64, Cause>) {
+        let Some(at) = self.tiers.iter().position(|t| t.config.kind == kind) else {
+            return;
+        };
+        // from an earlier boot
+        if self.clearing(at) != Some(Clearing::Ordered) {
+            return;
+        }
+        let result = match removed {
+            Ok(_) => "cleared",
+            Err(cause) => cause.name(),
+        };
+        self.stat(at, |s| count(&mut s.clears, result, 1));
+        let from_ms = now.mono_ms + RETRY_MS;
+        let next = removed.is_err().then_some(Clearing::Waits { from_ms });
+        self.set_clearing(at, next);
+        if let Some(tier) = self.tiers.get_mut(at) {
+            tier.clear_failed = removed.err();
+        }
+        if let Ok(objects) = removed {
+            self.stat(at, |s| s.cleared_objects += objects);
+            self.known.forget(at);
+        }
+    }
+
+    fn clearing(&self, at: usize) -> Option<Clearing> {
+        self.tiers.get(at).and_then(|t| t.clearing)
+    }
+
+    fn set_clearing(&mut self, at: usize, clearing: Option<Clearing>) {
+        if let Some(tier) = self.tiers.get_mut(at) {
+            tier.clearing = clearing;
+        }
+    }
+
+    /// Records a domain whose objects may be in tiers.
+    pub fn note_domain(&mut self, model: ModelId, layout: LayoutId) {
+        self.domains.insert((model, layout));
+    }
+}
+
 impl<T: Table> Engine<T> {
     /// Clears all tiers. The disk is cleared completely, because it belongs to this sidecar; a shared tier loses only the domains that
     /// this engine knows.
@@ -55,8 +98,9 @@ impl<T: Table> Engine<T> {
     /// Advances the clears in progress.
     pub(super) fn advance_clears(&mut self, now: Time) {
         for at in 0..self.lower.tiers.len() {
-            if self.clearing(at) == Some(Clearing::Begins) {
-                self.set_clearing(at, Some(Clearing::Waits { from_ms: 0 }));
+            if self.lower.clearing(at) == Some(Clearing::Begins) {
+                self.lower
+                    .set_clearing(at, Some(Clearing::Waits { from_ms: 0 }));
                 self.cancel_all_of(now, at);
             }
             let Some(tier) = self.lower.tiers.get_mut(at) else {
@@ -76,46 +120,5 @@ impl<T: Table> Engine<T> {
                 domains,
             }));
         }
-    }
-
-    /// The shell finished or failed a removal.
-    pub(crate) fn cleared(&mut self, now: Time, kind: Kind, removed: Result<u64, Cause>) {
-        let Some(at) = self.lower.tiers.iter().position(|t| t.config.kind == kind) else {
-            return;
-        };
-        // from an earlier boot
-        if self.clearing(at) != Some(Clearing::Ordered) {
-            return;
-        }
-        let result = match removed {
-            Ok(_) => "cleared",
-            Err(cause) => cause.name(),
-        };
-        self.lower.stat(at, |s| count(&mut s.clears, result, 1));
-        let from_ms = now.mono_ms + RETRY_MS;
-        let next = removed.is_err().then_some(Clearing::Waits { from_ms });
-        self.set_clearing(at, next);
-        if let Some(tier) = self.lower.tiers.get_mut(at) {
-            tier.clear_failed = removed.err();
-        }
-        if let Ok(objects) = removed {
-            self.lower.stat(at, |s| s.cleared_objects += objects);
-            self.lower.known.forget(at);
-        }
-    }
-
-    fn clearing(&self, at: usize) -> Option<Clearing> {
-        self.lower.tiers.get(at).and_then(|t| t.clearing)
-    }
-
-    fn set_clearing(&mut self, at: usize, clearing: Option<Clearing>) {
-        if let Some(tier) = self.lower.tiers.get_mut(at) {
-            tier.clearing = clearing;
-        }
-    }
-
-    /// Records a domain whose objects may be in tiers.
-    pub(crate) fn note_domain(&mut self, model: ModelId, layout: LayoutId) {
-        self.lower.domains.insert((model, layout));
     }
 }

@@ -10,7 +10,7 @@ use super::super::table::Table;
 use super::super::{Engine, Time, Wish};
 use super::ask::{LookupState, TierLookup};
 use super::stats::count;
-use super::{Reach, Tier};
+use super::{Reach, Tier, TierPlanner};
 use crate::effect::{Effect, FetchJob, Target};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash};
 use kvcachepool_protocol::message::{GRANT_EXISTS, GRANT_NOT_READY};
@@ -85,6 +85,24 @@ pub(crate) struct FetchInFlight {
 enum Not {
     Yet,
     Ever(&'static str),
+}
+
+impl TierPlanner {
+    /// The chunk that has waited longest. Skips stale queue entries.
+    fn next_pending(&mut self, tier: usize) -> Option<(Name, u64)> {
+        let t = self.tiers.get_mut(tier)?;
+        loop {
+            let (name, number) = *t.queue.front()?;
+            let waits = self
+                .pending
+                .get(&name)
+                .is_some_and(|w| w.number == number && w.flight.is_none());
+            if waits {
+                return Some((name, number));
+            }
+            t.queue.pop_front();
+        }
+    }
 }
 
 impl<T: Table> Engine<T> {
@@ -186,7 +204,7 @@ impl<T: Table> Engine<T> {
     /// Starts queued fetches, tier by tier, within the limits.
     pub(super) fn begin_fetches(&mut self, now: Time) {
         for tier in 0..self.lower.tiers.len() {
-            while let Some((name, number)) = self.next_pending(tier) {
+            while let Some((name, number)) = self.lower.next_pending(tier) {
                 match self.begin_fetch(now, tier, &name) {
                     Ok(()) => {
                         if let Some(t) = self.lower.tiers.get_mut(tier) {
@@ -197,26 +215,9 @@ impl<T: Table> Engine<T> {
                     Err(Not::Ever(why)) => self.end_pending(now, &name, number, why),
                 }
             }
-            if self.next_pending(tier).is_none() {
+            if self.lower.next_pending(tier).is_none() {
                 self.reads.leave(tier);
             }
-        }
-    }
-
-    /// The chunk that has waited longest. Skips stale queue entries.
-    fn next_pending(&mut self, tier: usize) -> Option<(Name, u64)> {
-        let t = self.lower.tiers.get_mut(tier)?;
-        loop {
-            let (name, number) = *t.queue.front()?;
-            let waits = self
-                .lower
-                .pending
-                .get(&name)
-                .is_some_and(|w| w.number == number && w.flight.is_none());
-            if waits {
-                return Some((name, number));
-            }
-            t.queue.pop_front();
         }
     }
 
@@ -344,7 +345,7 @@ impl<T: Table> Engine<T> {
 
     /// The tier went down: drops its queue. Fetches in flight end when the shell reports them.
     pub(super) fn end_pending_of(&mut self, now: Time, tier: usize) {
-        while let Some((name, number)) = self.next_pending(tier) {
+        while let Some((name, number)) = self.lower.next_pending(tier) {
             self.end_pending(now, &name, number, "TierDown");
         }
     }

@@ -6,7 +6,7 @@
 use super::super::mistake::Mistake;
 use super::super::table::Table;
 use super::super::{Engine, Time};
-use super::Tier;
+use super::{Tier, TierPlanner};
 use crate::tier::Kind;
 use kvcachepool_protocol::key::{ModelId, NamespaceId};
 
@@ -39,11 +39,49 @@ impl Tier {
     }
 }
 
+impl TierPlanner {
+    fn begin_walk(&mut self, at: usize) {
+        let since_ms = self.now_ms;
+        if let Some(tier) = self.tiers.get_mut(at)
+            && tier.is_written()
+        {
+            tier.walk_due = !tier.up();
+            tier.walk = tier.up().then(|| Walk {
+                since_ms,
+                ..Walk::default()
+            });
+        }
+    }
+
+    /// Ends the walk: nothing more is written to the tier now.
+    pub fn end_walk(&mut self, at: usize) {
+        if let Some(tier) = self.tiers.get_mut(at) {
+            tier.walk = None;
+        }
+    }
+
+    /// Starts the walk that was postponed while the tier was down.
+    pub fn came_up(&mut self, at: usize) {
+        if self.tiers.get(at).is_some_and(|t| t.walk_due) {
+            self.begin_walk(at);
+        }
+    }
+
+    /// The chunks of a new domain can be written from now on.
+    pub fn learned(&mut self) {
+        if self.adopted {
+            for at in 0..self.tiers.len() {
+                self.begin_walk(at);
+            }
+        }
+    }
+}
+
 impl<T: Table> Engine<T> {
     /// Starts a flush of every tier. A tier that is down is flushed once it is up.
     pub fn flush(&mut self) {
         for at in 0..self.lower.tiers.len() {
-            self.begin_walk(at);
+            self.lower.begin_walk(at);
         }
     }
 
@@ -74,42 +112,6 @@ impl<T: Table> Engine<T> {
             });
         }
         list
-    }
-
-    fn begin_walk(&mut self, at: usize) {
-        let since_ms = self.lower.now_ms;
-        if let Some(tier) = self.lower.tiers.get_mut(at)
-            && tier.is_written()
-        {
-            tier.walk_due = !tier.up();
-            tier.walk = tier.up().then(|| Walk {
-                since_ms,
-                ..Walk::default()
-            });
-        }
-    }
-
-    /// Ends the walk: nothing more is written to the tier now.
-    pub(super) fn end_walk(&mut self, at: usize) {
-        if let Some(tier) = self.lower.tiers.get_mut(at) {
-            tier.walk = None;
-        }
-    }
-
-    /// Starts the walk that was postponed while the tier was down.
-    pub(super) fn came_up(&mut self, at: usize) {
-        if self.lower.tiers.get(at).is_some_and(|t| t.walk_due) {
-            self.begin_walk(at);
-        }
-    }
-
-    /// The chunks of a new domain can be written from now on.
-    pub(super) fn learned(&mut self) {
-        if self.lower.adopted {
-            for at in 0..self.lower.tiers.len() {
-                self.begin_walk(at);
-            }
-        }
     }
 
     /// Advances the walks in progress.

@@ -29,7 +29,7 @@ impl<T: Table> Engine<T> {
         if self.lower.tiers.is_empty() || domain.not_shareable.is_some() {
             return;
         }
-        self.note_domain(domain.model_id, domain.layout_id);
+        self.lower.note_domain(domain.model_id, domain.layout_id);
         let layout = self.memory.index.layout_number(domain.layout_id);
         let origin = || Origin {
             plan: domain.plan.clone(),
@@ -40,7 +40,7 @@ impl<T: Table> Engine<T> {
         let new_layout = !self.lower.origins.contains_key(&layout);
         self.lower.origins.entry(layout).or_insert_with(origin);
         if self.lower.models.insert(domain.model_id) || new_layout {
-            self.learned();
+            self.lower.learned();
         }
     }
 

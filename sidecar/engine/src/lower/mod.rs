@@ -308,7 +308,7 @@ impl<T: Table> Engine<T> {
         if gone {
             self.cancel_all_of(now, at);
         } else {
-            self.came_up(at);
+            self.lower.came_up(at);
         }
     }
 
@@ -322,7 +322,7 @@ impl<T: Table> Engine<T> {
             flight.doubtful = true;
         }
         self.end_puts_of(at);
-        self.end_walk(at);
+        self.lower.end_walk(at);
     }
 
     /// True if no tier is asked and nothing waits for one.

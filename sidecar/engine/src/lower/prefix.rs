@@ -78,7 +78,7 @@ impl<T: Table> Engine<T> {
                 }
                 LookupState::Found(_) if at >= worth.until && !T::makes(Mistake::FetchHoles) => {
                     if let Some(why) = worth.declined {
-                        self.decline(tier_lookup, why);
+                        self.lower.decline(tier_lookup, why);
                         self.cut(id, probe, tier_lookup, worth.there);
                     }
                     return false;

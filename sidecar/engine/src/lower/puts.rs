@@ -5,9 +5,9 @@ use super::super::mistake::Mistake;
 use super::super::name::Name;
 use super::super::table::{PUBLISHED, Table};
 use super::super::{Engine, Time};
-use super::Tier;
 use super::offers::Offer;
 use super::stats::count;
+use super::{Tier, TierPlanner};
 use crate::effect::{Effect, Target, WriteJob};
 use crate::tier::{Cause, Status, Stored};
 use kvcachepool_protocol::object::Object;
@@ -61,6 +61,31 @@ pub(crate) struct Writes {
     /// No offers before this time.
     pub refused_until_ms: u64,
     pub paused_until_ms: u64,
+}
+
+impl TierPlanner {
+    /// True if the flush tries this chunk again. Transient failures are retried, after a pause that delays the next chunks as well.
+    fn tries_again(&mut self, now: Time, done: &Put, stored: Result<Stored, Cause>) -> bool {
+        let Some(tier) = self.tiers.get_mut(done.tier) else {
+            return false;
+        };
+        let Some(walk) = tier.walk.as_mut() else {
+            return false;
+        };
+        match stored {
+            Ok(_) => walk.failing_since_ms = None,
+            Err(cause) if cause.status() == Status::Temporary && !done.doubtful => {
+                let since_ms = *walk.failing_since_ms.get_or_insert(now.mono_ms);
+                let again = done.failed + 1 < TRIES_MAX && now.mono_ms < since_ms + FAILING_MS_MAX;
+                if again {
+                    tier.writes.paused_until_ms = now.mono_ms + FAILED_PAUSE_MS;
+                    return true;
+                }
+            }
+            Err(_) => {}
+        }
+        false
+    }
 }
 
 impl<T: Table> Engine<T> {
@@ -293,7 +318,7 @@ impl<T: Table> Engine<T> {
                 tier.stats.put_bytes += done.bytes;
             }
         }
-        if self.tries_again(now, &done, stored) {
+        if self.lower.tries_again(now, &done, stored) {
             self.queue_put(now, done.tier, done.chunk, true, done.failed + 1);
         }
         // the digests did not match: check the chunk in memory, and let its readers know
@@ -302,29 +327,6 @@ impl<T: Table> Engine<T> {
         {
             self.start_check(now, done.chunk.entry, false, false);
         }
-    }
-
-    /// True if the flush tries this chunk again. Transient failures are retried, after a pause that delays the next chunks as well.
-    fn tries_again(&mut self, now: Time, done: &Put, stored: Result<Stored, Cause>) -> bool {
-        let Some(tier) = self.lower.tiers.get_mut(done.tier) else {
-            return false;
-        };
-        let Some(walk) = tier.walk.as_mut() else {
-            return false;
-        };
-        match stored {
-            Ok(_) => walk.failing_since_ms = None,
-            Err(cause) if cause.status() == Status::Temporary && !done.doubtful => {
-                let since_ms = *walk.failing_since_ms.get_or_insert(now.mono_ms);
-                let again = done.failed + 1 < TRIES_MAX && now.mono_ms < since_ms + FAILING_MS_MAX;
-                if again {
-                    tier.writes.paused_until_ms = now.mono_ms + FAILED_PAUSE_MS;
-                    return true;
-                }
-            }
-            Err(_) => {}
-        }
-        false
     }
 
     /// True if the slots being read still belong to the chunk.

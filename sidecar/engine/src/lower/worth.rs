@@ -5,10 +5,10 @@ use super::super::mistake::Mistake;
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Engine, Time};
-use super::TIERS_MAX;
 use super::ask::{LookupState, TierLookup};
 use super::speed::Estimate;
 use super::stats::count;
+use super::{TIERS_MAX, TierPlanner};
 use crate::config::LoadOrRecompute;
 
 /// The load would add fewer than `minLoadTokens`.
@@ -113,6 +113,46 @@ impl Prefix {
     }
 }
 
+impl TierPlanner {
+    /// Leaves the available chunks from `until` on in their tiers.
+    pub fn decline(&mut self, tier_lookup: &mut TierLookup, why: &'static str) {
+        if tier_lookup.declined.replace(why).is_none() {
+            count(&mut self.loads.choices, why, 1);
+        }
+    }
+
+    /// Records the outcome of the chosen load when its PROBE is answered.
+    pub fn load_ended(&mut self, now: Time, probe: &Probe) {
+        let Some((tier_lookup, chosen)) = probe
+            .tier_lookup
+            .as_ref()
+            .and_then(|a| Some((a, a.chosen?)))
+        else {
+            return;
+        };
+        let prefix = Prefix::of(tier_lookup);
+        let tokens = u128::from(probe.question.tokens_before(prefix.held))
+            .saturating_sub(u128::from(probe.question.tokens_before(chosen.from)));
+        let took_us = now.mono_ms.saturating_sub(chosen.since_ms) * 1_000;
+        let speed = u128::from(tier_lookup.reach.prefill_tokens_per_s);
+        let outcome = if tokens == 0 {
+            "failed"
+        } else if speed == 0 {
+            "unknown"
+        } else if u128::from(took_us) * speed <= tokens * 1_000_000 {
+            "quicker"
+        } else {
+            "slower"
+        };
+        let loads = &mut self.loads;
+        count(&mut loads.outcomes, outcome, 1);
+        if chosen.expected_us > 0 {
+            loads.expected_us += chosen.expected_us;
+            loads.took_us += took_us;
+        }
+    }
+}
+
 impl<T: Table> Engine<T> {
     /// Computes how much of a PROBE's prefix to fetch, from the current state.
     pub(super) fn worth(&self, now: Time, probe: &Probe, tier_lookup: &TierLookup) -> Worth {
@@ -143,7 +183,7 @@ impl<T: Table> Engine<T> {
     }
 
     fn least(&self) -> u64 {
-        u64::from(self.config.settings.min_load_tokens)
+        u64::from(self.memory.config.settings.min_load_tokens)
     }
 
     /// Tokens that a load of the chunks before `until` adds to the hit.
@@ -170,7 +210,7 @@ impl<T: Table> Engine<T> {
         prefix: &Prefix,
     ) -> usize {
         let speed = u128::from(tier_lookup.reach.prefill_tokens_per_s);
-        if speed == 0 || self.config.load_or_recompute == LoadOrRecompute::AlwaysLoad {
+        if speed == 0 || self.memory.config.load_or_recompute == LoadOrRecompute::AlwaysLoad {
             return prefix.there;
         }
         let mut until = prefix.comes;
@@ -245,7 +285,7 @@ impl<T: Table> Engine<T> {
             self.add(&mut load, probe, tier_lookup, at);
         }
         let known = tier_lookup.reach.prefill_tokens_per_s > 0 && load.us.is_some();
-        let choice = match self.config.load_or_recompute {
+        let choice = match self.memory.config.load_or_recompute {
             LoadOrRecompute::AlwaysLoad => "always",
             LoadOrRecompute::Auto if known => "load",
             LoadOrRecompute::Auto => "unknown",
@@ -256,43 +296,5 @@ impl<T: Table> Engine<T> {
             expected_us: load.us.unwrap_or(0),
             from: prefix.held,
         });
-    }
-
-    /// Leaves the available chunks from `until` on in their tiers.
-    pub(super) fn decline(&mut self, tier_lookup: &mut TierLookup, why: &'static str) {
-        if tier_lookup.declined.replace(why).is_none() {
-            count(&mut self.lower.loads.choices, why, 1);
-        }
-    }
-
-    /// Records the outcome of the chosen load when its PROBE is answered.
-    pub(crate) fn load_ended(&mut self, now: Time, probe: &Probe) {
-        let Some((tier_lookup, chosen)) = probe
-            .tier_lookup
-            .as_ref()
-            .and_then(|a| Some((a, a.chosen?)))
-        else {
-            return;
-        };
-        let prefix = Prefix::of(tier_lookup);
-        let tokens = u128::from(probe.question.tokens_before(prefix.held))
-            .saturating_sub(u128::from(probe.question.tokens_before(chosen.from)));
-        let took_us = now.mono_ms.saturating_sub(chosen.since_ms) * 1_000;
-        let speed = u128::from(tier_lookup.reach.prefill_tokens_per_s);
-        let outcome = if tokens == 0 {
-            "failed"
-        } else if speed == 0 {
-            "unknown"
-        } else if u128::from(took_us) * speed <= tokens * 1_000_000 {
-            "quicker"
-        } else {
-            "slower"
-        };
-        let loads = &mut self.lower.loads;
-        count(&mut loads.outcomes, outcome, 1);
-        if chosen.expected_us > 0 {
-            loads.expected_us += chosen.expected_us;
-            loads.took_us += took_us;
-        }
     }
 }

@@ -56,7 +56,8 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(crate) struct MemoryTier<T> {
     pub slots: SlotTable<T>,
-    config: Config,
+    /// Configuration of the whole engine. Sizes, the eviction policy and the set of tiers count only at the start.
+    pub config: Config,
     pub index: ChunkIndex,
     pub grants: Grants,
     pub eviction: Eviction,
@@ -89,11 +90,6 @@ impl<T: Table> MemoryTier<T> {
     /// Events since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
-    }
-
-    /// Applies a changed configuration. The eviction policy keeps its value.
-    pub fn configure(&mut self, config: &Config) {
-        self.config = config.clone();
     }
 
     /// A share of the arena in bytes.

@@ -4,7 +4,9 @@ use super::counters::Counters;
 use super::events::Poll;
 use super::peers::{Conn, Peers};
 use super::register::Instance;
-use super::seam::{ConnId, FdFacts, FdKind, Host, HostError, Input, Now, Output, ProcessId, Start};
+use super::seam::{
+    ConnId, FdFacts, FdKind, Frame, Host, HostError, Input, Now, Output, ProcessId, Start,
+};
 use super::window::WaitingAbort;
 use crate::config::Config;
 use crate::mistake::Mistake;
@@ -337,14 +339,14 @@ impl<H: Host> Core<H> {
         match message::encode(body) {
             Ok(body) => {
                 let fd_flag = if fds.is_empty() { 0 } else { FLAG_FDS };
-                out.push(Output::Send {
-                    conn,
+                let flags = flags | FLAG_REPLY | fd_flag;
+                let frame = Frame {
                     op,
-                    flags: flags | FLAG_REPLY | fd_flag,
+                    flags,
                     tag,
                     body,
-                    fds,
-                });
+                };
+                out.push(Output::Send { conn, frame, fds });
             }
             Err(e) => out.push(Output::Log {
                 event: "EncodeFailed",

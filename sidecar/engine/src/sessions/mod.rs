@@ -17,11 +17,11 @@ mod window;
 mod write;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use self::core::Core;
 pub use self::seam::{
-    ConnId, FdFacts, FdId, FdKind, FdType, Host, HostError, Input, Now, Output, ProcessId, Start,
-    WindowId, WindowNews,
+    ConnId, FdFacts, FdId, FdKind, FdType, Frame, Host, HostError, Input, Now, Output, ProcessId,
+    Start, WindowId, WindowJob, WindowNews,
 };
 pub use self::status::AdminError;

@@ -105,11 +105,31 @@ pub enum Input<'a> {
     Drain,
 }
 
+/// A frame to send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    pub op: Op,
+    /// `protocol::frame::FLAG_*`.
+    pub flags: u16,
+    pub tag: u64,
+    pub body: Vec<u8>,
+}
+
 /// A window, named by its connection and the tag of the WINDOW request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WindowId {
     pub conn: ConnId,
     pub tag: u64,
+}
+
+/// A window to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WindowJob {
+    pub window: WindowId,
+    pub process: ProcessId,
+    /// Device UUID; empty = host memory.
+    pub device_uuid: String,
+    pub bytes: u64,
 }
 
 /// A change of a window's state.
@@ -133,11 +153,7 @@ pub enum Output {
     /// Send a frame. If the socket's bounded queue is full, close the connection and report [`Input::Disconnected`].
     Send {
         conn: ConnId,
-        op: Op,
-        /// `protocol::frame::FLAG_*`.
-        flags: u16,
-        tag: u64,
-        body: Vec<u8>,
+        frame: Frame,
         fds: Vec<FdKind>,
     },
     /// Close a connection after sending its queued frames. Unhandled frames from it are dropped.
@@ -148,14 +164,7 @@ pub enum Output {
     Effect(Effect),
     /// Make a window for this connection and reply with `Op::Window`: a `WindowReply`, or the refusal `WindowUnavailable`. Ends the
     /// connection's earlier window. The window also ends with its connection.
-    OpenWindow {
-        conn: ConnId,
-        process: ProcessId,
-        tag: u64,
-        /// Device UUID; empty = host memory.
-        device_uuid: String,
-        bytes: u64,
-    },
+    OpenWindow(WindowJob),
     /// Compare the pattern's complement in the connection's window. Report [`Input::Window`], then reply.
     ConfirmWindow { conn: ConnId, tag: u64 },
     /// A tool's request. The shell checks the token, carries the request out (`Core::lookup`, `clear`, ..., status), and replies with this
@@ -199,6 +208,8 @@ pub trait Host {
     /// Accepts the last adopted arena after its index was rebuilt: passes both descriptors to the supervisor, and populates the missing
     /// rows.
     fn keep(&mut self) {}
+    /// Frees the last adopted arena unless it was accepted.
+    fn drop_adopted(&mut self) {}
 }
 
 /// Start parameters of this boot.

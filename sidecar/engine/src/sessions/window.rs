@@ -1,7 +1,7 @@
 //! WINDOW: selects a worker's transfer mode, and checks which copies the sidecar may make for it. The shell owns the memory and copies.
 
 use super::core::{Asked, Core, Refusal, text};
-use super::seam::{ConnId, Host, Now, Output, ProcessId, WindowId, WindowNews};
+use super::seam::{ConnId, Host, Now, Output, ProcessId, WindowId, WindowJob, WindowNews};
 use crate::config::TransferMode;
 use crate::mistake::Mistake;
 use crate::table::Table;
@@ -115,18 +115,18 @@ impl<H: Host> Core<H> {
             return Err(unavailable(Unavailable::WindowTooLarge, &said));
         }
         s.had_window = true;
-        s.transfer.asked = Some(WindowId { conn, tag });
+        let window_id = WindowId { conn, tag };
+        s.transfer.asked = Some(window_id);
         s.transfer.works = false;
-        out.push(Output::OpenWindow {
-            conn,
+        out.push(Output::OpenWindow(WindowJob {
+            window: window_id,
             process: s.process,
-            tag,
             device_uuid: text(&window.device_uuid),
             bytes: match window.bytes {
                 0 => most,
                 wanted => wanted,
             },
-        });
+        }));
         Ok(())
     }
 

@@ -58,7 +58,7 @@ fn who_asks_while_a_check_is_under_way_waits_for_one_that_began_later() {
 #[test]
 fn a_digest_of_an_earlier_check_ends_no_later_one() {
     let mut rig = stored();
-    let (table, config) = (rig.engine.table().clone(), rig.engine.config.clone());
+    let (table, config) = (rig.engine.table().clone(), rig.engine.memory.config.clone());
     rig.engine = Engine::new(rig.now, table, config, false);
     let (swept, _) = actions(&mut rig);
     ask(&mut rig, "first");

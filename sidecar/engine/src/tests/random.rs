@@ -216,7 +216,7 @@ impl Run {
             }
             Step::Restart { cold } => {
                 let table = rig.engine.table().clone();
-                let config = rig.engine.config.clone();
+                let config = rig.engine.memory.config.clone();
                 rig.engine = Engine::new(rig.now, table, config, cold);
                 self.digests.clear();
                 self.fetched.clear();

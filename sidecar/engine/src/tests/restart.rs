@@ -19,7 +19,7 @@ fn a_chunk_that_has_all_it_needs_does_not_wait_for_a_slot_of_a_grant_that_was_vo
     rig.engine.memory.abort(OWNERS[0], first[2]);
     let (result, second) = rig.grant(&[1], CHUNK_TOKENS, WINDOW);
     assert_eq!((result, second.len()), (GRANT_GRANTED, 1));
-    let (table, config) = (rig.engine.table().clone(), rig.engine.config.clone());
+    let (table, config) = (rig.engine.table().clone(), rig.engine.memory.config.clone());
     rig.engine = Engine::new(rig.now, table, config, true);
     rig.check();
     assert!(!rig.has(&[1]));

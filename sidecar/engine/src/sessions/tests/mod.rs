@@ -3,7 +3,7 @@
 mod lower;
 mod memory;
 mod paths;
-mod peer;
+pub(crate) mod peer;
 mod refusals;
 mod speed;
 mod window;

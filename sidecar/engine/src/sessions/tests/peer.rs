@@ -300,10 +300,11 @@ impl World {
         let at = self
             .out
             .iter()
-            .position(|o| matches!(o, Output::Send { tag, .. } if *tag == asked));
-        let Output::Send { flags, body, .. } = self.out.remove(at.expect("an answer")) else {
+            .position(|o| matches!(o, Output::Send { frame, .. } if frame.tag == asked));
+        let Output::Send { frame, .. } = self.out.remove(at.expect("an answer")) else {
             unreachable!()
         };
+        let Frame { flags, body, .. } = frame;
         assert_eq!(
             flags & FLAG_ERROR,
             0,
@@ -337,14 +338,12 @@ impl World {
         let at = self
             .out
             .iter()
-            .position(|o| matches!(o, Output::Send { tag, .. } if *tag == asked))
+            .position(|o| matches!(o, Output::Send { frame, .. } if frame.tag == asked))
             .expect("an answer");
-        let Output::Send {
-            flags, body, conn, ..
-        } = self.out.remove(at)
-        else {
+        let Output::Send { frame, conn, .. } = self.out.remove(at) else {
             unreachable!()
         };
+        let Frame { flags, body, .. } = frame;
         assert_ne!(flags & FLAG_ERROR, 0);
         let closed = self
             .out

@@ -93,7 +93,7 @@ impl Rig {
     }
 
     fn answered(&self, asked: u64) -> bool {
-        let to = |o: &Output| matches!(o, Output::Send { tag, .. } if *tag == asked);
+        let to = |o: &Output| matches!(o, Output::Send { frame, .. } if frame.tag == asked);
         self.w.out.iter().any(to)
     }
 
@@ -107,10 +107,10 @@ impl Rig {
 
 fn open(w: &mut World, worker: ConnId) -> WindowId {
     w.say(worker, Op::Window, &Window::default(), NO_FDS);
-    let Some(Output::OpenWindow { conn, tag, .. }) = w.out.pop() else {
+    let Some(Output::OpenWindow(job)) = w.out.pop() else {
         panic!("no window was asked for");
     };
-    WindowId { conn, tag }
+    job.window
 }
 
 fn run(section: &SectionRef) -> Run {

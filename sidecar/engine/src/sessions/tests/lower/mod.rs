@@ -211,7 +211,7 @@ fn last(w: &mut World, asked: u64) -> Option<(ProbeReply, bool)> {
     while w
         .out
         .iter()
-        .any(|o| matches!(o, Output::Send { tag, .. } if *tag == asked))
+        .any(|o| matches!(o, Output::Send { frame, .. } if frame.tag == asked))
     {
         found = Some(w.answer(asked));
     }
