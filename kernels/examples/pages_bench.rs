@@ -1,6 +1,6 @@
 //! Speed of the page kernels and of the digest on one core beside a memcpy of as many bytes, all with cold caches: `cargo run --example pages_bench`.
 //!
-//! One JSON line per row. `gb_s` (1e9 bytes of a section per second) and `memcpy_gb_s` are medians of steps that take turns, so that both
+//! One JSON line per row. `gb_s` (1e9 bytes of a section per second) and `memcpy_gb_s` are medians of alternating steps, so that both
 //! see the same machine; `ratio` is one over the other. Takes 3 GiB of memory: nothing is touched again before 2 GiB of other bytes were,
 //! more than any cache holds.
 
@@ -42,7 +42,7 @@ impl Memory {
         }
     }
 
-    /// Runs `step` (number of the step, cache, a section of the ring) in turns with a memcpy and prints the row.
+    /// Runs `step` (number of the step, cache, a section of the ring), alternating with a memcpy, and prints the row.
     fn row(&mut self, named: Value, mut step: impl FnMut(usize, &mut [u8], &mut [u8])) {
         let (mut copies, mut steps) = (Vec::new(), Vec::new());
         for i in 0..STEPS {
@@ -134,7 +134,7 @@ fn changes(memory: &mut Memory, layout: &Layout) {
     });
 }
 
-fn turns(memory: &mut Memory, dtype: Dtype, style: Style) {
+fn rotations(memory: &mut Memory, dtype: Dtype, style: Style) {
     let keys = Keys {
         state_bytes: 256 * dtype.bytes(),
         offset: 0,
@@ -171,8 +171,8 @@ fn main() {
         changes(&mut memory, table.layout(name).unwrap());
     }
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
-        turns(&mut memory, dtype, Style::NeoX);
-        turns(&mut memory, dtype, Style::GptJ);
+        rotations(&mut memory, dtype, Style::NeoX);
+        rotations(&mut memory, dtype, Style::GptJ);
     }
     digests(&mut memory);
 }

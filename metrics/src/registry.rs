@@ -1,5 +1,6 @@
 //! The registry built from a table.
 
+use crate::label::values;
 use crate::table::{Kind, Metric, PREFIX};
 use prometheus::{
     CounterVec, Encoder, GaugeVec, HistogramOpts, HistogramVec, Opts, Registry, TextEncoder,
@@ -15,9 +16,11 @@ enum Family {
 }
 
 /// The metric families of a program. An unknown name or a wrong number of labels is logged as an error and otherwise ignored.
+/// Label values are exported in snake_case (`label::values`).
 pub struct Metrics {
     registry: Registry,
-    families: HashMap<&'static str, Family>,
+    /// Each family, with the names of its labels.
+    families: HashMap<&'static str, (Family, &'static [&'static str])>,
 }
 
 impl Metrics {
@@ -28,7 +31,7 @@ impl Metrics {
         for metric in table {
             match family(&registry, metric) {
                 Ok(family) => {
-                    families.insert(metric.name, family);
+                    families.insert(metric.name, (family, metric.labels));
                 }
                 // A test catches an invalid table. At run time only this metric is missing.
                 Err(e) => error!(metric = metric.name, error = %e, "metric not registered"),
@@ -39,10 +42,10 @@ impl Metrics {
 
     pub fn add(&self, name: &str, labels: &[&str], by: u64) {
         match self.families.get(name) {
-            Some(Family::Counter(family)) => {
+            Some((Family::Counter(family), names)) => {
                 fitting(
                     name,
-                    family.get_metric_with_label_values(labels),
+                    family.get_metric_with_label_values(&values(names, labels)),
                     |counter| {
                         counter.inc_by(by as f64);
                     },
@@ -54,10 +57,14 @@ impl Metrics {
 
     pub fn set(&self, name: &str, labels: &[&str], value: f64) {
         match self.families.get(name) {
-            Some(Family::Gauge(family)) => {
-                fitting(name, family.get_metric_with_label_values(labels), |gauge| {
-                    gauge.set(value);
-                });
+            Some((Family::Gauge(family), names)) => {
+                fitting(
+                    name,
+                    family.get_metric_with_label_values(&values(names, labels)),
+                    |gauge| {
+                        gauge.set(value);
+                    },
+                );
             }
             _ => error!(metric = name, "no such gauge in the table"),
         }
@@ -66,17 +73,17 @@ impl Metrics {
     /// Removes all label values of a gauge.
     pub fn clear(&self, name: &str) {
         match self.families.get(name) {
-            Some(Family::Gauge(family)) => family.reset(),
+            Some((Family::Gauge(family), _)) => family.reset(),
             _ => error!(metric = name, "no such gauge in the table"),
         }
     }
 
     pub fn observe(&self, name: &str, labels: &[&str], took: Duration) {
         match self.families.get(name) {
-            Some(Family::Seconds(family)) => {
+            Some((Family::Seconds(family), names)) => {
                 fitting(
                     name,
-                    family.get_metric_with_label_values(labels),
+                    family.get_metric_with_label_values(&values(names, labels)),
                     |histogram| {
                         histogram.observe(took.as_secs_f64());
                     },
@@ -89,11 +96,11 @@ impl Metrics {
     /// Sets a gauge, or raises a counter to a total that is kept elsewhere. A counter never decreases.
     pub fn take(&self, name: &str, labels: &[&str], value: f64) {
         match self.families.get(name) {
-            Some(Family::Gauge(_)) => self.set(name, labels, value),
-            Some(Family::Counter(family)) => {
+            Some((Family::Gauge(_), _)) => self.set(name, labels, value),
+            Some((Family::Counter(family), names)) => {
                 fitting(
                     name,
-                    family.get_metric_with_label_values(labels),
+                    family.get_metric_with_label_values(&values(names, labels)),
                     |counter| {
                         counter.inc_by((value - counter.get()).max(0.0));
                     },
@@ -156,6 +163,7 @@ mod tests {
         counter("labelled_total", &["a", "b"], "Counted by two labels."),
         gauge("level", &["a"], "Goes both ways."),
         seconds(&[1.0, 5.0], "wait_seconds", &[], "Waits."),
+        seconds(&[1.0], "labelled_seconds", &["a"], "Waits by a label."),
     ];
 
     #[test]
@@ -178,6 +186,23 @@ mod tests {
         }
         metrics.clear("level");
         assert!(!metrics.text().contains("kvcachepool_level{"));
+    }
+
+    #[test]
+    fn every_kind_exports_its_label_values_in_snake_case() {
+        let metrics = Metrics::of(TABLE);
+        metrics.add("labelled_total", &["QueueFull", "minLoadTokens"], 1);
+        metrics.take("labelled_total", &["queue_full", "min_load_tokens"], 2.0);
+        metrics.set("level", &["Ok"], 1.0);
+        metrics.observe("labelled_seconds", &["InDoubt"], Duration::from_secs(1));
+        let text = metrics.text();
+        for line in [
+            "kvcachepool_labelled_total{a=\"queue_full\",b=\"min_load_tokens\"} 2",
+            "kvcachepool_level{a=\"ok\"} 1",
+            "kvcachepool_labelled_seconds_count{a=\"in_doubt\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+        }
     }
 
     #[test]

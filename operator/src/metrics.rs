@@ -22,7 +22,7 @@ const RECONCILE: &[f64] = &[
 pub const ALL: &[Metric] = &[
     gauge("operator_build_info", &["version"], "Always 1; the label names the running binary."),
     gauge("operator_ready", &["part"], "1 for every part of /readyz that is ready: certificate, pools, serving."),
-    counter("injections_total", &["result", "reason"], "Answered admission reviews by result (Injected, Unchanged, Refused, Skipped) and reason: why the pod was not injected, or what an injected pod lacks. Dry runs are not counted."),
+    counter("injections_total", &["result", "reason"], "Answered admission reviews by result (injected, unchanged, refused, skipped) and reason: why the pod was not injected, or what an injected pod lacks. Dry runs are not counted."),
     seconds(HANDLER, "injection_seconds", &[], "Time from the last byte of an admission review to its answer."),
     counter("webhook_unreadable_total", &["reason"], "Requests to the webhook's port that were not a readable admission review, by reason."),
     counter("webhook_pool_reads_total", &["result"], "Reads of pools that were not in the webhook's cache: found, missing, failed."),
@@ -36,7 +36,7 @@ pub const ALL: &[Metric] = &[
     counter("certificate_errors_total", &["step"], "Failed steps of certificate maintenance, which are retried: secret, configuration, sign, files, call."),
     gauge("leader", &[], "1 while this replica holds the lease."),
     counter("leader_transitions_total", &["to"], "Times that this replica became the leader or stopped leading: leading, following."),
-    counter("canary_checks_total", &["result"], "Dry runs of a labelled pod by the leader: Injected, WebhookUnreachable, Unknown."),
+    counter("canary_checks_total", &["result"], "Dry runs of a labelled pod by the leader: injected, webhook_unreachable, unknown."),
     counter("reconciles_total", &["result"], "Reconcile passes of a pool by the leader: done, failed."),
     seconds(RECONCILE, "reconcile_seconds", &[], "Duration of a reconcile pass, including its writes."),
     counter("status_writes_total", &[], "Writes of pools' statuses."),

@@ -135,12 +135,12 @@ def engine(
                 locks = copier._locks
                 place.wait_for(lambda: locks._done.all() or locks._failed, 60, "the arena's page locks")
             for kind in ("load", "store"):
-                ours, plain = in_turns(
+                measured, plain = in_turns(
                     lambda kind=kind: copier.copy(kind, pieces, None),  # type: ignore[misc]
                     lambda kind=kind: peak.copy(kind),  # type: ignore[misc]
                     runs,
                 )
-                found[kind] = (job_bytes / ours / 1e9, job_bytes / plain / 1e9)
+                found[kind] = (job_bytes / measured / 1e9, job_bytes / plain / 1e9)
     finally:
         copier.detach()
         mapping.close()
@@ -195,18 +195,18 @@ def window_rows(job_bytes: int, runs: int) -> Iterator[Row]:
             numbers = random.Random(2).sample(range(1, 2 * blocks + 1), blocks)
             chunks = [tuple(numbers[i : i + CHUNK_BLOCKS]) for i in range(0, blocks, CHUNK_BLOCKS)]
             hashes = [hashlib.sha256(b"%d" % i).digest() for i in range(len(chunks))]
-            said = rank.granted(hashes)
+            reply = rank.granted(hashes)
             for kind in ("store", "load"):
-                refs = said.refs
-                ours, plain = in_turns(
+                refs = reply.refs
+                measured, plain = in_turns(
                     lambda kind=kind, refs=refs: rank.copied(kind, refs, chunks),  # type: ignore[misc]
                     lambda kind=kind: peak.copy(kind),  # type: ignore[misc]
                     runs,
                 )
-                found[kind] = (job_bytes / ours / 1e9, job_bytes / plain / 1e9)
+                found[kind] = (job_bytes / measured / 1e9, job_bytes / plain / 1e9)
                 if kind == "store":
-                    rank.commit(said)
-                    said = rank.pinned(hashes, "loads")
+                    rank.commit(reply)
+                    reply = rank.pinned(hashes, "loads")
             rank.release("loads")
         finally:
             rank.close()
@@ -224,7 +224,7 @@ class Failed(Exception):
     """A part could not be measured to its end."""
 
 
-class Said(NamedTuple):
+class Output(NamedTuple):
     """The output of `gpu_bench`: the device and rows, or the reason for skipping."""
 
     lines: list[dict[str, Any]]
@@ -232,7 +232,7 @@ class Said(NamedTuple):
     failure: str
 
 
-def program(*arguments: str, **change: str) -> Said:
+def program(*arguments: str, **change: str) -> Output:
     """Runs `gpu_bench`. Its output counts even if it failed."""
     path = paths.example("gpu_bench")
     small = ["--small"] if place.rehearsal() else []
@@ -242,29 +242,29 @@ def program(*arguments: str, **change: str) -> Said:
     # A line that was cut off by the end of the process has no newline.
     whole = [line for line in done.stdout.splitlines(keepends=True) if line.endswith("\n")]
     failure = f"{path.name} ended with {done.returncode}" if done.returncode else ""
-    return Said([json.loads(line) for line in whole], failure)
+    return Output([json.loads(line) for line in whole], failure)
 
 
-def rows_of(said: Said) -> Iterator[Row]:
+def rows_of(output: Output) -> Iterator[Row]:
     """The rows. Prints what was skipped. Raises `Failed` after them if the program failed."""
-    for line in said.lines:
+    for line in output.lines:
         if "skipped" in line:
             print(f"skip {line.get('rows', 'all')}: {line['skipped']}")
         elif "name" in line:
             yield row(line["name"], line["value"], line["unit"], line["reference"], line["reference_value"], 1)
-    if said.failure:
-        raise Failed(said.failure)
+    if output.failure:
+        raise Failed(output.failure)
 
 
 def mps_rows() -> Iterator[Row]:
     """Decoding while a window copies, with both processes as clients of MPS."""
     try:
         with mps.daemon() as environment:
-            said = program("--mps", **environment)
+            output = program("--mps", **environment)
     except mps.NoMps as none:
         print(f"skip decode_beside_window_mps: {none}")
         return
-    yield from rows_of(said)
+    yield from rows_of(output)
 
 
 def commit() -> str:
@@ -286,11 +286,11 @@ def print_rows(rows: list[Row]) -> None:
         met = ""
         if ratio is not None and bar != (None, None):
             met = "yes" if (least is None or least <= ratio) and (most is None or ratio <= most) else "NO"
-        said = f">= {least:g}" if least is not None else f"<= {most:g}" if most is not None else "report"
+        bound = f">= {least:g}" if least is not None else f"<= {most:g}" if most is not None else "report"
         bound = "" if one["reference_value"] is None else f" {one['reference_value']:g}"
         shown = "" if ratio is None else f"{ratio:.3f}"
         reference = one["reference"] + bound
-        print(f"{one['name']:42} {one['value']:>10g} {one['unit']:5} {shown:>7}  {said:>8}  {met:3}  {reference}")
+        print(f"{one['name']:42} {one['value']:>10g} {one['unit']:5} {shown:>7}  {bound:>8}  {met:3}  {reference}")
 
 
 class Report:
@@ -323,15 +323,15 @@ class Report:
 
 def main(out: Path) -> int:
     """Measures all rows. Returns 0 also without a device, 1 after a failure."""
-    said = program()
-    head = said.lines[0] if said.lines else {}
+    output = program()
+    head = output.lines[0] if output.lines else {}
     if "skipped" in head:
         print(f"skip bench-gpu: {head['skipped']}")
         return 0
     if place.rehearsal():
         head["rehearsal"] = True
     report = Report(out, head)
-    report.part("gpu_bench", rows_of(said))
+    report.part("gpu_bench", rows_of(output))
     report.part("decoding beside a window under MPS", mps_rows())
     if why := place.missing():
         print(f"skip the worker's copies and whole jobs by a window: {why}")

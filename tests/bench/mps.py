@@ -17,10 +17,10 @@ class NoMps(Exception):
     """MPS is missing, does not start, or serves no client."""
 
 
-def _tell(command: list[str], environment: dict[str, str], said: str = "") -> str:
+def _tell(command: list[str], environment: dict[str, str], text: str = "") -> str:
     try:
         done = subprocess.run(
-            command, env=os.environ | environment, input=said, capture_output=True, text=True, timeout=60, check=True
+            command, env=os.environ | environment, input=text, capture_output=True, text=True, timeout=60, check=True
         )
     except FileNotFoundError:
         raise NoMps(f"NoMps: {_CONTROL} is not on this machine") from None

@@ -114,7 +114,7 @@ def _row(name: str, seconds: list[Seconds], way: str, against: str) -> Row:
         for start in seconds
     ]
     low, high = interval(each)
-    ours, theirs = (
+    cached, plain = (
         1e6 * statistics.mean(statistics.mean(start[of]) for start in seconds) / TOKENS for of in (way, against)
     )
     pairs = len(seconds[0][way])
@@ -123,7 +123,7 @@ def _row(name: str, seconds: list[Seconds], way: str, against: str) -> Row:
         value=round(statistics.mean(each), 2),
         unit="%",
         reference=(
-            f"CPU us per prompt token {way}: {ours:.1f}, {against}: {theirs:.1f}; 90 % interval of the mean "
+            f"CPU us per prompt token {way}: {cached:.1f}, {against}: {plain:.1f}; 90 % interval of the mean "
             f"{low:.2f} to {high:.2f} %; starts ({pairs} pairs each): {', '.join(f'{one:.1f}' for one in each)}"
         ),
         reference_value=None,

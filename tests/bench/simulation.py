@@ -17,12 +17,12 @@ def measure(histories: int) -> Row:
     """Runs them once."""
     command = [str(target() / "debug" / "examples" / "simulate"), "--histories", str(histories), "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    said = json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout.splitlines()[-1])
     return Row(
         name="sim_histories_per_s",
-        value=round(said["histories"] / said["seconds"], 1),
+        value=round(result["histories"] / result["seconds"], 1),
         unit="1/s",
-        reference=f"{said['events'] / said['histories']:.0f} events a history",
+        reference=f"{result['events'] / result['histories']:.0f} events a history",
         reference_value=None,
         ratio=None,
         runs=histories,

@@ -197,7 +197,7 @@ def soak(seconds: float) -> Soaked:
         done, metrics = rig.chunks(), rig.sidecar.metrics()
         for tier in ("disk", "redis", "s3"):
             did = "kvcachepool_tier_operations_total"
-            done |= {f"{tier}_{op}": int(metrics.total(did, tier=tier, operation=op, result="Ok")) for op in _DID}
+            done |= {f"{tier}_{op}": int(metrics.total(did, tier=tier, operation=op, result="ok")) for op in _DID}
     finally:
         rig.stop()
         shutil.rmtree(folder, ignore_errors=True)

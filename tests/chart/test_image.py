@@ -24,8 +24,8 @@ def root(tmp_path: Path) -> Path:
 
 def known(root: Path) -> set[str]:
     """Paths in the loader's cache."""
-    said = subprocess.run([LDCONFIG, "-r", root, "-p"], check=True, capture_output=True, text=True).stdout
-    return {line.split(" => ")[1] for line in said.splitlines() if " => " in line}
+    listing = subprocess.run([LDCONFIG, "-r", root, "-p"], check=True, capture_output=True, text=True).stdout
+    return {line.split(" => ")[1] for line in listing.splitlines() if " => " in line}
 
 
 def test_the_loader_finds_the_programs_libraries(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Dashboard and alerts use existing metrics and labels, as listed in the tables under docs/."""
+"""Dashboard and alerts use existing metrics, labels and label values, as listed in the tables under docs/."""
 
 from __future__ import annotations
 
@@ -53,6 +53,18 @@ def test_every_query_names_metrics_and_labels_that_exist():
         has = ADDED.union(*(known.get(name, set()) for name in names))
         unknown += [(where, label) for label in labels - has]
     assert unknown == []
+
+
+def test_every_label_value_of_a_query_or_a_page_is_in_snake_case():
+    """As metrics export them. Values with other characters are no names: patterns, addresses, versions."""
+    texts = list(_expressions())
+    texts += [(page.name, page.read_text()) for page in (ROOT / "docs").rglob("*.md")]
+    wrong = []
+    for where, text in texts:
+        for matchers in re.findall(r"kvcachepool_\w+\{([^}]*)\}", text):
+            for label, value in re.findall(r'(\w+)\s*[!=]~?\s*"([^"]*)"', matchers):
+                wrong += [(where, label, name) for name in value.split("|") if re.search(r"[A-Z]", name)]
+    assert wrong == []
 
 
 def test_every_label_of_an_alerts_text_is_one_of_its_result():

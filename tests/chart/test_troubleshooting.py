@@ -67,8 +67,8 @@ def _off_reasons() -> set[str]:
     reasons = _texts_given_to(CONNECTOR.glob("*.py"), r"Unserved|_?go_off(_later)?|_off")
     for name in ("preflight.py", "plugin.py"):
         for node in ast.walk(ast.parse((CONNECTOR / name).read_text())):
-            said = isinstance(node, ast.Return) or (isinstance(node, ast.Assign) and _names(node, "reason", "refusal"))
-            if said and node.value is not None:
+            gives = isinstance(node, ast.Return) or (isinstance(node, ast.Assign) and _names(node, "reason", "refusal"))
+            if gives and node.value is not None:
                 reasons |= set(_strings(node.value))
     return {reason for reason in reasons if NAME.match(reason)}
 
@@ -121,7 +121,7 @@ def test_every_reason_why_weights_are_not_shared_and_every_miss_is_explained():
             elif isinstance(node, ast.FunctionDef) and node.name == "_why_not":
                 returned = [r.value for r in ast.walk(node) if isinstance(r, ast.Return) and r.value is not None]
                 misses |= {text for value in returned for text in _strings(value)}
-    assert {"unconnected", "minLoadTokens", "loraContentUnknown"} <= misses
+    assert {"unconnected", "min_load_tokens", "lora_content_unknown"} <= misses
     assert _unexplained(misses, title) == set()
 
 

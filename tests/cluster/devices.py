@@ -85,11 +85,11 @@ def _serving(
         return grpc.unary_unary_rpc_method_handler(lambda request, _: method(request))
 
     def stream(message: bytes) -> grpc.RpcMethodHandler:
-        def said(_request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
+        def reply(_request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
             yield message
             ended.wait()
 
-        return grpc.unary_stream_rpc_method_handler(said)
+        return grpc.unary_stream_rpc_method_handler(reply)
 
     handlers = {name: unary(method) for name, method in methods.items()}
     handlers |= {name: stream(message) for name, message in streams.items()}

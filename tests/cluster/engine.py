@@ -135,11 +135,11 @@ class Engine:
         self.wait_attached()
 
         def first() -> Object | None:
-            said = self.output()
-            losses = [number for number, line in enumerate(said) if "lost" in line]
+            lines = self.output()
+            losses = [number for number, line in enumerate(lines) if "lost" in line]
             if after_loss and not losses:
                 return None
-            rounds = said[losses[-1] + 1 if after_loss else 0 :]
+            rounds = lines[losses[-1] + 1 if after_loss else 0 :]
             return rounds[0] if rounds else None
 
         found: Object = self.wait_for(first, "plays a round", 60)

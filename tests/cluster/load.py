@@ -41,12 +41,12 @@ class DryRuns:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            said = ""
+            missed = ""
             try:
                 if not injected(self._kubernetes.request("POST", self._path, self._pod)):
-                    said = "without a sidecar"
+                    missed = "without a sidecar"
             except Exception as error:
-                said = repr(error)
+                missed = repr(error)
             self.count += 1
-            if said:
-                self.missed.append(f"after {time.monotonic() - self._began:.1f} s: {said}")
+            if missed:
+                self.missed.append(f"after {time.monotonic() - self._began:.1f} s: {missed}")

@@ -181,8 +181,8 @@ def sidecar(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
     """The status of a pod's sidecar."""
     address = kubernetes.pod(namespace, name)["status"]["podIP"]
     with urllib.request.urlopen(f"http://{address}:9797/v1/status", timeout=10) as answer:
-        said: Object = json.load(answer)
-    return said
+        reply: Object = json.load(answer)
+    return reply
 
 
 def conditions(of: Object) -> dict[str, tuple[str, str]]:

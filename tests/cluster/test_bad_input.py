@@ -97,7 +97,7 @@ def test_a_review_of_a_new_pod_is_answered_with_a_patch(webhook: Webhook) -> Non
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "said"),
+    ("body", "code", "expected"),
     [
         (b"", 400, "not JSON"),
         (b"\xff\xfe", 400, "not JSON"),
@@ -105,10 +105,12 @@ def test_a_review_of_a_new_pod_is_answered_with_a_patch(webhook: Webhook) -> Non
         (b'{"kind": "AdmissionReview", "request": {}}', 400, "request.uid is missing"),
     ],
 )
-def test_an_invalid_review_is_refused_with_an_explanation(webhook: Webhook, body: bytes, code: int, said: str) -> None:
+def test_an_invalid_review_is_refused_with_an_explanation(
+    webhook: Webhook, body: bytes, code: int, expected: str
+) -> None:
     got, answer = webhook.post(body)
     assert got == code
-    assert said in answer
+    assert expected in answer
 
 
 def test_a_large_pod_is_injected_unless_it_would_exceed_the_limit(
@@ -173,13 +175,13 @@ def test_malformed_pools_are_named_and_do_not_block_others(
         def reported() -> bool:
             return "Accepted" in conditions(status(kubernetes, namespace, "text"))
 
-        kubernetes.wait_for(reported, 60, "what is wrong with text is said", namespace=namespace)
+        kubernetes.wait_for(reported, 60, "an error in the text reported", namespace=namespace)
 
     accepted = {"text": "Malformed", "empty": "Malformed", "newer": "Malformed", "beyond": "InvalidSpec"}
 
     def named() -> bool:
-        said = {name: conditions(status(kubernetes, namespace, name)).get("Accepted") for name in accepted}
-        return said == {name: ("False", reason) for name, reason in accepted.items()}
+        found = {name: conditions(status(kubernetes, namespace, name)).get("Accepted") for name in accepted}
+        return found == {name: ("False", reason) for name, reason in accepted.items()}
 
     kubernetes.wait_for(named, 60, "each says what is wrong with it", namespace=namespace)
 

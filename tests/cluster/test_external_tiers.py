@@ -209,8 +209,8 @@ def test_every_field_of_existing_tiers_is_live(
     kubernetes.apply([*_objects(outside, "kv", owner), *pools, *pods], namespace=namespace)
 
     def tiers(name: str) -> dict[str, tuple[str, str]]:
-        said = sidecar(kubernetes, namespace, name)["tiers"]
-        return {each["name"]: (each["state"], each["message"]) for each in said}
+        tiers = sidecar(kubernetes, namespace, name)["tiers"]
+        return {each["name"]: (each["state"], each["message"]) for each in tiers}
 
     for name, engine in engines.items():
         kubernetes.wait("pod", name, "condition=Ready", namespace=namespace)

@@ -30,7 +30,7 @@ _TAKEOVER_MAX = 20
 
 def _looked(kubernetes: Kubernetes) -> bool:
     """A leader has the canary's result, pools, and the sidecars of this test."""
-    wanted = {"canary_checks": "Injected", "reconciles": "done", "sidecar_questions": "answered"}
+    wanted = {"canary_checks": "injected", "reconciles": "done", "sidecar_questions": "answered"}
     first = leader(kubernetes)
     now = first.metrics() if first else Samples([])
     return all(now.total(f"kvcachepool_{name}", result=result) for name, result in wanted.items())
@@ -63,7 +63,7 @@ def test_restarted_replicas_write_nothing(
     )
     before = status(kubernetes, namespace, "demo")
     since = kubernetes.request("GET", _POOLS.format(namespace))["metadata"]["resourceVersion"]
-    said = sorted(operator_events(kubernetes, namespace))
+    events = sorted(operator_events(kubernetes, namespace))
 
     operator.scale(0)
     operator.scale(2)
@@ -73,7 +73,7 @@ def test_restarted_replicas_write_nothing(
         written = [change["object"].get("status") for change in changes]
         assert written == [], "written although nothing had changed"
     assert status(kubernetes, namespace, "demo") == before
-    assert sorted(operator_events(kubernetes, namespace)) == said
+    assert sorted(operator_events(kubernetes, namespace)) == events
 
 
 def test_a_killed_leader_is_replaced_and_pools_are_reconciled_again(

@@ -94,8 +94,11 @@ def test_the_sidecar_sees_the_device_plugins_gpu_through_variables(
     assert injected(found)
     assert "reason" not in report(found)
     assert _environment(cluster, found, MAIN)["NVIDIA_VISIBLE_DEVICES"] == _GPU
-    ours = _environment(cluster, found, SIDECAR)
-    assert (ours["NVIDIA_VISIBLE_DEVICES"], ours["NVIDIA_DRIVER_CAPABILITIES"]) == ("all", "compute,utility")
+    environment = _environment(cluster, found, SIDECAR)
+    assert (environment["NVIDIA_VISIBLE_DEVICES"], environment["NVIDIA_DRIVER_CAPABILITIES"]) == (
+        "all",
+        "compute,utility",
+    )
 
     def serves() -> bool:
         return bool(sidecar(kubernetes, pools, "plugin")["state"] == "ready")
@@ -138,8 +141,8 @@ def test_pods_without_a_gpu_run_with_a_sidecar_and_a_shortfall(
     for of, reason in (("visibledevices", "GpuNotRequested"), ("resourceclaim", "NoResourceClaim")):
         name = f"cpu-{of}"
         found = _ready(kubernetes, pools, _asking(base_image, name, of))
-        said = report(found)
-        assert (said["result"], said["reason"]) == ("Injected", reason)
+        reported = report(found)
+        assert (reported["result"], reported["reason"]) == ("Injected", reason)
         assert _limit(found) == _limit(plain)
         assert not any(each["name"].startswith("NVIDIA") for each in _sidecar_of(found).get("env", []))
         assert "claims" not in _sidecar_of(found)["resources"]

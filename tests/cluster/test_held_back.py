@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -263,7 +264,8 @@ def test_vllm_runs_without_a_sidecar_within_ninety_seconds(scenes: dict[str, Sce
     kubernetes.wait_for(named, 30, "events on the owner and on the pool", namespace=namespace)
     first = leader(kubernetes)
     assert first is not None
-    assert first.metrics().total("kvcachepool_injection_pauses", reason=owner["reason"]) >= 1
+    label = re.sub(r"(?<!^)(?=[A-Z])", "_", owner["reason"]).lower()
+    assert first.metrics().total("kvcachepool_injection_pauses", reason=label) >= 1
 
 
 def test_a_disruption_budget_does_not_protect_a_failing_pod(scenes: dict[str, Scene]) -> None:

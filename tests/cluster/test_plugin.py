@@ -49,7 +49,7 @@ def _explained(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
 
 
 @pytest.mark.parametrize(
-    ("name", "step", "reason", "said"),
+    ("name", "step", "reason", "expected"),
     [
         ("plain", "label", "", "has no label kvcachepool.io/pool"),
         ("lost", "pool", "PoolNotFound", "there is no KVCachePool nowhere"),
@@ -59,16 +59,16 @@ def _explained(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
     ],
 )
 def test_explain_ends_at_the_failing_step(
-    kubernetes: Kubernetes, ways: str, name: str, step: str, reason: str, said: str
+    kubernetes: Kubernetes, ways: str, name: str, step: str, reason: str, expected: str
 ) -> None:
     explained = _explained(kubernetes, ways, name)
     last = explained["steps"][-1]
     assert not explained["attached"]
     assert (last["step"], last.get("reason", "")) == (step, reason), explained
-    assert said in last["message"]
+    assert expected in last["message"]
     text = plugin(kubernetes, "explain", name, "-n", ways).stdout
     assert text.startswith(f"pod/{name} in namespace {ways}: not attached\n")
-    assert said in text.splitlines()[-1]
+    assert expected in text.splitlines()[-1]
 
 
 def test_status_lists_pools_and_details_of_one(kubernetes: Kubernetes, ways: str) -> None:
@@ -85,12 +85,12 @@ def test_status_lists_pools_and_details_of_one(kubernetes: Kubernetes, ways: str
 
 
 def test_missing_objects_are_reported_in_a_sentence_with_an_error(kubernetes: Kubernetes, ways: str) -> None:
-    for arguments, said in (
+    for arguments, expected in (
         (("explain", "pod/none"), f"there is no pod none in namespace {ways}"),
         (("status", "none"), f"there is no KVCachePool none in namespace {ways}"),
         (("explain", "deployment/web"), "deployment/web is not a pod; write pod/NAME"),
     ):
         done = plugin(kubernetes, *arguments, "-n", ways)
         assert done.returncode != 0
-        assert said in done.stderr
+        assert expected in done.stderr
         assert "panicked" not in done.stderr

@@ -48,7 +48,7 @@ def test_a_changed_field_of_a_child_is_restored_once_and_foreign_fields_stay(
     kubernetes: Kubernetes, operator: Operator, namespace: str
 ) -> None:
     kubernetes.apply(pool("demo"), namespace=namespace)
-    ours = _child(kubernetes, namespace, "demo")
+    made = _child(kubernetes, namespace, "demo")
     kubernetes.wait_for(
         lambda: "Ready" in conditions(status(kubernetes, namespace, "demo")), 30, "a status", namespace=namespace
     )
@@ -59,12 +59,12 @@ def test_a_changed_field_of_a_child_is_restored_once_and_foreign_fields_stay(
     kubernetes.kubectl(*apply, "--force-conflicts", stdin=text, namespace=namespace)
 
     def right() -> bool:
-        return bool(_child(kubernetes, namespace, "demo")["data"][_CONFIG] == ours["data"][_CONFIG])
+        return bool(_child(kubernetes, namespace, "demo")["data"][_CONFIG] == made["data"][_CONFIG])
 
     kubernetes.wait_for(right, 30, "the config is as the pool wants it", namespace=namespace)
-    mended = _child(kubernetes, namespace, "demo")
-    assert mended["metadata"]["labels"] == ours["metadata"]["labels"] | {"team": "search"}
-    assert mended["data"]["notes"] == "ours too"
+    restored = _child(kubernetes, namespace, "demo")
+    assert restored["metadata"]["labels"] == made["metadata"]["labels"] | {"team": "search"}
+    assert restored["data"]["notes"] == "ours too"
 
     def named() -> bool:
         return any(
@@ -75,13 +75,13 @@ def test_a_changed_field_of_a_child_is_restored_once_and_foreign_fields_stay(
     kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
     # Another reconcile pass, which any change of the pool causes, has nothing to do.
 
-    def looks() -> float:
+    def passes() -> float:
         return replicas(kubernetes)[0].metrics().total("kvcachepool_reconciles", result="done")
 
-    before = looks()
+    before = passes()
     kubernetes.kubectl("label", "kvcachepool", "demo", "touched=yes", namespace=namespace)
-    kubernetes.wait_for(lambda: looks() > before, 30, "another look", namespace=SYSTEM)
-    assert kubernetes.changes(_MAPS.format(namespace), mended["metadata"]["resourceVersion"], seconds=2) == []
+    kubernetes.wait_for(lambda: passes() > before, 30, "another pass", namespace=SYSTEM)
+    assert kubernetes.changes(_MAPS.format(namespace), restored["metadata"]["resourceVersion"], seconds=2) == []
 
 
 def test_a_foreign_object_with_a_childs_name_is_not_changed_and_is_named(
@@ -183,8 +183,8 @@ def test_edits_reach_running_pods_or_count_them_as_outdated(
     kubernetes.kubectl("annotate", "pod", "one", f"touched={time.time()}", namespace=namespace)
 
     def reloaded() -> bool:
-        said = sidecar(kubernetes, namespace, "one")
-        return said["config_generation"] == live and not said["restart_needed"]
+        reported = sidecar(kubernetes, namespace, "one")
+        return reported["config_generation"] == live and not reported["restart_needed"]
 
     kubernetes.wait_for(reloaded, 100, "the sidecar has the new config", namespace=namespace)
     assert outdated(0)

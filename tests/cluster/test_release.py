@@ -48,8 +48,8 @@ def test_the_network_policy_has_only_the_operators_pods_and_ports(kubernetes: Ku
 
 
 def test_helm_test_proves_injection_and_fails_without_it(kubernetes: Kubernetes, operator: Operator) -> None:
-    said = helm(kubernetes, "test", "kvcachepool", "--timeout", "90s")
-    assert "Phase:          Succeeded" in said, said
+    output = helm(kubernetes, "test", "kvcachepool", "--timeout", "90s")
+    assert "Phase:          Succeeded" in output, output
     left = kubernetes.kubectl("get", "pods,kvcachepools", "-o", "name", namespace=SYSTEM)
     assert "kvcachepool-test" not in left
     kubernetes.kubectl("label", "namespace", SYSTEM, "kvcachepool.io/injection=disabled")

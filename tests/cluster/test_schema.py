@@ -55,8 +55,8 @@ def test_a_field_accepts_valid_values_and_explains_invalid_ones(kubernetes: Kube
     for value in case["bad"]:
         broken = _broken(kubernetes, "POST", pools, _with(case["field"], value, case["spec"]))
         # The value precedes the rule's message.
-        said = {(field, message.endswith(f": {case['message']}")) for field, message in broken}
-        assert said == {(case["rule"], True)}, f"{value!r}: {broken}"
+        refusals = {(field, message.endswith(f": {case['message']}")) for field, message in broken}
+        assert refusals == {(case["rule"], True)}, f"{value!r}: {broken}"
 
 
 @pytest.mark.parametrize(

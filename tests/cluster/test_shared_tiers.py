@@ -196,11 +196,11 @@ def test_a_replica_of_a_real_vllm_is_warm_from_redis_and_another_from_s3(
         """The additional pod of this many replicas, once it serves, its tiers are ready, and it is attached."""
         kubernetes.apply(_vllms(number), namespace=namespace)
 
-        def came() -> Object | None:
+        def new_replica() -> Object | None:
             pods = kubernetes.pods(namespace, "app=vllm")
             return next((each for each in pods if each["metadata"]["name"] not in known), None)
 
-        name: str = kubernetes.wait_for(came, 30, f"replica {number}", namespace=namespace)["metadata"]["name"]
+        name: str = kubernetes.wait_for(new_replica, 30, f"replica {number}", namespace=namespace)["metadata"]["name"]
         known.add(name)
         kubernetes.wait("pod", name, "condition=Ready", namespace=namespace, seconds=240)
         address = kubernetes.pod(namespace, name)["status"]["podIP"]
@@ -238,13 +238,13 @@ def test_a_bucket_that_another_pool_uses_is_not_purged(
     kubernetes.wait_for(lambda: _held(kubernetes, namespace, "goes"), 30, "the finalizer", namespace=namespace)
     kubernetes.kubectl("delete", "kvcachepool", "goes", "--timeout=50s", namespace=namespace)
 
-    def said() -> list[str]:
+    def skipped() -> list[str]:
         return [
             f"{reason}: {note}" for _, _, reason, note in operator_events(kubernetes, namespace) if "Purge" in reason
         ]
 
-    kubernetes.wait_for(said, 20, "an event on the pool that was", namespace=namespace)
-    assert said() == [f"PurgeSkipped: s3 is not purged: pool {namespace}/stays uses it too"]
+    kubernetes.wait_for(skipped, 20, "an event on the pool that was", namespace=namespace)
+    assert skipped() == [f"PurgeSkipped: s3 is not purged: pool {namespace}/stays uses it too"]
     assert json.loads(kubernetes.kubectl("get", "jobs", "-o", "json", namespace=namespace))["items"] == []
 
 

@@ -227,10 +227,10 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
         engine.wait_for(warm, "finds everything again", 180)
         missed = {prompt for line in engine.output()[before:] for prompt in line["missed"]}
         was, held = [*held, 0, 0], _held(kubernetes, namespace, shards)
-        came, gone = sum(held) - sum(was[:shards]), sum(was[shards:])
+        moved_in, gone = sum(held) - sum(was[:shards]), sum(was[shards:])
         assert held[0] == _PROMPTS
         # A server may stop before the sidecar's config says so.
-        assert 0 < came <= len(missed) <= max(came, gone), (was, held, len(missed))
+        assert 0 < moved_in <= len(missed) <= max(moved_in, gone), (was, held, len(missed))
     assert engine.restarts() == (0, 0)
     assert status(kubernetes, namespace, "demo")["pods"]["outdated"] == 0
     assert _servers(kubernetes, namespace)[first] == server
@@ -252,7 +252,7 @@ def test_deleted_objects_are_recreated_and_all_are_deleted_with_the_pool(
     beside = SidecarClient(kubernetes.pod(namespace, "one")["status"]["podIP"], 9797)
 
     def answers() -> float:
-        return beside.metrics().total("kvcachepool_tier_operations", tier="redis", operation="usage", result="Ok")
+        return beside.metrics().total("kvcachepool_tier_operations", tier="redis", operation="usage", result="ok")
 
     before = answers()
     kubernetes.wait_for(lambda: answers() > before, 30, "the server answers the sidecar", namespace=namespace)

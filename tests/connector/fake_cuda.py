@@ -80,9 +80,9 @@ def capture_mode(driver: ctypes.CDLL) -> int:
     """The capture mode of this thread."""
     mode = ctypes.c_int(0)
     assert driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
-    said = mode.value
+    found = mode.value
     assert driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
-    return said
+    return found
 
 
 def elsewhere(run: Callable[[], T]) -> T:

@@ -231,11 +231,11 @@ class StubSidecar:
         connection.close()
 
     def _respond(self, frame: Received) -> None:
-        said = self.answer(frame)
-        if said is False:
+        answer = self.answer(frame)
+        if answer is False:
             return
-        if isinstance(said, dict):
-            self.reply(frame, said)
+        if isinstance(answer, dict):
+            self.reply(frame, answer)
         elif frame.op == Op.HELLO:
             self.greet(frame)
         elif frame.op == Op.REGISTER:

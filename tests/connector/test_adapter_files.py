@@ -113,14 +113,14 @@ def test_an_adapter_is_known_only_after_a_check_that_started_after_its_use(
     disk.answers.clear()
     earlier_s = time.monotonic()
     assert watch.hashes.get(str(adapter), 1, earlier_s) is None
-    wait_for(lambda: "kvcachepool-lora-check" in disk.asked, 10, "the look began")
+    wait_for(lambda: "kvcachepool-lora-check" in disk.asked, 10, "the check began")
     later_s = time.monotonic()
     assert watch.hashes.get(str(adapter), 1, later_s) is None
     disk.answers.set()
     assert watch.known.wait(10)
     watch.known.clear()
     assert watch.hashes.get(str(adapter), 1, earlier_s) == first
-    assert watch.hashes.get(str(adapter), 1, later_s) is None, "the files may have changed behind that look"
+    assert watch.hashes.get(str(adapter), 1, later_s) is None, "the files may have changed behind that check"
     assert watch.known.wait(10)
     assert watch.hashes.get(str(adapter), 1, later_s) == first
     watch.hashes.close()
@@ -136,7 +136,7 @@ def test_a_hanging_file_system_blocks_only_the_threads_that_use_it(
     now_s = time.monotonic()
     assert watch.hashes.get(str(adapter), 1, now_s) is None
     assert watch.hashes.get(str(adapter), 2, now_s) is None
-    assert not watch.hashes.soon(str(adapter), 1), "nobody waits for a look that takes long"
+    assert not watch.hashes.soon(str(adapter), 1), "nobody waits for a slow check"
     disk.answers.set()
     wait_for(lambda: watch.hashes.get(str(adapter), 1, now_s) == first, 10, "it answers again")
     assert set(disk.asked) == {"kvcachepool-lora-read", "kvcachepool-lora-check"}

@@ -122,7 +122,7 @@ def test_an_image_that_a_user_named_is_not_cached(scripted: ScriptedPool, loop: 
     engine.generate("one", TOKENS, mm_features=[image(name)], proven=False)
     engine.drain()
     assert not keys_of(scripted, "one")
-    wait_for(lambda: reports(scripted, "miss_tokens") == {"multimodalNamedByUser": 256}, 10, "counted")
+    wait_for(lambda: reports(scripted, "miss_tokens") == {"multimodal_named_by_user": 256}, 10, "counted")
 
 
 def test_a_session_with_an_image_named_by_a_user_stores_nothing_more(scripted: ScriptedPool, loop: Make) -> None:
@@ -176,7 +176,7 @@ def test_a_hanging_file_system_delays_no_hook_and_its_adapter_is_uncached(
     engine.forget_local()
     assert not keys_of(scripted, "slow")
     assert keys_of(scripted, "plain")
-    wait_for(lambda: reports(scripted, "miss_tokens").get("loraContentUnknown") == 256, 10, "counted")
+    wait_for(lambda: reports(scripted, "miss_tokens").get("lora_content_unknown") == 256, 10, "counted")
     assert set(disk.asked) == {"kvcachepool-lora-check"}
     disk.answers.set()
     hashed(engine, one, time.monotonic())
@@ -229,7 +229,7 @@ def test_an_adapter_that_is_loaded_in_place_is_not_cached(scripted: ScriptedPool
         engine.forget_local()
         assert not keys_of(scripted, name)
     assert set(scripted.chunks) == stored
-    wait_for(lambda: reports(scripted, "miss_tokens").get("loraLoadedInPlace") == 2 * 256, 10, "counted")
+    wait_for(lambda: reports(scripted, "miss_tokens").get("lora_loaded_in_place") == 2 * 256, 10, "counted")
 
 
 def test_requests_whose_adapter_is_replaced_store_nothing_more(
@@ -342,7 +342,7 @@ def test_random_hash_roots_are_reported(scripted: ScriptedPool, loop: Make, monk
 
     monkeypatch.delattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    said = keys.hashing("sha256_cbor", 16)
-    assert said is not None
-    assert said.random_root
-    assert said.algorithm == "sha256_cbor"
+    hashing = keys.hashing("sha256_cbor", 16)
+    assert hashing is not None
+    assert hashing.random_root
+    assert hashing.algorithm == "sha256_cbor"

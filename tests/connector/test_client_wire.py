@@ -67,8 +67,8 @@ def test_required_fields_are_always_sent() -> None:
         if name in FOREIGN:
             continue
         kind = getattr(messages, name)
-        ours = {field.encode_name for field in msgspec.structs.fields(kind) if field.required}
-        assert ours <= set(required) if name in READ else ours == set(required), name
+        own = {field.encode_name for field in msgspec.structs.fields(kind) if field.required}
+        assert own <= set(required) if name in READ else own == set(required), name
 
 
 @pytest.mark.parametrize("vector", FRAMES["bad_headers"], ids=lambda v: v["error"])
@@ -187,8 +187,8 @@ def test_unsealed_descriptors_are_not_mapped(tmp_path: Path, wrong: str, which: 
 
 
 def test_a_frame_is_read_whole_from_any_segments() -> None:
-    ours, theirs = socket.socketpair()
-    frames = wire.Frames(ours)
+    own, theirs = socket.socketpair()
+    frames = wire.Frames(own)
     body = encode(messages.AbortReply(freed=1)) * 50
     raw = wire.encode_header(wire.Op.ABORT, wire.FLAG_REPLY, 9, len(body)) + body
     for at in range(0, len(raw), 7):
@@ -202,16 +202,16 @@ def test_a_frame_is_read_whole_from_any_segments() -> None:
     assert frames.next(1) is None
     assert frames.next(1) is None
     assert frames.ended
-    ours.close()
+    own.close()
 
 
 def test_truncated_descriptors_end_the_connection() -> None:
-    ours, theirs = socket.socketpair()
-    frames = wire.Frames(ours)
+    own, theirs = socket.socketpair()
+    frames = wire.Frames(own)
     raw = wire.encode_header(wire.Op.HELLO, wire.FLAG_FDS, 1, 0)
     socket.send_fds(theirs, [raw], [0] * 32)
     with pytest.raises(wire.FrameError):
         frames.next(1)
     frames.close()
-    ours.close()
+    own.close()
     theirs.close()

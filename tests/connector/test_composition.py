@@ -125,19 +125,19 @@ def test_alone_the_connector_requests_the_block_major_layout(
 
 def stats_of(config: Any) -> Any:
     """The stats that a MultiConnector takes from this connector after a step, for vLLM's front process."""
-    ours = object.__new__(KVCachePoolConnector)
-    ours._vllm_config = SimpleNamespace(kv_transfer_config=config)
-    ours._failures = {}
-    ours._scheduler = SimpleNamespace(stats=lambda: CacheStats(data={"hits": 1}), counters=None)
+    own = object.__new__(KVCachePoolConnector)
+    own._vllm_config = SimpleNamespace(kv_transfer_config=config)
+    own._failures = {}
+    own._scheduler = SimpleNamespace(stats=lambda: CacheStats(data={"hits": 1}), counters=None)
     both = object.__new__(MultiConnector)
-    both._connectors = [ours]
+    both._connectors = [own]
     return both.get_kv_connector_stats()
 
 
 def test_a_multiconnector_gets_no_stats(composing: list[str]) -> None:
     config = engine_args(kv_transfer_config=transfer("NixlConnector")).create_engine_config().kv_transfer_config
-    ours = KVTransferConfig(**config.kv_connector_extra_config["connectors"][1])
-    assert stats_of(ours) is None
+    own = KVTransferConfig(**config.kv_connector_extra_config["connectors"][1])
+    assert stats_of(own) is None
     unknown = stats_of(transfer("KVCachePoolConnector"))
     with pytest.raises(ValueError, match="not registered"):
         MultiConnector.build_kv_connector_stats({name: one.data for name, one in unknown.data.items()})

@@ -311,7 +311,7 @@ def test_the_end_of_page_locking_is_counted_once_by_name(
     assert locks is not None
     assert locks._failed
     copier.detach()
-    assert counted == [f"copiesWithoutPageLocks/{reason}"]
+    assert counted == [f"copies_without_page_locks/{reason}"]
 
 
 def vllm_with(monkeypatch: pytest.MonkeyPatch, **functions: object) -> None:
@@ -345,7 +345,7 @@ def test_with_a_driver_before_12_8_vllms_function_copies_and_it_is_named(
     copier.detach()
     assert orders == [False, True]
     assert driver.fake_batches() == 0
-    assert counted == ["copiesWithoutBatchCall/DriverTooOld"]
+    assert counted == ["copies_without_batch_call/DriverTooOld"]
     assert [record.message for record in caplog.records] == [
         "DriverTooOld: the driver is older than CUDA 12.8, so vLLM's own batched copy is used"
     ]

@@ -85,46 +85,47 @@ def test_a_job_is_done_when_all_stages_are_returned() -> None:
         assert (copier.memory.copied, copier._out) == (7, set())
 
 
-@pytest.mark.parametrize(("unmaps", "said"), [(True, b"\x02"), (False, b"")])
-def test_a_worker_reports_an_unmapped_window(unmaps: bool, said: bytes) -> None:
+@pytest.mark.parametrize(("unmaps", "expected"), [(True, b"\x02"), (False, b"")])
+def test_a_worker_reports_an_unmapped_window(unmaps: bool, expected: bytes) -> None:
     copier = Scripted(3, [])
     copier.memory.unmaps = unmaps
-    copier._bell, theirs = socket.socketpair()
+    copier._bell, far_end = socket.socketpair()
     copier._mapped, copier._closing = True, contextlib.ExitStack()
     copier._closing.callback(copier._close_bell)
     copier._closing.callback(copier._unmap)
     copier.close()
-    assert theirs.recv(64) == said
-    assert theirs.recv(64) == b"", "and hangs up"
-    theirs.close()
+    assert far_end.recv(64) == expected
+    assert far_end.recv(64) == b"", "and hangs up"
+    far_end.close()
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(SharedMemoryError("no"), b"\x02"), (StillMappedError("no"), b""), (KeyError("no"), b"\x02")]
+    ("error", "expected"),
+    [(SharedMemoryError("no"), b"\x02"), (StillMappedError("no"), b""), (KeyError("no"), b"\x02")],
 )
 def test_a_failed_window_reports_whether_it_is_mapped(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, said: bytes
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: bytes
 ) -> None:
     def refused(*arguments: Any) -> None:
         raise error
 
     monkeypatch.setattr(copy_window, "_memory", refused)
-    ours, theirs = socket.socketpair()
+    near, far_end = socket.socketpair()
     reply = WindowReply(fds=["bell", "page"], stages=2, stage_bytes=4096, bytes=8192)
     with pytest.raises(type(error)):
-        WindowCopier(LAYOUT, reply, [ours.detach(), memfd("page", 4096)], 0)
-    assert theirs.recv(64) == said
-    assert theirs.recv(64) == b"", "and hangs up"
-    theirs.close()
+        WindowCopier(LAYOUT, reply, [near.detach(), memfd("page", 4096)], 0)
+    assert far_end.recv(64) == expected
+    assert far_end.recv(64) == b"", "and hangs up"
+    far_end.close()
 
 
 def test_a_window_that_is_shorter_than_its_stages_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_window, "_memory", lambda *arguments: pytest.fail("it was mapped"))
-    ours, theirs = socket.socketpair()
+    near, far_end = socket.socketpair()
     reply = WindowReply(fds=["bell", "page"], stages=2, stage_bytes=4096, bytes=8191)
     with pytest.raises(SharedMemoryError, match="exceed the window"):
-        WindowCopier(LAYOUT, reply, [ours.detach(), memfd("page", 4096)], 0)
-    theirs.close()
+        WindowCopier(LAYOUT, reply, [near.detach(), memfd("page", 4096)], 0)
+    far_end.close()
 
 
 def test_a_window_is_closed_if_its_connection_ends_during_its_creation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +162,4 @@ def test_any_failure_to_create_a_window_leaves_the_copies_to_the_worker(monkeypa
     keeper = WindowKeeper(LAYOUT, "", counted.append)
     answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(), fds=[])
     keeper._on_window(SimpleNamespace(hello=None), answer)  # type: ignore[arg-type]
-    assert (counted, keeper.reason) == (["windowUnavailable/NotMapped"], "NotMapped")
+    assert (counted, keeper.reason) == (["window_unavailable/NotMapped"], "NotMapped")

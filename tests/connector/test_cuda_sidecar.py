@@ -119,8 +119,8 @@ def there_and_back(made: Rank, seed: str) -> None:
 def readable(made: Rank) -> bool:
     """Whether any of the chunks can be loaded."""
     body = messages.Probe(request="p", hashes=b"".join(HASHES), local_tokens=0, budget_ms=0)
-    said, _ = made.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
-    return messages.CHUNK_READY in said.states
+    reply, _ = made.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
+    return messages.CHUNK_READY in reply.states
 
 
 def lost(over: Over, made: Rank, kind: str, refs: bytes) -> None:
@@ -141,8 +141,8 @@ def test_bytes_copied_through_a_window_in_device_memory_are_unchanged(over: Over
             assert (made.live.memory._kernels is not None) == (name == "LBHNC"), "kernels move small pieces"
             assert made.live.memory.no_kernels == ""
             sessions = over.sidecar.status()["sessions"]
-            said = [session["transfer_reason"] for session in sessions if session.get("transfer") == "cuda_window"]
-            assert said == [f"memory of Fake H100, by {over.export}"]
+            reply = [session["transfer_reason"] for session in sessions if session.get("transfer") == "cuda_window"]
+            assert reply == [f"memory of Fake H100, by {over.export}"]
         nbytes = 3 * 2 * place.BLOCK_BYTES * (number + 1)
         for direction in ("store", "load"):
             assert over.sidecar.metrics().total(COPIED, direction=direction) == nbytes

@@ -131,7 +131,7 @@ def test_a_handle_of_a_dead_sidecar_is_named_and_the_worker_copies_by_itself(
         for alive in (True, False):
             counted: list[str] = []
             keeper = WindowKeeper(layout, "", counted.append)
-            ours, bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            near, bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             fds = [os.dup(page), bell.detach()]
             keeper._on_window(client, SimpleNamespace(error=None, fds=fds, read=lambda kind: body))  # type: ignore[arg-type]
             assert (keeper._pending is not None) == alive
@@ -141,11 +141,11 @@ def test_a_handle_of_a_dead_sidecar_is_named_and_the_worker_copies_by_itself(
                 for retired in keeper.take_retired():
                     retired.close()
                 exporter.kill()
-            assert ours.recv(1) == b"\x02", "it is not mapped"
-            ours.close()
-    assert (keeper.reason, counted, keeper.live) == ("NotMapped", ["windowUnavailable/NotMapped"], None)
-    said = "no window, this worker copies by itself: NotMapped: cuIpcOpenMemHandle_v2 failed with 205"
-    assert [record.message for record in caplog.records] == [said]
+            assert near.recv(1) == b"\x02", "it is not mapped"
+            near.close()
+    assert (keeper.reason, counted, keeper.live) == ("NotMapped", ["window_unavailable/NotMapped"], None)
+    line = "no window, this worker copies by itself: NotMapped: cuIpcOpenMemHandle_v2 failed with 205"
+    assert [record.message for record in caplog.records] == [line]
     assert driver.fake_streams() == streams
     os.close(page)
 

@@ -257,9 +257,9 @@ def test_without_local_files_a_model_is_unshared_by_name(
         [weights.source_of(config.model_config, config.load_config)]
     )
     digests = Digests()
-    said = describe(config, "engine-1", digests).parts["model"]["weights"]
-    assert said == {"kind": "unshared", "reason": reason, "instance": "engine-1"}
-    assert describe(config, "engine-2", digests).parts["model"]["weights"] != said
+    weights_part = describe(config, "engine-1", digests).parts["model"]["weights"]
+    assert weights_part == {"kind": "unshared", "reason": reason, "instance": "engine-1"}
+    assert describe(config, "engine-2", digests).parts["model"]["weights"] != weights_part
 
 
 def test_weights_of_another_repository_are_named(folder: Path) -> None:
@@ -332,14 +332,14 @@ def test_an_unobserved_start_is_named(folder: Path) -> None:
 
 def test_the_record_of_the_files_is_only_in_the_connectors_own_settings(folder: Path) -> None:
     theirs = {"kv_connector": "NixlConnector", "kv_connector_extra_config": {}}
-    ours: dict[str, Any] = {"kv_connector": "KVCachePoolConnector"}
+    own: dict[str, Any] = {"kv_connector": "KVCachePoolConnector"}
     config = vllm_config(folder, witnessed=False)
     config.kv_transfer_config = made(
-        "KVTransferConfig", kv_connector="MultiConnector", kv_connector_extra_config={"connectors": [theirs, ours]}
+        "KVTransferConfig", kv_connector="MultiConnector", kv_connector_extra_config={"connectors": [theirs, own]}
     )
     descriptor.witness(config)
     assert theirs["kv_connector_extra_config"] == {}
-    assert weights.START in ours["kv_connector_extra_config"]
+    assert weights.START in own["kv_connector_extra_config"]
 
 
 def test_two_starts_with_the_same_user_chosen_id_are_two_instances(folder: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_program_accepts_kernels_and_windows_with_a_fake_driver(driver: Path
     done = run(program(), *chosen, LD_LIBRARY_PATH=str(driver))
     found = outcomes(done.stdout)
     assert len(found) == 4 + 4 + 1 + 10 + 1 + 1
-    wrong = [name for name, said in found.items() if not said.startswith("ok ")]
+    wrong = [name for name, outcome in found.items() if not outcome.startswith("ok ")]
     assert wrong == [], found
     assert found["window/an IPC handle seen by another process"] == "ok a pattern each way"
     assert found["window/the sidecar dies"].endswith("handle: cuIpcOpenMemHandle failed with 205"), found
@@ -91,16 +91,18 @@ def test_the_program_rejects_kernels_that_do_nothing(driver: Path) -> None:
     found = outcomes(done.stdout)
     assert found.pop("window/made").startswith("ok ")
     assert len(found) == 4
-    assert all(said.startswith("FAIL ") for said in found.values()), found
+    assert all(outcome.startswith("FAIL ") for outcome in found.values()), found
     assert done.returncode == 1
 
 
 def test_an_old_driver_skips_kernels_by_name_and_has_windows(driver: Path) -> None:
     done = run(program(), "kv_gather/BLHNC", "window/made", LD_LIBRARY_PATH=str(driver), FAKE_PTX="7.8")
     found = outcomes(done.stdout)
-    kernels = {name: said for name, said in found.items() if name.startswith("kernels/")}
+    kernels = {name: outcome for name, outcome in found.items() if name.startswith("kernels/")}
     assert len(kernels) == 4
-    assert all(said.startswith("skip PtxTooNew: the driver does not know PTX 8.0") for said in kernels.values()), found
+    assert all(
+        outcome.startswith("skip PtxTooNew: the driver does not know PTX 8.0") for outcome in kernels.values()
+    ), found
     assert found["window/made"].startswith("ok ")
     assert done.returncode == 0
 
@@ -125,8 +127,8 @@ def mps(tmp_path: Path) -> Path:
         f"""#!/bin/sh
 [ -d "$CUDA_MPS_PIPE_DIRECTORY" ] || exit 1
 if [ "${{1:-}}" = -d ]; then echo start >>{recorded}; exit; fi
-read -r said; echo "$said" >>{recorded}
-[ "$said" != get_server_list ] || cat {folder}/servers
+read -r request; echo "$request" >>{recorded}
+[ "$request" != get_server_list ] || cat {folder}/servers
 """
     )
     control.chmod(0o755)
@@ -186,9 +188,9 @@ def test_all_rows_are_measured_with_a_fake_driver_and_host_memory(driver: Path, 
 
 def test_measurements_before_a_failure_are_kept_and_the_failure_is_named(tmp_path: Path) -> None:
     line = {"value": 1.0, "unit": "GB/s", "reference": "nothing", "reference_value": None}
-    said = [json.dumps({"device": "Broken"}), json.dumps({"name": "first", **line}), '{"name": "torn']
+    lines = [json.dumps({"device": "Broken"}), json.dumps({"name": "first", **line}), '{"name": "torn']
     broken = tmp_path / "gpu_bench"
-    broken.write_text("#!/bin/sh\nprintf %s '" + "\n".join(said) + "'\necho out of luck >&2\nexit 3\n")
+    broken.write_text("#!/bin/sh\nprintf %s '" + "\n".join(lines) + "'\necho out of luck >&2\nexit 3\n")
     broken.chmod(0o755)
     out = tmp_path / "gpu.json"
     change = {"KVCACHEPOOL_EXAMPLES": str(tmp_path), "KVCACHEPOOL_SIDECAR": str(tmp_path / "nothing")}

@@ -27,11 +27,11 @@ def stored(pool: Sidecar, chunks: int) -> None:
         wait_for(lambda: pool.metrics().total("kvcachepool_stored_chunks") >= chunks, 20, f"{chunks} chunks stored")
     except AssertionError as error:
         metrics = pool.metrics()
-        said = {
+        counts = {
             name: metrics.by(f"kvcachepool_{name}", label)
             for name, label in (("grants", "result"), ("connector_events", "event"), ("slots", "state"))
         }
-        raise AssertionError(f"{error}: {said}") from None
+        raise AssertionError(f"{error}: {counts}") from None
 
 
 def cold(engine: Loop, pool: Sidecar, tokens: list[int], name: str = "cold", **more: Any) -> None:
@@ -275,8 +275,8 @@ def test_kv_events(pool: Sidecar, loop: Make) -> None:
     engine.run("one")
     engine.drain()
     engine.until(lambda: sum(len(e.block_hashes) for e in taken if isinstance(e, BlockStored)) >= 16, what="events")
-    said = {maybe_convert_block_hash(one) for one in request.block_hashes[:16]}
-    assert {h for e in taken for h in e.block_hashes} == said
+    hashes = {maybe_convert_block_hash(one) for one in request.block_hashes[:16]}
+    assert {h for e in taken for h in e.block_hashes} == hashes
     assert {e.medium for e in taken} == {"CPU"}
 
 

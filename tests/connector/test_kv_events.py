@@ -177,7 +177,7 @@ def test_an_overflowed_ring_is_repaired_from_a_snapshot(
     monkeypatch.setenv("KVCACHEPOOL_SOCKET", str(small.socket))
     held[0]()
     assert watched.settle(prompts) == {0: 0, 1: 25, 2: 25}
-    lost = {"event": "eventsLost"}
+    lost = {"event": "events_lost"}
     wait_for(lambda: small.metrics().total("kvcachepool_connector_events", **lost) >= 1, 10, "the loss counted")
     assert not any(isinstance(event, AllBlocksCleared) for event in of_pool(watched.publisher.events))
 
@@ -194,7 +194,7 @@ def test_a_probe_lost_with_its_connection_is_sent_again(pool: Sidecar, loop: Mak
         watched.engine.forget_local()
     wait_settled(pool)
     watched.settle(prompts)
-    assert pool.metrics().total("kvcachepool_connector_events", event="eventsLost") == 0
+    assert pool.metrics().total("kvcachepool_connector_events", event="events_lost") == 0
 
 
 def test_a_restarted_sidecar_sends_a_snapshot(small: Sidecar, loop: Make) -> None:

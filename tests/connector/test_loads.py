@@ -323,7 +323,7 @@ def test_wrong_types_are_ignored_and_counted(scripted: ScriptedPool, loop: Make)
     engine.generate("odd", prompt(200, 1), params={"kvcachepool.ttl": "1h", "kvcachepool.store": 1})
     wait_for(
         lambda: (
-            {"parameterIgnored/kvcachepool.ttl", "parameterIgnored/kvcachepool.store"}
+            {"parameter_ignored/kvcachepool.ttl", "parameter_ignored/kvcachepool.store"}
             <= set(reports(scripted, "events"))
         ),
         10,

@@ -66,7 +66,7 @@ def test_a_tier_with_too_few_tokens_is_not_asked_to_fetch(scripted: ScriptedPool
 
     scripted.on_probe = answers
     engine.add("warm", TOKENS)
-    assert misses(scripted, engine) == {"minLoadTokens": 128}
+    assert misses(scripted, engine) == {"min_load_tokens": 128}
     assert engine.external["warm"] == 384
     assert asked(scripted) == 1
 

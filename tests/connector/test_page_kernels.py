@@ -210,7 +210,7 @@ def test_a_window_without_kernels_is_counted_by_name() -> None:
         answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(working=True))
         keeper._on_confirmed(asked, answer)
         assert keeper.live is asked
-    assert counted == ["windowWithoutKernels/PtxTooNew"]
+    assert counted == ["window_without_kernels/PtxTooNew"]
 
 
 def test_kernels_that_fail_later_are_counted_once(
@@ -230,7 +230,7 @@ def test_kernels_that_fail_later_are_counted_once(
     there_and_back(layout, window)
     keeper.take_retired()
     keeper.take_retired()
-    assert counted == ["windowWithoutKernels/DriverFailed"]
+    assert counted == ["window_without_kernels/DriverFailed"]
 
 
 def test_a_driver_without_the_calls_is_named(monkeypatch: pytest.MonkeyPatch, opened: Any) -> None:
@@ -323,23 +323,23 @@ def test_a_package_with_mismatched_files_loads_no_kernel(
     monkeypatch.setattr(page_kernels.resources, "files", lambda name: tmp_path)
     layout = layout_of(SMALL)
 
-    def said(manifest: Any, ptx: bytes) -> str:
+    def refusal(manifest: Any, ptx: bytes) -> str:
         (tmp_path / "kernels.json").write_text(json.dumps(manifest))
         (tmp_path / "pages.ptx").write_bytes(ptx)
         return str(opened(layout).memory.no_kernels)
 
-    assert said(manifest, ptx) == ""
-    assert said(manifest, ptx + b"\n") == "BadPackage"
-    assert said({"modules": []}, ptx) == "BadPackage"
+    assert refusal(manifest, ptx) == ""
+    assert refusal(manifest, ptx + b"\n") == "BadPackage"
+    assert refusal({"modules": []}, ptx) == "BadPackage"
     pages = next(module for module in manifest["modules"] if module["name"] == "pages")
     newer = ptx + b"// of a newer version\n"
     pages["ptx_sha256"] = hashlib.sha256(newer).hexdigest()
-    assert said(manifest, newer) == "BadPackage"
+    assert refusal(manifest, newer) == "BadPackage"
     pages["ptx_sha256"] = hashlib.sha256(ptx).hexdigest()
     pages["entries"][1]["arguments"][1]["type"] = "u128"
-    assert said(manifest, ptx) == "BadPackage"
+    assert refusal(manifest, ptx) == "BadPackage"
     pages["entries"][1]["arguments"].reverse()
-    assert said(manifest, ptx) == "BadPackage"
+    assert refusal(manifest, ptx) == "BadPackage"
     (tmp_path / "pages.ptx").unlink()
     window = opened(layout)
     assert window.memory.no_kernels == "BadPackage"

@@ -327,17 +327,17 @@ def test_the_connector_sees_requests_and_adapters_before_the_scheduler(
             return request.upper(), 0
 
         def add_lora(self, lora_request: str) -> str:
-            heard.append("loaded")
+            events.append("loaded")
             return lora_request
 
-    heard: list[Any] = []
-    ours = SimpleNamespace(arrive=heard.append, adapter_loaded=heard.append)
+    events: list[Any] = []
+    member = SimpleNamespace(arrive=events.append, adapter_loaded=events.append)
     monkeypatch.setattr(core, "EngineCore", EngineCore)
     watch.watch_engine()
     watch.watch_engine()
-    engine = EngineCore(SimpleNamespace(_connectors=[object(), ours]))
+    engine = EngineCore(SimpleNamespace(_connectors=[object(), member]))
     assert engine.preprocess_add_request("a") == ("A", 0)
     assert engine.add_lora("lora") == engine.add_lora(lora_request="lora") == "lora"
-    assert heard == ["A", "lora", "loaded", "lora", "loaded"]
+    assert events == ["A", "lora", "loaded", "lora", "loaded"]
     assert str(inspect.signature(engine.add_lora)) == "(lora_request: 'str') -> 'str'", "vLLM reads it"
-    assert EngineCore(None).add_lora("lora") == "lora", "what fails in ours is not seen"
+    assert EngineCore(None).add_lora("lora") == "lora", "an error of the connector is not seen"

@@ -68,12 +68,12 @@ class RankOfTwo:
         self.copier.attach(self.mapping)
         self.copier.begin_thread()
 
-    def store(self, said: messages.GrantReply, blocks: list[tuple[int, ...]]) -> None:
+    def store(self, reply: messages.GrantReply, blocks: list[tuple[int, ...]]) -> None:
         size = 16 * RANKS
-        chunks = [Chunk(said.refs[at * size : at * size + size], ids) for at, ids in enumerate(blocks)]
+        chunks = [Chunk(reply.refs[at * size : at * size + size], ids) for at, ids in enumerate(blocks)]
         plan = self.planner.plan(chunks, True)
         self.copier.copy("store", plan.pieces, None)
-        assert self.role.client.send(Op.COMMIT, messages.Sections(region=said.region, refs=plan.packed))
+        assert self.role.client.send(Op.COMMIT, messages.Sections(region=reply.region, refs=plan.packed))
 
     def close(self) -> None:
         self.copier.detach()
@@ -131,12 +131,12 @@ def test_a_rank_page_locks_only_segments_that_it_uses(
             ]
 
             def granted(chunks: Any = chunks) -> Any:
-                said = scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
-                return said and set(said[0].results) == {messages.GRANT_GRANTED} and said[0]
+                reply = scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
+                return reply and set(reply[0].results) == {messages.GRANT_GRANTED} and reply[0]
 
-            said = wait_for(granted, 20, "GRANT")
+            reply = wait_for(granted, 20, "GRANT")
             for rank in ranks:
-                rank.store(said, [(1 + 2 * at, 2 + 2 * at) for at in range(8)])
+                rank.store(reply, [(1 + 2 * at, 2 + 2 * at) for at in range(8)])
             stored += len(chunks)
         wait_for(lambda: all(not rank.copier._locks._wanted for rank in ranks), 20, "page locks")  # type: ignore[union-attr]
         wait_for(lambda: sidecar.status()["memory"]["slots"]["committed"] == 0, 20, "digests")

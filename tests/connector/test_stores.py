@@ -127,7 +127,7 @@ def test_a_refused_chunk_waits_in_prefix_order_while_its_request_runs(scripted: 
     engine.abort("cold")
     engine.drain()
     assert engine.free_blocks() == free
-    wait_for(lambda: reports(scripted, "events").get("grantRefused/NoRoom", 0) >= 4, 10, "refusals counted")
+    wait_for(lambda: reports(scripted, "events").get("grant_refused/NoRoom", 0) >= 4, 10, "refusals counted")
 
 
 def test_a_lost_parent_requests_the_chain_again(scripted: ScriptedPool, loop: Make) -> None:
@@ -224,11 +224,11 @@ def test_answered_grants_are_sent_after_a_lost_connection(scripted: ScriptedPool
 @pytest.mark.parametrize(
     "change",
     [
-        lambda said: said | {"refs": said["refs"][:-1]},
-        lambda said: said | {"refs": said["refs"][:-16]},
-        lambda said: said | {"refs": b""},
-        lambda said: said | {"results": said["results"][:-1]},
-        lambda said: {"results": "no bytes"},
+        lambda reply: reply | {"refs": reply["refs"][:-1]},
+        lambda reply: reply | {"refs": reply["refs"][:-16]},
+        lambda reply: reply | {"refs": b""},
+        lambda reply: reply | {"results": reply["results"][:-1]},
+        lambda reply: {"results": "no bytes"},
     ],
     ids=["torn", "one less", "none", "results", "types"],
 )
@@ -254,7 +254,7 @@ def test_an_invalid_grant_response_is_aborted(
     engine.drain()
     assert not jobs
     assert engine.free_blocks() == free
-    wait_for(lambda: reports(scripted, "events").get("grantRefused/BadAnswer") == 2, 10, "counted")
+    wait_for(lambda: reports(scripted, "events").get("grant_refused/BadAnswer") == 2, 10, "counted")
     abort = scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.ABORT])[0]
     assert abort.body["grant"] == wrong[0].tag
 

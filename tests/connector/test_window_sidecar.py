@@ -85,12 +85,12 @@ def go_on(sidecar: Sidecar) -> None:
 
 def ships(engine: Engine, sidecar: Sidecar) -> set[int]:
     """Stops the sidecar's engine process, then sends a store job of all chunks to the worker. Returns its slots."""
-    said = engine.grant(HASHES)
+    reply = engine.grant(HASHES)
     stop(sidecar)
     engine.jobs += 1
-    chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(BLOCKS)]
-    engine.step(Job(engine.jobs, "store", "s", said.region, chunks))
-    return {int.from_bytes(said.refs[i * 16 : i * 16 + 4], "little") for i in range(len(HASHES))}
+    chunks = [Chunk(reply.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(BLOCKS)]
+    engine.step(Job(engine.jobs, "store", "s", reply.region, chunks))
+    return {int.from_bytes(reply.refs[i * 16 : i * 16 + 4], "little") for i in range(len(HASHES))}
 
 
 def ended(engine: Engine) -> Ended:
@@ -124,7 +124,7 @@ def test_a_job_reuses_stages_if_it_needs_more_than_exist(
     monkeypatch.setattr(copy_window, "stage", lambda p, r, b, nbytes: cut(p, r, b, BLOCK_BYTES))
     expected = stored(engine)
     assert loaded(engine, "a") == expected
-    assert sidecar.metrics().total("kvcachepool_window_copies_total", result="Moved") == 12
+    assert sidecar.metrics().total("kvcachepool_window_copies_total", result="moved") == 12
 
 
 def test_a_new_window_follows_the_death_of_the_engine_process(engine: Engine, sidecar: Sidecar) -> None:
@@ -182,11 +182,11 @@ def test_a_load_whose_sidecar_is_frozen_fails_in_time(
 ) -> None:
     monkeypatch.setattr(copy_window, "_STAGE_TIMEOUT_S", 0.3)
     expected = stored(engine)
-    said = engine.probe(HASHES, "a")
+    reply = engine.probe(HASHES, "a")
     stop(sidecar)
     engine.jobs += 1
-    chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(OTHERS)]
-    finished, _ = engine.step(Job(engine.jobs, "load", "a", said.region, chunks))
+    chunks = [Chunk(reply.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(OTHERS)]
+    finished, _ = engine.step(Job(engine.jobs, "load", "a", reply.region, chunks))
     while "a" not in finished:
         finished, _ = engine.step()
     assert engine.failed == {"a"}
@@ -273,9 +273,9 @@ def test_a_window_with_failing_copies_is_retired_and_the_worker_copies_by_itself
     monkeypatch.setattr(keeper, "_count", counted.append)
     jobs = []
     for one, ids in zip(HASHES, BLOCKS, strict=True):
-        said = engine.grant([one])
+        reply = engine.grant([one])
         engine.jobs += 1
-        jobs.append(Job(engine.jobs, "store", "s", said.region, [Chunk(said.refs, (ids,))]))
+        jobs.append(Job(engine.jobs, "store", "s", reply.region, [Chunk(reply.refs, (ids,))]))
     stores: dict[int, Ended] = {}
     for job in jobs:
         stores |= engine.step(job)[1]
@@ -284,7 +284,7 @@ def test_a_window_with_failing_copies_is_retired_and_the_worker_copies_by_itself
         stores |= engine.step()[1]
     assert stores == {1: Ended(1, 1), 2: Ended(1, 0), 3: Ended(1, 0)}
     assert (live(engine), engine.worker.off_reason, keeper.reason) == (None, "", "CopyFailed")
-    assert counted == ["windowUnavailable/CopyFailed"]
+    assert counted == ["window_unavailable/CopyFailed"]
     assert engine.store(HASHES[:1], BLOCKS[:1]) == Ended(1, 0)
     assert engine.load(HASHES, OTHERS, "a")
 

@@ -28,7 +28,6 @@ from kvcachepool.shared import NO_SLOT, Mapping, Shared
 from kvcachepool.wire import Op
 from kvcachepool.worker import Worker
 
-ROWS_PER_CHUNK = 2 * BLOCK_BYTES // (64 << 10)
 ABSENT = NO_SLOT.to_bytes(4, "little") + b"\0" * 12
 
 
@@ -195,7 +194,7 @@ def test_a_slot_outside_the_arena_is_not_accessed(rank: Rank, sidecar: StubSidec
     rank.until_done(lambda: rank.finished or rank.stores)
     assert rank.failed == rank.finished
     assert rank.stores == ({1: Ended(1, 1)} if kind == "store" else {})
-    assert rank.worker._report.events == {f"{kind}Failed/bounds": 1}
+    assert rank.worker._report.events == {f"{kind}_failed/bounds": 1}
 
 
 class Slowed:
@@ -600,10 +599,10 @@ def test_exit_waits_a_limited_time_for_the_copy_in_flight(rank: Rank, slowed: Sl
 
 
 def test_a_window_is_unmapped_if_the_connection_ends_after_the_copy_thread(rank: Rank) -> None:
-    said: list[str] = []
+    calls: list[str] = []
     rank.worker.end_copies(1)
-    window = SimpleNamespace(close=lambda: said.append("closed"))
-    keeper: Any = SimpleNamespace(retire=lambda: said.append("retired"), take_retired=lambda: [window])
+    window = SimpleNamespace(close=lambda: calls.append("closed"))
+    keeper: Any = SimpleNamespace(retire=lambda: calls.append("retired"), take_retired=lambda: [window])
     with rank.worker._wake:
         kept, rank.worker._windows = rank.worker._windows, keeper
         rank.worker.on_lost()
@@ -611,7 +610,7 @@ def test_a_window_is_unmapped_if_the_connection_ends_after_the_copy_thread(rank:
         rank.worker._running = running
         rank.worker.on_lost()
         rank.worker._running, rank.worker._windows = None, kept
-    assert said == ["retired", "closed", "retired"], "nothing is unmapped under a copy"
+    assert calls == ["retired", "closed", "retired"], "nothing is unmapped under a copy"
 
 
 def test_a_sidecar_without_a_window_response_is_reported_late_and_the_worker_copies_by_itself(
@@ -626,7 +625,7 @@ def test_a_sidecar_without_a_window_response_is_reported_late_and_the_worker_cop
     assert keeper is not None
     until(lambda: keeper.reason)
     assert keeper.reason == "TimedOut"
-    assert rank.worker._report.events == {"windowUnavailable/TimedOut": 1}
+    assert rank.worker._report.events == {"window_unavailable/TimedOut": 1}
     expected = fill(rank.caches, 5, 1)
     rank.step(store(1, rank.granted(8, blocks=1), 5))
     rank.until_done(lambda: rank.stores)

@@ -126,8 +126,8 @@ class Engine:
         ]
 
         def granted() -> Any:
-            said = self.scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
-            return said and set(said[0].results) == {messages.GRANT_GRANTED} and said[0]
+            reply = self.scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
+            return reply and set(reply[0].results) == {messages.GRANT_GRANTED} and reply[0]
 
         return until(granted, "GRANT")
 
@@ -139,23 +139,23 @@ class Engine:
 
         def one() -> bool:
             chunk = messages.GrantChunk(hash=next(fresh), first_token=0, tokens=256, groups=1)
-            said = self.scheduler.ask(Op.GRANT, messages.Grant(request="p", chunks=[chunk]), messages.GrantReply)
-            if said is None or said[0].results != bytes([messages.GRANT_GRANTED]):
+            reply = self.scheduler.ask(Op.GRANT, messages.Grant(request="p", chunks=[chunk]), messages.GrantReply)
+            if reply is None or reply[0].results != bytes([messages.GRANT_GRANTED]):
                 return False
-            slots.add(int.from_bytes(said[0].refs[:4], "little"))
+            slots.add(int.from_bytes(reply[0].refs[:4], "little"))
             client = self.worker._client
             assert client is not None
-            return client.send(Op.COMMIT, messages.Sections(region=said[0].region, refs=said[0].refs))
+            return client.send(Op.COMMIT, messages.Sections(region=reply[0].region, refs=reply[0].refs))
 
         for _ in range(chunks):
             until(one, "room for another chunk")
         return slots
 
     def store(self, hashes: list[bytes], blocks: list[tuple[int, ...]]) -> Ended:
-        said = self.grant(hashes)
+        reply = self.grant(hashes)
         self.jobs += 1
-        chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(blocks)]
-        _, stores = self.step(Job(self.jobs, "store", "s", said.region, chunks))
+        chunks = [Chunk(reply.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(blocks)]
+        _, stores = self.step(Job(self.jobs, "store", "s", reply.region, chunks))
         while self.jobs not in stores:
             _, stores = self.step()
         return stores[self.jobs]
@@ -165,19 +165,19 @@ class Engine:
 
         def ready() -> Any:
             body = messages.Probe(request=request, hashes=b"".join(hashes), local_tokens=0, budget_ms=1000)
-            said = self.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
-            return said and set(said[0].states) == {messages.CHUNK_READY} and said
+            reply = self.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
+            return reply and set(reply[0].states) == {messages.CHUNK_READY} and reply
 
-        said, tag = until(ready, "all chunks ready")
+        reply, tag = until(ready, "all chunks ready")
         pin = messages.Pin(request=request, probe=tag, from_=0, to=len(hashes))
         assert self.scheduler.client.send(Op.PIN, pin)
-        return said
+        return reply
 
     def load(self, hashes: list[bytes], blocks: list[tuple[int, ...]], request: str) -> bool:
-        said = self.probe(hashes, request)
+        reply = self.probe(hashes, request)
         self.jobs += 1
-        chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(blocks)]
-        finished, _ = self.step(Job(self.jobs, "load", request, said.region, chunks))
+        chunks = [Chunk(reply.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(blocks)]
+        finished, _ = self.step(Job(self.jobs, "load", request, reply.region, chunks))
         while request not in finished:
             finished, _ = self.step()
         self.scheduler.client.send(Op.RELEASE, messages.Release(requests=[request]))
@@ -289,12 +289,12 @@ def test_a_slot_with_a_copy_in_flight_is_not_granted_again_after_restarts(
 ) -> None:
     gate = Gate(monkeypatch)
     expected = b"".join(fill(engine.caches, block, block) for ids in BLOCKS for block in ids)
-    said = engine.grant(HASHES)
-    mine = {int.from_bytes(said.refs[i * 16 : i * 16 + 4], "little") for i in range(len(HASHES))}
+    reply = engine.grant(HASHES)
+    mine = {int.from_bytes(reply.refs[i * 16 : i * 16 + 4], "little") for i in range(len(HASHES))}
     gate.close()
     engine.jobs += 1
-    chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(BLOCKS)]
-    engine.step(Job(engine.jobs, "store", "s", said.region, chunks))
+    chunks = [Chunk(reply.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(BLOCKS)]
+    engine.step(Job(engine.jobs, "store", "s", reply.region, chunks))
     assert gate.begun.wait(WAIT_S)
     sidecar.kill_engine()
     assert not engine.fill_up(PRESSURE) & mine, "a granted slot was given to somebody else"
@@ -309,11 +309,11 @@ def test_a_slot_with_a_copy_in_flight_is_not_granted_again_after_restarts(
 def test_a_load_whose_slots_are_reused_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     stored(engine)
-    said = engine.probe(HASHES, "a")
+    reply = engine.probe(HASHES, "a")
     gate.close()
     engine.jobs += 1
-    chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(OTHERS)]
-    engine.step(Job(engine.jobs, "load", "a", said.region, chunks))
+    chunks = [Chunk(reply.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(OTHERS)]
+    engine.step(Job(engine.jobs, "load", "a", reply.region, chunks))
     assert gate.begun.wait(WAIT_S)
     engine.scheduler.client.send(Op.RELEASE, messages.Release(requests=["a"]))
     engine.fill_up(PRESSURE)
@@ -326,14 +326,14 @@ def test_a_load_whose_slots_are_reused_fails(engine: Engine, monkeypatch: pytest
 
 def test_a_frozen_sidecar_never_delays_a_step(engine: Engine, sidecar: Sidecar) -> None:
     expected = stored(engine)
-    said = engine.probe(HASHES, "a")
+    reply = engine.probe(HASHES, "a")
     sidecar.freeze()
     try:
         engine.jobs += 1
-        chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(OTHERS)]
+        chunks = [Chunk(reply.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(OTHERS)]
         slowest = 0.0
         finished: set[str] = set()
-        job: Job | None = Job(engine.jobs, "load", "a", said.region, chunks)
+        job: Job | None = Job(engine.jobs, "load", "a", reply.region, chunks)
         while "a" not in finished:
             start = time.monotonic()
             finished, _ = engine.step(job)
@@ -366,8 +366,8 @@ def test_a_rank_is_served_in_a_process_local_domain_until_its_weights_are_hashed
     known.set()
     until(lambda: reasons() == [""], "the final domain")
     body = messages.Probe(request="b", hashes=b"".join(HASHES), local_tokens=0, budget_ms=1000)
-    said = until(lambda: engine.scheduler.ask(Op.PROBE, body, messages.ProbeReply), "an answer")
-    assert messages.CHUNK_READY not in said[0].states, "nothing of the provisional name is served under the final one"
+    reply = until(lambda: engine.scheduler.ask(Op.PROBE, body, messages.ProbeReply), "an answer")
+    assert messages.CHUNK_READY not in reply[0].states, "nothing of the provisional name is served under the final one"
     expected = stored(engine)
     assert loaded(engine, "c") == expected
     engine.close()

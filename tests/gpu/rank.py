@@ -168,17 +168,17 @@ class Rank:
         ]
 
         def answered() -> Any:
-            said = self.scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
-            return said and set(said[0].results) == {messages.GRANT_GRANTED} and said[0]
+            reply = self.scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
+            return reply and set(reply[0].results) == {messages.GRANT_GRANTED} and reply[0]
 
         return place.wait_for(answered, 20, "GRANT")
 
-    def commit(self, said: Any) -> None:
+    def commit(self, reply: Any) -> None:
         """The granted slots hold their bytes."""
         from kvcachepool import messages
         from kvcachepool.wire import Op
 
-        assert self.worker.client.send(Op.COMMIT, messages.Sections(region=said.region, refs=said.refs))
+        assert self.worker.client.send(Op.COMMIT, messages.Sections(region=reply.region, refs=reply.refs))
 
     def pinned(self, hashes: list[bytes], request: str) -> Any:
         """The PROBE response, with the slots of these chunks. They stay until `release`."""
@@ -187,12 +187,12 @@ class Rank:
 
         def ready() -> Any:
             body = messages.Probe(request=request, hashes=b"".join(hashes), local_tokens=0, budget_ms=1000)
-            said = self.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
-            return said and set(said[0].states) == {messages.CHUNK_READY} and said
+            reply = self.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
+            return reply and set(reply[0].states) == {messages.CHUNK_READY} and reply
 
-        said, tag = place.wait_for(ready, 20, "all chunks ready")
+        reply, tag = place.wait_for(ready, 20, "all chunks ready")
         assert self.scheduler.client.send(Op.PIN, messages.Pin(request=request, probe=tag, from_=0, to=len(hashes)))
-        return said
+        return reply
 
     def release(self, request: str) -> None:
         """Releases the chunks of a request."""
@@ -203,9 +203,9 @@ class Rank:
 
     def store(self, hashes: list[bytes], blocks: Sequence[tuple[int, ...]], event: Any = None) -> None:
         """Stores chunks that can be hit soon after."""
-        said = self.granted(hashes)
-        self.copied("store", said.refs, blocks, event)
-        self.commit(said)
+        reply = self.granted(hashes)
+        self.copied("store", reply.refs, blocks, event)
+        self.commit(reply)
 
     def load(self, hashes: list[bytes], blocks: Sequence[tuple[int, ...]], request: str) -> None:
         """Loads chunks. Returns when the bytes have arrived."""

@@ -287,7 +287,7 @@ def _margin(chosen: Any) -> float:
     return best - second
 
 
-def serve(asked: Any, said: Any) -> None:
+def serve(asked: Any, reply: Any) -> None:
     """Serves until the other end closes. SIGABRT writes the stacks of all threads to the log."""
     faulthandler.enable()
     operations = Operations()
@@ -298,8 +298,8 @@ def serve(asked: Any, said: Any) -> None:
         except Exception as caught:
             traceback.print_exc()
             answer, error = None, repr(caught)
-        said.write(json.dumps([answer, error]) + "\n")
-        said.flush()
+        reply.write(json.dumps([answer, error]) + "\n")
+        reply.flush()
 
 
 def fork_engines(orders: socket.socket) -> None:
@@ -322,7 +322,7 @@ def fork_engines(orders: socket.socket) -> None:
         orders.send(str(pid).encode())
 
 
-def _become(env: dict[str, str], asked: int, said: int, log: int) -> None:
+def _become(env: dict[str, str], asked: int, reply: int, log: int) -> None:
     """Gives the fork the environment, group and output of a new process, and serves."""
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -337,7 +337,7 @@ def _become(env: dict[str, str], asked: int, said: int, log: int) -> None:
         # OpenMP read it when the parent imported torch.
         importlib.import_module("torch").set_num_threads(int(threads))
     sys.path[:0] = filter(None, env["PYTHONPATH"].split(":"))
-    serve(os.fdopen(asked), os.fdopen(said, "w"))
+    serve(os.fdopen(asked), os.fdopen(reply, "w"))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def test_configured_by_the_user(new_pod: NewPod, truth: Truth, transfer: dict[st
     engine = pod.start_engine(kv_transfer_config=transfer)
     assert engine.connector == transfer["kv_connector"], "the user's choice stands"
     wait_for(
-        lambda: any(reason in told for told in off_reasons(pod)),
+        lambda: any(reason in name for name in off_reasons(pod)),
         20,
         f"off by {reason} at the sidecar: {off_reasons(pod)}",
     )

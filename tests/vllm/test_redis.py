@@ -139,7 +139,7 @@ def test_a_server_that_dies_during_loads_and_stores_costs_no_answer(shared: Shar
     pod.sidecar.change({"pacing": pacing, "cache": {"loadOrRecompute": "AlwaysLoad"}})
 
     def lost(direction: str) -> float:
-        return _total(pod, f"tier_{direction}_chunks_total", result="Unreachable")
+        return _total(pod, f"tier_{direction}_chunks_total", result="unreachable")
 
     assert lost("fetch") == 0
     pod.engine.add("loading", _DURING)

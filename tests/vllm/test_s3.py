@@ -75,7 +75,7 @@ def test_a_server_that_hangs_during_loads_and_stores_costs_no_answer(
     storing = pod.engine.run(60)["storing"]
     pod.engine.drain()
     assert (storing.reason, storing.tokens) == ("length", truth(new))
-    wait_for(lambda: lost("write", "Timeout") > 0, 20, "what was not written by its reason")
+    wait_for(lambda: lost("write", "timeout") > 0, 20, "what was not written by its reason")
     s3.thaw()
     wait_for(lambda: pod.sidecar.tier_state("s3") == "ready", 30, "the tier back")
 

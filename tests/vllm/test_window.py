@@ -39,7 +39,7 @@ def test_a_repeated_prompt_is_loaded_through_the_window_with_the_same_answer(win
     assert windowed.sidecar.metrics().total(MOVED, direction="load") > 0
     events = windowed.sidecar.metrics()
     assert events.total("kvcachepool_window_copies_total") == events.total(
-        "kvcachepool_window_copies_total", result="Moved"
+        "kvcachepool_window_copies_total", result="moved"
     )
 
 

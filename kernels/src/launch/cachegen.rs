@@ -1,7 +1,7 @@
 //! Launchers of `cachegen.cu`: rows of numbers to levels and back, levels to counts and tables, levels to streams and back. The host builds
 //! the container around them with [`Parts`](crate::codec::cachegen::Parts).
 
-use super::{Device, Value, Way, pointer};
+use super::{Device, Packing, Value, pointer};
 use crate::codec::Element;
 use crate::codec::cachegen::{LEVELS, Planes, STREAM_BYTES};
 use crate::manifest::Count;
@@ -50,15 +50,15 @@ impl<D: Device> CacheGen<D> {
         &self,
         device: &D,
         stream: &D::Stream,
-        way: Way,
+        packing: Packing,
         rows: &Rows<'_, D::Memory>,
     ) -> Result<(), D::Error> {
         let planes = &self.planes;
         let (count, bytes) = (planes.rows() as u64, planes.element().bytes() as u64);
         let raw_bytes = planes.numbers() as u64 * bytes;
-        let way = match way {
-            Way::Pack => "quantise",
-            Way::Unpack => "restore",
+        let packing = match packing {
+            Packing::Pack => "quantise",
+            Packing::Unpack => "restore",
         };
         let number = match planes.element() {
             Element::Bf16 => "bf16",
@@ -80,7 +80,7 @@ impl<D: Device> CacheGen<D> {
             self.levels(device, rows.levels)?,
             ("refused", refused),
         ];
-        let name = format!("kv_cachegen_{way}_{number}");
+        let name = format!("kv_cachegen_{packing}_{number}");
         // SAFETY: the buffers hold the numbers and levels of all rows and the steps of all planes; memory is freed only after the device
         // has finished.
         unsafe { device.launch(stream, &name, &arguments, |work| self.work(work)) }

@@ -81,9 +81,9 @@ impl Refused {
     }
 }
 
-/// The direction of a kernel that has an inverse.
+/// Which of a kernel and its inverse to launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Packing {
     /// KV cache to section, rank-verbatim to canonical order, or numbers to levels.
     Pack,
     /// The inverse.

@@ -1,6 +1,6 @@
 //! Launchers of `pages.cu`, `layout.cu` and `rope.cu`.
 
-use super::{Device, Refused, Value, Way, address, pointer};
+use super::{Device, Packing, Refused, Value, address, pointer};
 use crate::manifest::Count;
 use crate::pages::{Dtype, HeadMajor, Keys, PageMap, PagesError, Style, Turn};
 
@@ -58,7 +58,7 @@ impl<'a, D: Device> Table<'a, D> {
         &self,
         device: &D,
         stream: &D::Stream,
-        way: Way,
+        packing: Packing,
         ids: &D::Memory,
         section: &D::Memory,
         refused: &D::Memory,
@@ -69,9 +69,9 @@ impl<'a, D: Device> Table<'a, D> {
         let section_bytes = blocks.saturating_mul(block_bytes);
         let planes = map.planes().len() as u64;
         let longest = map.planes().iter().map(|p| p.bytes as u64).max();
-        let name = match way {
-            Way::Pack => "kv_gather",
-            Way::Unpack => "kv_scatter",
+        let name = match packing {
+            Packing::Pack => "kv_gather",
+            Packing::Unpack => "kv_scatter",
         };
         let section = pointer(device, "a section", section, section_bytes)?;
         let refused = pointer(device, "the count of refused pieces", refused, 4)?;
@@ -121,14 +121,14 @@ impl<D: Device> Loops<D> {
         &self,
         device: &D,
         stream: &D::Stream,
-        way: Way,
+        packing: Packing,
         verbatim: &D::Memory,
         canonical: &D::Memory,
     ) -> Result<(), D::Error> {
         let want = self.change.section_bytes() as u64;
-        let name = match way {
-            Way::Pack => "kv_to_canonical",
-            Way::Unpack => "kv_to_verbatim",
+        let name = match packing {
+            Packing::Pack => "kv_to_canonical",
+            Packing::Unpack => "kv_to_verbatim",
         };
         let verbatim = pointer(device, "a rank-verbatim section", verbatim, want)?;
         let canonical = pointer(device, "a canonical section", canonical, want)?;

@@ -129,13 +129,13 @@ fn transfers(device: &Recorder) {
     assert_eq!(missing, Some(true));
     let table = Table::new(device, &map, vec![&cache, &cache]).unwrap();
     let ids = device.memory(8);
-    for way in [Way::Pack, Way::Unpack] {
+    for packing in [Packing::Pack, Packing::Unpack] {
         each(device, [256, 4], |[section, refused]| {
-            table.transfer(device, &(), way, &ids, section, refused)
+            table.transfer(device, &(), packing, &ids, section, refused)
         });
         let (section, refused) = (device.memory(256), device.memory(4));
         let ids = foreign(8);
-        let transferred = table.transfer(device, &(), way, &ids, &section, &refused);
+        let transferred = table.transfer(device, &(), packing, &ids, &section, &refused);
         assert_eq!(transferred, Err(Error::OtherDevice));
     }
 }
@@ -152,14 +152,14 @@ fn changes(device: &Recorder) {
     let change = HeadMajor::new(layouts.layout("LBHNC").unwrap(), &shape, 3).unwrap();
     let bytes = change.section_bytes() as u64;
     let loops = Loops::new(device, change).unwrap();
-    for way in [Way::Pack, Way::Unpack] {
+    for packing in [Packing::Pack, Packing::Unpack] {
         each(device, [bytes, bytes], |[verbatim, canonical]| {
-            loops.change(device, &(), way, verbatim, canonical)
+            loops.change(device, &(), packing, verbatim, canonical)
         });
     }
 }
 
-fn turns(device: &Recorder) {
+fn rotations(device: &Recorder) {
     let angles = |rotary| Angles::new(device, &Turn::by_base(1e4, rotary, 1).unwrap()).unwrap();
     let states = device.memory(64);
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
@@ -220,7 +220,7 @@ fn cachegen(device: &Recorder, element: Element) {
     let (levels, tables, lengths, width) = (1800, 6 * 66, 12 * 4, element.bytes() as u64);
     let planes = Planes::of(&shape, 1800 * element.bytes()).unwrap();
     let section = CacheGen::new(device, planes).unwrap();
-    for way in [Way::Pack, Way::Unpack] {
+    for packing in [Packing::Pack, Packing::Unpack] {
         let bytes = [1800 * width, 600 * width, levels, 8];
         each(device, bytes, |[raw, largest, levels, refused]| {
             let rows = Rows {
@@ -229,7 +229,7 @@ fn cachegen(device: &Recorder, element: Element) {
                 levels,
                 refused,
             };
-            section.rows(device, &(), way, &rows)
+            section.rows(device, &(), packing, &rows)
         });
     }
     each(
@@ -258,7 +258,7 @@ fn memory_that_is_too_short_or_of_another_device_is_refused_and_every_kernel_has
     let device = Recorder::new();
     transfers(&device);
     changes(&device);
-    turns(&device);
+    rotations(&device);
     for element in [Element::Bf16, Element::F16, Element::F32] {
         cachegen(&device, element);
     }
@@ -302,14 +302,14 @@ fn arguments_that_the_manifest_does_not_have_are_refused_by_name() {
     wrong[3].1 = Value::U32(0);
     let mut swapped = right;
     swapped.swap(0, 1);
-    for (arguments, said) in [
+    for (arguments, expected) in [
         (&wrong[..], "run_bytes is a U64, not a U32"),
         (&swapped[..], "argument 0 is verbatim, not canonical"),
         (&right[..3], "3 arguments were given, expected 4"),
     ] {
         let refused = words(entry, arguments).unwrap_err();
         assert_eq!(refused.name(), "Arguments");
-        assert!(refused.to_string().contains(said), "{refused}");
+        assert!(refused.to_string().contains(expected), "{refused}");
     }
 }
 

@@ -77,8 +77,8 @@ impl Turn {
         if frequencies.is_empty() || frequencies.iter().any(|f| !f.is_finite()) {
             return Err(PagesError::BadFrequency);
         }
-        let turns = frequencies.iter().map(|f| (f * delta as f64).sin_cos());
-        let (sin, cos) = turns.map(|(sin, cos)| (sin as f32, cos as f32)).unzip();
+        let rotations = frequencies.iter().map(|f| (f * delta as f64).sin_cos());
+        let (sin, cos) = rotations.map(|(sin, cos)| (sin as f32, cos as f32)).unzip();
         Ok(Self { cos, sin })
     }
 

@@ -156,7 +156,7 @@ proptest! {
         for (levels, steps) in levels.chunks(tokens as usize).zip(planes.steps()) {
             prop_assert!(levels.iter().all(|level| *level <= 2 * steps), "{:?}", levels);
         }
-        // Where they are said to be outside of the bytes, they are not.
+        // Parts that reach beyond the bytes are read as if they ended with them.
         let mut inside = parts.clone();
         for (offset, length) in inside.offsets.iter_mut().zip(&mut inside.lengths) {
             *offset = (*offset).min(bytes.len() as u64);

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 /// One argument of a kernel.
 pub enum Argument<'a> {
     Number(u64),
-    /// Bytes at an address so far beyond a multiple of 64.
+    /// Bytes at an address this far beyond a multiple of 64.
     Buffer(&'a [u8], u64),
 }
 
@@ -49,14 +49,14 @@ fn built(compiler: &OsStr) -> PathBuf {
         // Under a name of its own until it is whole: other test processes may look for it.
         let unfinished = program.with_extension(std::process::id().to_string());
         let built = Command::new(compiler)
-            // As nvcc is told: no fused multiply-add. CUDA sources are C++ to this compiler.
+            // As in the flags of nvcc: no fused multiply-add. CUDA sources are C++ to this compiler.
             .args([
                 "-std=c++17",
                 "-O1",
                 "-ffp-contract=off",
                 "-fno-strict-aliasing",
             ])
-            // A device does not read words that are not aligned: nor shall this.
+            // A device reads only aligned words, so the emulation traps on others.
             .args(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"])
             .args(["-Wno-unknown-pragmas", "-o"])
             .args([&unfinished, &crate_folder.join("tests/emulated/host.cpp")])

@@ -31,8 +31,8 @@ pub struct Sidecar {
     #[schemars(schema_with = "schema::choice::<TransferMode>")]
     pub transfer: TransferMode,
     /// How the sidecar gets access to the GPUs of vLLM's container: not at all, by NVIDIA_VISIBLE_DEVICES, which the node's container
-    /// runtime must support, or by the resource claims of that container. In a pod without GPUs the sidecar has none; see
-    /// docs/guides/gpus.md.
+    /// runtime must support, or by the resource claims of that container. In a pod without GPUs the sidecar has none.
+    /// The page GPUs of the documentation says more.
     pub gpu_access: GpuAccess,
     /// Minimum level of log lines.
     #[schemars(schema_with = "schema::choice::<LogLevel>")]

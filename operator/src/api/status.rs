@@ -87,7 +87,7 @@ pub struct PausedOwner {
     /// Uid of the owner.
     #[schemars(schema_with = "schema::short")]
     pub uid: String,
-    /// Name of the cause. docs/guides/troubleshooting.md explains those that are not Kubernetes' own.
+    /// Name of the cause. The page Troubleshooting of the documentation explains those that are not Kubernetes' own.
     #[schemars(schema_with = "schema::short")]
     pub reason: String,
     /// Start of the pause, or time when a probe became due.
@@ -125,7 +125,7 @@ pub struct Pods {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Skipped {
-    /// Name of the reason. docs/guides/troubleshooting.md explains it.
+    /// Name of the reason. The page Troubleshooting of the documentation explains it.
     #[schemars(schema_with = "schema::short")]
     pub reason: String,
     /// Number of pods.

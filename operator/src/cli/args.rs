@@ -210,13 +210,13 @@ impl Args {
             settle: self.pki_settle.as_secs(),
         };
         let wrong = |message: &str| Err(StartError::Flags(message.to_owned()));
-        let turn = self.pki_interval.as_secs();
-        if lifetimes.authority / 3 < 2 * (lifetimes.settle + 2 * turn) {
+        let interval = self.pki_interval.as_secs();
+        if lifetimes.authority / 3 < 2 * (lifetimes.settle + 2 * interval) {
             return wrong(
                 "--pki-authority-lifetime is too short: a third of it must be at least twice the sum of --pki-settle and two times --pki-interval",
             );
         }
-        if lifetimes.leaf / 3 < 2 * turn {
+        if lifetimes.leaf / 3 < 2 * interval {
             return wrong(
                 "--pki-leaf-lifetime is too short: a third of it must be at least two times --pki-interval",
             );
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn inconsistent_times_are_refused_with_the_flag_to_change() {
-        for (flags, said) in [
+        for (flags, expected) in [
             (["--lease-duration", "5s"], "must be from 6s to 60s"),
             (["--status-interval", "2m"], "at most 60s"),
             (
@@ -331,7 +331,7 @@ mod tests {
             let Err(message) = check(&flags) else {
                 panic!("{flags:?} was taken");
             };
-            assert!(message.contains(said), "{message}");
+            assert!(message.contains(expected), "{message}");
         }
     }
 }

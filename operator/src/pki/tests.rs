@@ -225,7 +225,7 @@ proptest! {
     /// certificate that it does not trust, after the first trusted one.
     #[test]
     fn every_leaf_is_trusted_through_all_rotations(
-        turns in proptest::collection::vec((1..8u64, 0..8u64, 1..6usize, any::<bool>(), any::<bool>()), 100..400),
+        rounds in proptest::collection::vec((1..8u64, 0..8u64, 1..6usize, any::<bool>(), any::<bool>()), 100..400),
     ) {
         let mut world = World::default();
         world.lead(0, 8);
@@ -234,7 +234,7 @@ proptest! {
         world.follow(1, now);
         let mut late = [0, 0];
         let mut led = now;
-        for (wait, idle, steps, first, second) in turns {
+        for (wait, idle, steps, first, second) in rounds {
             now += wait;
             if idle < 5 || now - led > 8 {
                 world.lead(now, if now - led > 8 { 8 } else { steps });
@@ -285,19 +285,19 @@ async fn server(served: Arc<Served>) -> (std::net::SocketAddr, tokio::sync::watc
 
 #[tokio::test]
 async fn a_call_fails_with_another_bundle_or_name() {
-    let ours = authority::make(unix(), Lifetimes::default()).unwrap();
+    let own = authority::make(unix(), Lifetimes::default()).unwrap();
     let others = authority::make(unix(), Lifetimes::default()).unwrap();
     let served = Arc::new(Served::default());
     let (address, _phase) = server(served.clone()).await;
-    let bundle = [ours.certificate.clone()];
+    let bundle = [own.certificate.clone()];
     assert!(
         call(address, "localhost", &bundle).await.is_err(),
         "nothing is served yet"
     );
-    served.set(authority::leaf(&ours, &localhost(), unix(), Lifetimes::default()).unwrap());
+    served.set(authority::leaf(&own, &localhost(), unix(), Lifetimes::default()).unwrap());
     call(address, "localhost", &bundle).await.unwrap();
     call(address, "127.0.0.1", &bundle).await.unwrap();
-    let both = [others.certificate.clone(), ours.certificate.clone()];
+    let both = [others.certificate.clone(), own.certificate.clone()];
     call(address, "localhost", &both).await.unwrap();
     let wrong = call(address, "localhost", &[others.certificate]).await;
     assert!(
@@ -323,17 +323,17 @@ async fn an_expired_certificate_does_not_pass() {
 #[test]
 fn certificates_are_backdated_and_end_at_their_stated_time() {
     let now = unix();
-    let ours = authority::make(now, LIFETIMES).unwrap();
-    let leaf = authority::leaf(&ours, &localhost(), now, LIFETIMES).unwrap();
+    let own = authority::make(now, LIFETIMES).unwrap();
+    let leaf = authority::leaf(&own, &localhost(), now, LIFETIMES).unwrap();
     assert_eq!(authority::expiry(&leaf.cert).unwrap(), now + LIFETIMES.leaf);
-    assert_eq!(ours.ends, now + LIFETIMES.authority);
+    assert_eq!(own.ends, now + LIFETIMES.authority);
 }
 
 #[test]
 fn a_bundle_is_parsed_with_text_around_its_certificates() {
     let a = authority::make(unix(), LIFETIMES).unwrap().certificate;
     let b = authority::make(unix(), LIFETIMES).unwrap().certificate;
-    let text = format!("# ours\r\n{}\n\n{b}trailing", a.replace('\n', "\r\n"));
+    let text = format!("# own\r\n{}\n\n{b}trailing", a.replace('\n', "\r\n"));
     assert_eq!(authority::blocks(&text), [a, b]);
     let broken = "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----";
     assert_eq!(authority::blocks(broken), Vec::<String>::new());

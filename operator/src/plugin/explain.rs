@@ -335,7 +335,7 @@ fn answer(evidence: &Evidence) -> Option<Step> {
                 .first()
                 .map(|r| r.code.clone())
                 .unwrap_or_default();
-            let (found, said) = match status.state {
+            let (found, sentence) = match status.state {
                 State::Ready => (Found::Ok, "serves as configured"),
                 State::Degraded => (
                     Found::Unclear,
@@ -349,7 +349,7 @@ fn answer(evidence: &Evidence) -> Option<Step> {
                 name,
                 found,
                 first,
-                [vec![said.to_owned()], reasons].concat().join("; "),
+                [vec![sentence.to_owned()], reasons].concat().join("; "),
             )
         }
     })

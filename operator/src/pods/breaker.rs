@@ -3,26 +3,26 @@
 //! paused until a probe (one pod with a sidecar) works. If it fails in the same way, injection is not the cause and continues. Pure: pods,
 //! refusals and time in; pauses and pods to replace out. Webhooks of all replicas read the pauses from the pool's status.
 
+mod owners;
+mod pause;
+mod replace;
+mod started;
+
+pub use pause::{Pause, Position, StoredPause};
+pub(super) use started::{STEADY, may_fall_back};
+
 use super::evidence::{Cause, Kind, Verdict, compare, evidence};
-use super::pod::{Owner, Pod, Sidecar, SidecarState};
+use super::pod::{Owner, Pod};
 use super::pod_backoff::PodBackoff;
 use super::refused::Refused;
 use jiff::{SignedDuration, Timestamp};
+use owners::{by_owner, newest, owner_uid};
+use pause::controls;
+use replace::Replacing;
+use started::{is_up, running_since};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// How long a sidecar must run before it counts as started. A crashing one runs for a few seconds again and again.
-pub(super) const STEADY: SignedDuration = SignedDuration::from_secs(30);
-/// Wait before the first probe. It doubles with each failed probe.
-const PROBE_AFTER: SignedDuration = SignedDuration::from_mins(10);
-/// Longest wait before a probe.
-const PROBE_AFTER_MAX: SignedDuration = SignedDuration::from_hours(6);
-/// A probe that has neither started nor failed after this time (for example, it was never scheduled) allows another one.
-const PROBE_MAX: SignedDuration = SignedDuration::from_mins(10);
-/// How long the cause is ignored for an owner whose pods fail without a sidecar too. It doubles each time.
-const CLEARED: SignedDuration = SignedDuration::from_mins(5);
-/// Longest time of that.
-const CLEARED_MAX: SignedDuration = SignedDuration::from_hours(1);
 /// Webhooks have seen a pause after this time.
 const PAUSE_SEEN: SignedDuration = SignedDuration::from_secs(2);
 /// A refusal this long after the start of a pause was of a pod without a sidecar. Event times have whole seconds.
@@ -31,51 +31,14 @@ const REFUSED_AFTER: SignedDuration = SignedDuration::from_secs(5);
 const REFUSAL_VALID: SignedDuration = SignedDuration::from_mins(2);
 /// Pauses of owners without pods are dropped after this time.
 const DROP_AFTER: SignedDuration = SignedDuration::from_mins(10);
-/// How long to wait until the replacement of a pod starts.
-const REPLACEMENT_MAX: SignedDuration = SignedDuration::from_secs(60);
-/// Its containers have started or failed by then.
-const REPLACEMENT: SignedDuration = SignedDuration::from_secs(5);
 /// Interval between checks while a change is in progress.
 const CHECK_INTERVAL: SignedDuration = SignedDuration::from_secs(5);
 /// How long a change counts as in progress.
 const IN_PROGRESS: SignedDuration = SignedDuration::from_mins(3);
 /// With this many owners that have the same fault of the sidecar's containers, the whole pool is paused.
 const OWNERS_TO_PAUSE_POOL: usize = 2;
-/// Maximum pods replaced per check, each of a different owner.
-const REPLACED_MAX: usize = 4;
 /// Maximum owners in a status. With more, the whole pool is paused.
 pub const OWNERS_MAX: usize = 16;
-
-/// State of a pause.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Position {
-    /// New pods start without a sidecar.
-    Paused {
-        /// A pod without a sidecar runs, so injection is known to be the cause.
-        proven: bool,
-    },
-    /// The next pod gets a sidecar.
-    Probing,
-    /// The probe with this uid is being watched. Others start without a sidecar.
-    Watching(Box<str>),
-    /// Pods fail without a sidecar too. They are injected, and the cause is ignored for a while.
-    Cleared,
-}
-
-/// A pause of injection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pause {
-    /// The owner. `None` for the whole pool, or for pods without an owner.
-    pub owner: Option<Owner>,
-    pub cause: Cause,
-    /// State of the pause.
-    pub position: Position,
-    /// Start of this state.
-    pub since: Timestamp,
-    /// Number of consecutive failed probes or comparisons.
-    pub failures: u32,
-    seen: Timestamp,
-}
 
 /// A change of the breaker, for events and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,104 +84,6 @@ pub struct Breaker {
     replacing: HashMap<Box<str>, Replacing>,
     backoff: PodBackoff,
     changes: Vec<BreakerChange>,
-}
-
-#[derive(Debug)]
-struct Replacing {
-    pod: Box<str>,
-    at: Timestamp,
-}
-
-/// The part of a pause that a pool's status keeps for the next leader.
-#[derive(Debug)]
-pub struct StoredPause {
-    /// The owner. `None` for pods without one.
-    pub owner: Option<Owner>,
-    /// Name of the cause.
-    pub reason: Box<str>,
-    pub message: Box<str>,
-    /// Start of the pause.
-    pub since: Timestamp,
-    /// The next pod gets a sidecar.
-    pub probing: bool,
-    /// Number of failed probes.
-    pub failures: u32,
-}
-
-impl Pause {
-    fn restored(stored: StoredPause) -> Self {
-        let kind = match &*stored.reason {
-            "PythonPathUnknown" | "EngineFails" => Kind::Engine,
-            "NoNodeWithRoom" => Kind::Node,
-            "DiskNotMounted" => Kind::Volumes,
-            "PodsRefused" => Kind::Refusal,
-            _ => Kind::Sidecar,
-        };
-        let position = match stored.probing {
-            true => Position::Probing,
-            false => Position::Paused { proven: true },
-        };
-        Self {
-            owner: stored.owner,
-            cause: Cause {
-                kind,
-                reason: stored.reason,
-                message: stored.message,
-                example: "".into(),
-                failed: None,
-            },
-            position,
-            since: stored.since,
-            failures: stored.failures,
-            seen: stored.since,
-        }
-    }
-
-    /// Whether new pods start without a sidecar, except for a probe.
-    #[must_use]
-    pub fn holds(&self) -> bool {
-        self.position != Position::Cleared
-    }
-
-    fn at(self, position: Position, now: Timestamp) -> Self {
-        Self {
-            position,
-            since: now,
-            ..self
-        }
-    }
-
-    /// The pause after a failed probe. The next probe comes later.
-    fn failed(self, cause: Cause, now: Timestamp) -> Self {
-        Self {
-            cause,
-            failures: self.failures.saturating_add(1),
-            ..self.at(Position::Paused { proven: true }, now)
-        }
-    }
-
-    /// Pods created after this time were let through.
-    fn start(&self) -> Timestamp {
-        whole_seconds(self.since)
-    }
-
-    /// Length of the state if nothing happens.
-    fn duration(&self) -> Option<SignedDuration> {
-        let doubled = |first: SignedDuration, most: SignedDuration, times: u32| {
-            (first * (1 << times.min(8))).min(most)
-        };
-        match self.position {
-            Position::Paused { .. } => Some(doubled(PROBE_AFTER, PROBE_AFTER_MAX, self.failures)),
-            Position::Cleared => Some(doubled(CLEARED, CLEARED_MAX, self.failures - 1)),
-            Position::Watching(_) => Some(PROBE_MAX),
-            Position::Probing => None,
-        }
-    }
-}
-
-/// Kubernetes times have whole seconds.
-fn whole_seconds(time: Timestamp) -> Timestamp {
-    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 impl Breaker {
@@ -538,83 +403,6 @@ impl Breaker {
         });
     }
 
-    /// Hung pods to replace now, so that their owners create new ones: one at a time per owner, and only one in all until a pod without a
-    /// sidecar has proven the cause. Pods whose vLLM runs, and pods that no controller would create again, are left alone.
-    #[must_use]
-    pub fn replaceable(&self, input: &BreakerInput<'_>) -> Vec<Arc<Pod>> {
-        let mut found = Vec::new();
-        for (uid, pods) in by_owner(input.pods)
-            .iter()
-            .filter(|(uid, _)| !uid.is_empty())
-        {
-            if found.len() == REPLACED_MAX {
-                break;
-            }
-            if self.is_being_replaced(uid, pods, input.now)
-                || !self.may_replace(uid, pods, input.now)
-            {
-                continue;
-            }
-            // These pods hang with older settings, and their replacements get the current ones. A failing vLLM is excluded, because the
-            // user may be responsible.
-            let stale = |p: &Pod| {
-                let kind = self.hung.get(&p.uid).map(|(kind, _)| *kind);
-                !self.is_current(p) && kind != Some(Kind::Engine)
-            };
-            let paused =
-                self.pauses.get(*uid).is_some_and(Pause::holds) || self.pool_pause.is_some();
-            let hung = pods.iter().find(|p| {
-                p.is_active()
-                    && (paused || stale(p))
-                    && !p.engine_runs()
-                    && self.backoff.allows(&p.uid, input.now)
-                    && self.hangs(p, input.now).is_some()
-            });
-            found.extend(hung.map(|p| Arc::clone(p)));
-        }
-        found
-    }
-
-    /// Whether pods of this owner may be replaced: webhooks have seen its pause, and the cause is proven or no comparison exists yet.
-    fn may_replace(&self, uid: &str, pods: &[&Arc<Pod>], now: Timestamp) -> bool {
-        let Some(pause) = self.pauses.get(uid) else {
-            return true;
-        };
-        let pause_seen = now.duration_since(pause.since) >= PAUSE_SEEN;
-        match pause.position {
-            Position::Paused { proven: true } => pause_seen,
-            Position::Paused { proven: false } => {
-                pause_seen && controls(pause, pods).next().is_none()
-            }
-            Position::Probing | Position::Watching(_) | Position::Cleared => false,
-        }
-    }
-
-    fn is_being_replaced(&self, uid: &str, pods: &[&Arc<Pod>], now: Timestamp) -> bool {
-        let Some(replacing) = self.replacing.get(uid) else {
-            return false;
-        };
-        let start = whole_seconds(replacing.at);
-        let there = pods.iter().any(|p| p.uid == replacing.pod);
-        let started = pods.iter().any(|p| {
-            let old = now.duration_since(p.created) >= REPLACEMENT;
-            p.created >= start && p.uid != replacing.pod && (p.has_started() || old)
-        });
-        (there || !started) && now.duration_since(replacing.at) < REPLACEMENT_MAX
-    }
-
-    /// Records that a pod is about to be replaced. Called before the API request, because its response may be lost.
-    pub fn record_replacing(&mut self, pod: &Pod, now: Timestamp) {
-        let (uid, pod) = (owner_uid(pod).into(), pod.uid.clone());
-        self.replacing.insert(uid, Replacing { pod, at: now });
-    }
-
-    /// Records that the pod was not replaced. Retries come at growing intervals.
-    pub fn record_not_replaced(&mut self, pod: &Pod, now: Timestamp) {
-        self.replacing.remove(owner_uid(pod));
-        self.backoff.record_refusal(&pod.uid, now);
-    }
-
     fn next_check(&self, input: &BreakerInput<'_>) -> Option<SignedDuration> {
         let now = input.now;
         let confirmed = self
@@ -646,37 +434,6 @@ impl Breaker {
     }
 }
 
-/// Pods of the owner that the breaker let through since a pause began.
-fn controls<'p>(pause: &'p Pause, pods: &'p [&Arc<Pod>]) -> impl Iterator<Item = &'p Arc<Pod>> {
-    pods.iter()
-        .copied()
-        .filter(|p| p.is_let_through() && !p.deleting && !p.disrupted && p.created >= pause.start())
-}
-
-fn by_owner(pods: &[Arc<Pod>]) -> BTreeMap<&str, Vec<&Arc<Pod>>> {
-    let mut groups: BTreeMap<&str, Vec<&Arc<Pod>>> = BTreeMap::new();
-    for pod in pods {
-        groups.entry(owner_uid(pod)).or_default().push(pod);
-    }
-    groups
-}
-
-/// The youngest pod of each owner. Of finished pods only the youngest shows the current state.
-fn newest(pods: &[Arc<Pod>]) -> HashSet<Box<str>> {
-    let mut newest: HashMap<&str, &Arc<Pod>> = HashMap::new();
-    for pod in pods.iter().filter(|p| !owner_uid(p).is_empty()) {
-        let known = newest.entry(owner_uid(pod)).or_insert(pod);
-        if pod.created > known.created {
-            *known = pod;
-        }
-    }
-    newest.values().map(|p| p.uid.clone()).collect()
-}
-
-fn owner_uid(pod: &Pod) -> &str {
-    pod.owner.as_ref().map_or("", |o| &o.uid)
-}
-
 fn refusal(refused: &Refused) -> Cause {
     Cause {
         kind: Kind::Refusal,
@@ -684,34 +441,6 @@ fn refusal(refused: &Refused) -> Cause {
         message: refused.message.clone(),
         example: "".into(),
         failed: None,
-    }
-}
-
-fn is_up(pod: &Pod, now: Timestamp) -> bool {
-    pod.engine().is_some_and(|engine| pod.is_up(engine, now))
-}
-
-/// Start of its sidecar, if the pod's own containers can start beside it.
-fn running_since(pod: &Pod) -> Option<Timestamp> {
-    let sidecar = pod.sidecar.as_ref().filter(|s| s.lets_the_pod_start())?;
-    match sidecar.state {
-        SidecarState::Running { since } => Some(since),
-        _ => None,
-    }
-}
-
-/// Whether the sidecar may be between two crashes: it has run for a short time only, or ended and is about to restart.
-pub(super) fn may_fall_back(pod: &Pod, now: Timestamp) -> bool {
-    match &pod.sidecar {
-        Some(Sidecar {
-            state: SidecarState::Running { since },
-            ..
-        }) => now.duration_since(*since) < STEADY,
-        Some(Sidecar {
-            state: SidecarState::Terminated { .. },
-            ..
-        }) => true,
-        _ => false,
     }
 }
 

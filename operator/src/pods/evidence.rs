@@ -23,7 +23,7 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cause {
     pub kind: Kind,
-    /// Name of the cause: the kubelet's, or one of docs/guides/troubleshooting.md.
+    /// Name of the cause: the kubelet's, or one of this project.
     pub reason: Box<str>,
     pub message: Box<str>,
     /// Name of a pod with this cause; empty for pods that were never stored.

@@ -7,15 +7,13 @@ use super::template::template_pool;
 use crate::metrics::Metrics;
 use futures::{Stream, StreamExt};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{Event, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, watcher};
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use serde::Deserialize;
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tracing::{debug, warn};
@@ -109,7 +107,8 @@ pub fn watch_refusals(
 }
 
 /// The needed part of an event.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Resource)]
+#[resource(inherit = Event)]
 #[serde(default, rename_all = "camelCase")]
 struct WireEvent {
     metadata: ObjectMeta,
@@ -142,35 +141,6 @@ impl WireEvent {
                 .into(),
             at,
         })
-    }
-}
-
-impl Resource for WireEvent {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "Event".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "events".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
     }
 }
 

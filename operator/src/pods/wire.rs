@@ -7,7 +7,6 @@ use super::pod::{
 use super::unschedulable;
 use crate::inject::Reason;
 use crate::names;
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::Resource;
 use kvcachepool_protocol::config::Config;
@@ -30,7 +29,8 @@ const INJECTION_BYTES_MAX: usize = 4096;
 const MESSAGE_CHARS_MAX: usize = 200;
 
 /// The parsed part of a pod, before it becomes a [`Pod`].
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Resource)]
+#[resource(inherit = k8s_openapi::api::core::v1::Pod)]
 pub struct WirePod {
     #[serde(default, deserialize_with = "meta")]
     metadata: ObjectMeta,
@@ -209,35 +209,6 @@ fn parsed_entries<'de, D: Deserializer<'de>>(
         }
     }
     deserializer.deserialize_any(ParsedEntries)
-}
-
-impl Resource for WirePod {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "Pod".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "pods".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
 }
 
 impl Pod {

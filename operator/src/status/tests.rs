@@ -212,7 +212,7 @@ fn every_reason_of_injection() {
 
 #[test]
 fn a_pause_names_the_owner_and_the_cause() {
-    let said = |breaker: Breaker| {
+    let paused = |breaker: Breaker| {
         let mut scene = scene([]);
         scene.breaker = breaker;
         let status = scene.status();
@@ -220,13 +220,13 @@ fn a_pause_names_the_owner_and_the_cause() {
         condition.message.clone()
     };
     assert_eq!(
-        said(whole(false)),
+        paused(whole(false)),
         "all pods start without a sidecar: ErrImagePull: no such image; a probe with a sidecar follows later"
     );
     let owners = ["web", "batch"].map(|name| kept(Some(name), true));
-    let said = said(Breaker::restored("h", None, owners));
+    let paused = paused(Breaker::restored("h", None, owners));
     assert_eq!(
-        said,
+        paused,
         "new pods of ReplicaSet batch and of 1 other owners start without a sidecar: ErrImagePull: no such image; the next one gets a sidecar as a probe"
     );
 }
@@ -336,10 +336,10 @@ fn a_tier_is_stale_only_if_no_sidecar_answers() {
     scene.usage.unreachable_example = Some(("a".into(), FetchError::TimedOut));
     let status = scene.status();
     assert_ne!(status.tiers[0].state, TierState::Stale);
-    let said = &condition(&status.conditions, SIDECARS_READY)
+    let message = &condition(&status.conditions, SIDECARS_READY)
         .unwrap()
         .message;
-    assert!(said.starts_with("20 did not answer"), "{said}");
+    assert!(message.starts_with("20 did not answer"), "{message}");
 }
 
 #[test]
@@ -355,11 +355,11 @@ fn tiers_have_the_state_that_sidecars_report() {
         (State::Degraded, TierState::Degraded, "HugePagesUnavailable"),
         (State::Off, TierState::Unavailable, "HugePagesUnavailable"),
     ];
-    for (said, state, reason) in table {
+    for (reported, state, reason) in table {
         let mut scene = scene([running("a")]);
         scene.usage.tiers = vec![TierUse {
             name: "memory".into(),
-            state: said,
+            state: reported,
             reason: "HugePagesUnavailable".into(),
             used: (3 << 20) + 17,
             capacity: 1 << 30,
@@ -583,11 +583,11 @@ proptest! {
 
 #[test]
 fn update_blockers_are_reported_and_do_not_end_readiness() {
-    let said = || "because".to_owned();
+    let because = || "because".to_owned();
     for (blocker, reason) in [
-        (UpdateBlocker::NotAllowed(said()), "PodPatchNotAllowed"),
-        (UpdateBlocker::Refused(said()), "PodPatchFailed"),
-        (UpdateBlocker::RolledBack(said()), "UpdateRolledBack"),
+        (UpdateBlocker::NotAllowed(because()), "PodPatchNotAllowed"),
+        (UpdateBlocker::Refused(because()), "PodPatchFailed"),
+        (UpdateBlocker::RolledBack(because()), "UpdateRolledBack"),
     ] {
         for pods in [vec![], vec![running("a")]] {
             let mut scene = scene(pods);
@@ -600,6 +600,6 @@ fn update_blockers_are_reported_and_do_not_end_readiness() {
         }
     }
     let mut scene = scene([waiting("a", "ErrImagePull")]);
-    scene.blocker = Some(UpdateBlocker::RolledBack(said()));
+    scene.blocker = Some(UpdateBlocker::RolledBack(because()));
     expect(&scene.status(), SIDECARS_READY, "False", "SidecarsFailing");
 }

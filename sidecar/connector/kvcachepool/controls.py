@@ -99,7 +99,7 @@ def namespace(request: Request, controls: Controls, epoch: str, lora_digest: Cal
     content = lora_digest(lora).hex() if lora is not None else None
     by_content = provenance.proven(request)
     if not by_content and not tags and not getattr(request, "cache_salt", None):
-        raise Uncacheable("multimodalNamedByUser")
+        raise Uncacheable("multimodal_named_by_user")
     if not tags and content is None and not epoch:
         return b""
     canonical = json.dumps({"tags": tags, "lora": content, "epoch": epoch}, sort_keys=True, separators=(",", ":"))

@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 
 import torch
 
+from .jobs import STORE
 from .layout import Layout, Strip, strips
 from .pieces import Piece
 from .shared import ROW_BYTES, Mapping
@@ -23,34 +24,23 @@ logger = logging.getLogger("kvcachepool")
 _GRAIN_ELEMENTS = 32767
 
 
-def _load(kv: torch.Tensor, arena: torch.Tensor, blocks: list[int], offsets: list[int], limit: int) -> None:
+def _copy(
+    kv: torch.Tensor, arena: torch.Tensor, blocks: list[int], offsets: list[int], limit: int, store: bool
+) -> None:
     planes = kv.size(0)
     width = kv.size(2)
     step = max(1, limit // width)
     for i in range(len(blocks)):
         rows = kv.select(1, blocks[i])
         slot = torch.as_strided(arena, [planes, width], [width, 1], offsets[i])
+        to = slot if store else rows
+        source = rows if store else slot
         if planes * width <= limit:
-            rows.copy_(slot)
+            to.copy_(source)
             continue
         for p in range(0, planes, step):
             for c in range(0, width, limit):
-                rows[p : p + step, c : c + limit].copy_(slot[p : p + step, c : c + limit])
-
-
-def _store(kv: torch.Tensor, arena: torch.Tensor, blocks: list[int], offsets: list[int], limit: int) -> None:
-    planes = kv.size(0)
-    width = kv.size(2)
-    step = max(1, limit // width)
-    for i in range(len(blocks)):
-        rows = kv.select(1, blocks[i])
-        slot = torch.as_strided(arena, [planes, width], [width, 1], offsets[i])
-        if planes * width <= limit:
-            slot.copy_(rows)
-            continue
-        for p in range(0, planes, step):
-            for c in range(0, width, limit):
-                slot[p : p + step, c : c + limit].copy_(rows[p : p + step, c : c + limit])
+                to[p : p + step, c : c + limit].copy_(source[p : p + step, c : c + limit])
 
 
 class _Window(NamedTuple):
@@ -81,16 +71,15 @@ class CpuCopier:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._windows: list[list[_Window]] = []
-        self._load = _without_gil(_load)
-        self._store = _without_gil(_store)
+        self._copy = _without_gil(_copy)
 
     def begin_thread(self) -> None:
         """Frees the copy thread from the OpenMP pinning that it inherits, and warms up TorchScript."""
         with torch.inference_mode():
             for _ in range(3):
-                for run in (self._load, self._store):
+                for store in (False, True):
                     tiny = torch.zeros(4, dtype=torch.complex128)
-                    run(tiny.view(2, 2, 1), torch.zeros_like(tiny), [0, 1], [0, 1], 1)
+                    self._copy(tiny.view(2, 2, 1), torch.zeros_like(tiny), [0, 1], [0, 1], 1, store)
         try:
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
         except OSError:
@@ -130,11 +119,10 @@ class CpuCopier:
 
     def copy(self, kind: str, pieces: Sequence[Piece], event: object) -> None:
         """Copies all pieces and returns when the bytes have arrived. The caller has checked block ids and offsets."""
-        run = self._load if kind == "load" else self._store
         for piece in pieces:
             for window in self._windows[piece.group]:
                 offsets = [(offset + window.at) // window.itemsize for offset in piece.offsets]
-                run(window.kv, window.arena, list(piece.blocks), offsets, _GRAIN_ELEMENTS)
+                self._copy(window.kv, window.arena, list(piece.blocks), offsets, _GRAIN_ELEMENTS, kind == STORE)
 
     def record(self) -> object:
         """Returns an event that later copies wait for. Host memory needs none."""

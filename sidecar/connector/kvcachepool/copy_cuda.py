@@ -230,7 +230,7 @@ class CudaCopier:
         self._submit, without = batch_submit()
         self._stream = own_stream(self._device)
         if without:
-            count(f"copiesWithoutBatchCall/{without}")
+            count(f"copies_without_batch_call/{without}")
         self._ring: _Ring | None = None
         self._mapping: Mapping | None = None
         self._locks: _PageLocks | None = None
@@ -431,4 +431,4 @@ class _PageLocks:
         """Stops locking. A refused lock would be refused again, and each attempt stalls the node."""
         logger.warning("page-locking of the arena stopped, copies use the pinned ring: %s: %s", reason, why)
         self._failed = True
-        self._count(f"copiesWithoutPageLocks/{reason}")
+        self._count(f"copies_without_page_locks/{reason}")

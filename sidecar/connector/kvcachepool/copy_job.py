@@ -18,23 +18,23 @@ def copy_job(
     flight.
     """
     if plan is None or mapping is None or mapping.region != job.region:
-        return f"{job.kind}Failed/region"
+        return f"{job.kind}_failed/region"
     slots, generations = plan.refs.slots, plan.refs.generations
     if not mapping.inside(slots, plan.refs.lengths):
-        return f"{job.kind}Failed/bounds"
+        return f"{job.kind}_failed/bounds"
     if window is None:
         mapping.populate(slots, plan.refs.lengths)
     if job.kind == STORE:
         owner = shared().lock_number
         if owner is None or not mapping.granted_to(owner, slots, generations):
-            return "storeDropped/notGranted"
+            return "store_dropped/not_granted"
     elif not mapping.same_generation(slots, generations):
-        return "loadFailed/generation"
+        return "load_failed/generation"
     if window is None:
         copier.copy(job.kind, plan.pieces, event)
     elif refusal := window.copy(job.kind, plan, event):
-        return f"{job.kind}Failed/window{refusal}"
+        return f"{job.kind}_failed/window/{refusal}"
     fence()
     if job.kind != STORE and not mapping.same_generation(slots, generations):
-        return "loadFailed/generation"
+        return "load_failed/generation"
     return ""

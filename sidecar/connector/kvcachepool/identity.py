@@ -60,7 +60,7 @@ CLASSES: dict[str, Fields] = {
             SAMPLING: _words("watermark_config structured_outputs_config reasoning_config aux_output_config"),
             LOGS: _words("observability_config logging_config profiler_config instance_id shutdown_timeout"),
             SPEED: _words("kv_transfer_config kv_events_config ec_manager_config"),
-            "items of such engines are never shared (`multimodalNamedByUser`)": ("ec_transfer_config",),
+            "items of such engines are never shared (`multimodal_named_by_user`)": ("ec_transfer_config",),
             "weights that change at run time are kept apart when they change": ("weight_transfer_config",),
         },
     ),

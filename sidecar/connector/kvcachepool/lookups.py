@@ -83,9 +83,9 @@ class Lookups:
     def _why_not(self, state: RequestState) -> str | None:
         """Why this request cannot load anything now, or None."""
         if state.failed:
-            return "failedBefore"
+            return "failed_before"
         if state.request.skip_reading_prefix_cache:
-            return "skipReadingPrefixCache"
+            return "skip_reading_prefix_cache"
         if state.namespace is None:
             self._namespaces.assign(state)
             if state.namespace is None:
@@ -108,7 +108,7 @@ class Lookups:
         try:
             hashes = keys.packed_hashes(geometry, chunks, request.block_hashes)
         except IndexError:
-            self._registration.counters.event("hashesMissing")
+            self._registration.counters.event("hashes_missing")
             return
         if not hashes or len(hashes) != len(chunks) * keys.HASH_BYTES:
             return
@@ -247,7 +247,7 @@ class Lookups:
         in_time = left_ms > 0 and answer.pending_ms <= left_ms
         end, why = hits.pending_end, answer.declined
         if end - hits.held_end < settings.min_load_tokens:
-            end, why = hits.held_end, "minLoadTokens"  # too few tokens to fetch from lower tiers
+            end, why = hits.held_end, "min_load_tokens"  # too few tokens to fetch from lower tiers
         longer = end > plan.end and end - local >= settings.min_load_tokens
         left = hits.pending_end - max(plan.end, hits.held_end) if why else 0
         # The early PROBE fetches nothing, or not enough. Chunks in memory need no second PROBE.
@@ -267,7 +267,7 @@ class Lookups:
         if plan.tokens <= 0:
             return NOTHING
         if plan.tokens < self._client.settings.min_load_tokens:
-            state.missed = (("minLoadTokens", plan.tokens), *state.missed)
+            state.missed = (("min_load_tokens", plan.tokens), *state.missed)
             return NOTHING
         state.plan = plan
         return plan.tokens, True

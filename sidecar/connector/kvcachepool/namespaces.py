@@ -13,7 +13,7 @@ from .reporter import Reporter
 from .requests import RequestState
 
 #: Reason for which an adapter is not cached yet.
-CONTENT_UNKNOWN = "loraContentUnknown"
+CONTENT_UNKNOWN = "lora_content_unknown"
 
 
 class Namespaces:
@@ -60,12 +60,12 @@ class Namespaces:
         """Content hash of an adapter's files, for a use that began at this monotonic time. Raises `Uncacheable`."""
         if lora.lora_int_id in self._replaced:
             self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
-            raise Uncacheable("loraLoadedInPlace")
+            raise Uncacheable("lora_loaded_in_place")
         digest = self.hashes.get(lora.lora_path, lora.lora_int_id, since_s)
         if digest is None:
             raise Uncacheable(CONTENT_UNKNOWN)
         if self._contents.setdefault((lora.lora_name, lora.lora_path), digest) != digest:
-            raise Uncacheable("loraContentChanged")
+            raise Uncacheable("lora_content_changed")
         return digest
 
     def known_soon(self, lora: Any) -> bool:

@@ -63,7 +63,7 @@ class Registration:
 
     def _on_reply(self, reply: Reply) -> None:
         if reply.error is not None:
-            self.counters.event(f"registerRefused/{reply.error.code}")
+            self.counters.event(f"register_refused/{reply.error.code}")
             logger.warning("the sidecar refused this engine: %s: %s", reply.error.code, reply.error.message)
 
     def take_chunk_tokens(self, chunk_tokens: int) -> bool:

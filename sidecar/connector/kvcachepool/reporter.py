@@ -123,18 +123,18 @@ class Reporter:
 
         def on_reply(reply: Reply) -> None:
             if reply.error is not None:
-                self._counters.event(f"eventsRefused/{reply.error.code}")
+                self._counters.event(f"events_refused/{reply.error.code}")
                 return
             answer = reply.read(EventsReply)
             if not answer.boot:  # it does not identify the sidecar's boot or the initial content
-                self._counters.event("eventsOfOlderSidecar")
+                self._counters.event("events_of_older_sidecar")
                 return
             if page is None:
                 self._changes(feed, answer)
             else:
                 self._on_page(feed, page, answer)
             if feed.over_limit:
-                self._counters.event("eventsOverLimit", feed.over_limit)
+                self._counters.event("events_over_limit", feed.over_limit)
                 feed.over_limit = 0
             self._ask(feed, connection)
 
@@ -144,7 +144,7 @@ class Reporter:
     def _changes(self, feed: EventFeed, answer: EventsReply) -> None:
         self._cursor = answer.cursor
         if answer.lost:
-            self._counters.event("eventsLost")
+            self._counters.event("events_lost")
             self._stale = True
         else:
             feed.apply(answer.events)

@@ -74,7 +74,7 @@ class Scheduler:
         state = RequestState(request, parse_controls(getattr(request, "kv_transfer_params", None)), time.monotonic())
         state.decode = self._client.settings.save == "PromptAndDecode"
         for name in state.controls.ignored:
-            self.session.counters.event(f"parameterIgnored/{name}")
+            self.session.counters.event(f"parameter_ignored/{name}")
         self._states[request.request_id] = state
         if request.lora_request is not None:
             self.session.adapter_loaded(request.lora_request)

@@ -160,7 +160,7 @@ class Stores:
             found = _blocks_of(table, begin, stop, geometry)
             if found is None:
                 state.progress.mark(index, DONE)
-                self._counters.event("storeBlocksGone")
+                self._counters.event("store_blocks_gone")
                 continue
             groups, blocks, objects = found
             self._reporter.note(state.request, begin, stop)
@@ -255,7 +255,7 @@ class Stores:
         for tag, grant in list(self._open.items()):
             if now_s - grant.sent_s < timeout_s:
                 break
-            self._counters.event("grantUnanswered", len(grant.chunks))
+            self._counters.event("grant_unanswered", len(grant.chunks))
             self._give_up(grant)
             self._release(grant, REWIND_S)
             del self._open[tag]
@@ -278,7 +278,7 @@ class Stores:
         if granted and (per_chunk == 0 or size != granted * per_chunk or per_chunk % _REF_BYTES):
             results = b""
         if not results:
-            self._counters.event(f"grantRefused/{grant.error or 'BadAnswer'}", len(grant.chunks))
+            self._counters.event(f"grant_refused/{grant.error or 'BadAnswer'}", len(grant.chunks))
             if not grant.error:
                 self._give_up(grant)
             self._release(grant, REWIND_S)
@@ -306,16 +306,16 @@ class Stores:
             return
         if result == GRANT_INVALID:
             progress.mark(chunk.index, DONE)
-            self._counters.event("grantRefused/Invalid")
+            self._counters.event("grant_refused/Invalid")
             return
         if result == GRANT_NO_PARENT:
-            self._counters.event("grantRefused/NoParent")
+            self._counters.event("grant_refused/NoParent")
             if progress.parent_status(chunk.index) == DONE:
                 self._rewind(progress, chunk.index)
             else:  # the parent was refused too, and is requested again before this one
                 progress.again(chunk.index, RETRY_S)
             return
-        self._counters.event("grantRefused/NoRoom" if result == 3 else "grantRefused/NotReady")
+        self._counters.event("grant_refused/NoRoom" if result == 3 else "grant_refused/NotReady")
         progress.again(chunk.index, RETRY_S)
 
     @staticmethod
@@ -357,9 +357,9 @@ class Stores:
     def _finish(self, grant: _Grant) -> None:
         if not any(ended.dropped for ended in grant.reports):
             self._let_go(grant)
-            self._counters.event("storedChunks", len(grant.chunks))
+            self._counters.event("stored_chunks", len(grant.chunks))
             return
-        self._counters.event("storeDropped", len(grant.chunks))
+        self._counters.event("store_dropped", len(grant.chunks))
         self._abort(grant)  # a rank that is off cannot, and no rank writes any more
         grant.progress.drops += 1
         if grant.progress.drops <= MAX_REWINDS:

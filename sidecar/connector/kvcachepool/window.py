@@ -137,7 +137,7 @@ class WindowKeeper:
     def _unavailable(self, message: str) -> None:
         self._late_at = None
         self.reason = message.split(":")[0]
-        self._count(f"windowUnavailable/{self.reason}")
+        self._count(f"window_unavailable/{self.reason}")
         logger.warning("no window, this worker copies by itself: %s", message)
 
     def _count_kernels(self) -> None:
@@ -145,7 +145,7 @@ class WindowKeeper:
         reason = "" if self.live is None else self.live.memory.no_kernels
         if reason and reason != self._no_kernels:
             self._no_kernels = reason
-            self._count(f"windowWithoutKernels/{reason}")
+            self._count(f"window_without_kernels/{reason}")
 
     # -- its end
 
@@ -207,7 +207,7 @@ class WindowKeeper:
             left = lost.ended_at + _DEAD_COPIES_S - time.monotonic()
             if left <= 0 and client is not None and client.send(Op.ABORT, lost.body):
                 self.lost.remove(lost)
-                self._count("storeGivenBack/window")
+                self._count("store_given_back/window")
                 continue
             left = max(left, 1.0) if left <= 0 else left
             wait = left if wait is None else min(wait, left)

@@ -50,7 +50,7 @@ _PAUSED_STORE_S = 1.0
 _LOOK_AGAIN_S = 1.0
 _REPORT_EVERY_S = 1.0
 #: Refusals of a stage that concern the window more than the job.
-_BROKEN_WINDOW = ("/windowCopyFailed", "/windowBadRecord", "/windowClosed")
+_BROKEN_WINDOW = ("/window/CopyFailed", "/window/BadRecord", "/window/Closed")
 _MAX_FAILURES_IN_A_ROW = 3
 _EXIT_WAIT_S = 2.0
 #: Maximum delay of a rank's registration while the hash of its weights is unknown. Small models need less.
@@ -235,7 +235,7 @@ class Worker:
                 plan = self._planner.plan(job.chunks, job.kind == STORE)
             except Exception as error:
                 logger.warning("dropping job %d of request %s: %s", job.id, job.request_id, error)
-                self._count("jobMalformed")
+                self._count("job_malformed")
         return _Task(job, plan)
 
     def _admit(self, tasks: deque[_Task]) -> None:
@@ -247,7 +247,7 @@ class Worker:
         except Exception:
             logger.exception("no event could be recorded; dropping the jobs of this step")
             while tasks:
-                self._count(f"{tasks[0].job.kind}Dropped/event")
+                self._count(f"{tasks[0].job.kind}_dropped/event")
                 self._finish(tasks.popleft(), False, True)
             return
         while tasks:
@@ -268,7 +268,7 @@ class Worker:
             self._queue.remove(task)
         elif task in self._arrived:
             self._arrived.remove(task)
-        self._count(f"{task.job.kind}Dropped/{why}")
+        self._count(f"{task.job.kind}_dropped/{why}")
         self._finish(task, False, True)
 
     def _drop_all(self, why: str) -> None:
@@ -372,7 +372,7 @@ class Worker:
             if failure:
                 self._count(failure)
             if failure.endswith(_BROKEN_WINDOW):
-                self._give_window_up(window, f"{failure.rpartition('/window')[2]}: the sidecar refused a stage")
+                self._give_window_up(window, f"{failure.rpartition('/')[2]}: the sidecar refused a stage")
             if good and task.plan is not None:
                 kind = task.job.kind
                 self._report.copied_bytes[kind] = self._report.copied_bytes.get(kind, 0) + task.plan.nbytes
@@ -380,7 +380,7 @@ class Worker:
             if lost and window is not None:
                 self._lose_window(task, window)
             elif crashed and window is not None:
-                self._count(f"{task.job.kind}Failed/windowCopyFailed")
+                self._count(f"{task.job.kind}_failed/window/CopyFailed")
                 self._give_window_up(window, f"CopyFailed: {crashed}")
             # If anything above raised, the copy loop would report the job.
             self._running = None
@@ -388,16 +388,16 @@ class Worker:
             broken = crashed is not None and window is None
             self._failures = self._failures + 1 if broken else 0
             if broken:
-                self._count("copyFailed")
+                self._count("copy_failed")
                 for other in list(self._queue):
-                    self._drop(other, "copyFailed")
+                    self._drop(other, "copy_failed")
             give_up = self._failures >= _MAX_FAILURES_IN_A_ROW
         if give_up:
             self._go_off_later("CopyFailed", str(crashed))
 
     def _lose_window(self, task: _Task, window: WindowCopier) -> None:
         """The sidecar may still copy the stages of this job. The lock is held."""
-        self._count(f"{task.job.kind}Failed/windowLost")
+        self._count(f"{task.job.kind}_failed/window/Lost")
         if self._windows is None:
             return
         if self._windows.live is window:

@@ -7,7 +7,7 @@ use kvcachepool_gpu::cuda::measure::NotMeasured;
 use kvcachepool_gpu::cuda::stream::Stream;
 use kvcachepool_kernels::codec::cachegen::{LEVELS, Planes, STREAM_BYTES};
 use kvcachepool_kernels::codec::{Element, Shape};
-use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::Packing;
 use kvcachepool_kernels::launch::cachegen::{CacheGen, Rows, Streams};
 use kvcachepool_kernels::launch::pages::{Angles, Loops, Table};
 use kvcachepool_kernels::pages::{BlockShape, Dtype, HeadMajor, Keys, PageMap, Style, Turn};
@@ -107,7 +107,10 @@ fn pages(bench: &Bench<'_>, cache: &Buffer, section: &Buffer) -> Result<(), NotM
     for layout in table.layouts.iter().filter(|layout| layout.served) {
         let map = PageMap::dense(layout, &shape, cache_blocks)?;
         let planes = Table::new(bench.kernels, &map, vec![cache])?;
-        for (name, way) in [("kv_gather", Way::Pack), ("kv_scatter", Way::Unpack)] {
+        for (name, way) in [
+            ("kv_gather", Packing::Pack),
+            ("kv_scatter", Packing::Unpack),
+        ] {
             bench.row(&format!("{name}_{}", layout.name), moved, |stream| {
                 planes.transfer(bench.kernels, stream, way, &there, section, &refused)
             })?;
@@ -115,8 +118,8 @@ fn pages(bench: &Bench<'_>, cache: &Buffer, section: &Buffer) -> Result<(), NotM
         let change = HeadMajor::new(layout, &shape, cache_blocks as usize)?;
         let loops = Loops::new(bench.kernels, change)?;
         for (name, way) in [
-            ("kv_to_canonical", Way::Pack),
-            ("kv_to_verbatim", Way::Unpack),
+            ("kv_to_canonical", Packing::Pack),
+            ("kv_to_verbatim", Packing::Unpack),
         ] {
             bench.row(&format!("{name}_{}", layout.name), moved, |stream| {
                 loops.change(bench.kernels, stream, way, cache, section)
@@ -206,7 +209,7 @@ fn rows_of_cachegen(
         refused: &refused,
     };
     let moved = raw.bytes() + levels.bytes() + largest.bytes();
-    for (way_name, way) in [("quantise", Way::Pack), ("restore", Way::Unpack)] {
+    for (way_name, way) in [("quantise", Packing::Pack), ("restore", Packing::Unpack)] {
         bench.row(&format!("kv_cachegen_{way_name}_{name}"), moved, |stream| {
             section.rows(bench.kernels, stream, way, &rows)
         })?;

@@ -7,7 +7,7 @@ use kvcachepool_gpu::cuda::buffer::Buffer;
 use kvcachepool_gpu::cuda::launch::Kernels;
 use kvcachepool_kernels::codec::cachegen::{LEVELS, Parts, Planes, STREAM_BYTES};
 use kvcachepool_kernels::codec::{Codec, CodecError, Element, HEADER_BYTES, Shape, decode, encode};
-use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::Packing;
 use kvcachepool_kernels::launch::cachegen::{CacheGen, Rows, Streams};
 
 /// Layers, halves, tokens and channels: small models, both numbers of steps, more tokens than a stream has, and what a section has.
@@ -78,7 +78,7 @@ fn words<T: Copy, const N: usize>(numbers: &[T], bytes: impl Fn(T) -> [u8; N]) -
 /// Numbers, largest magnitudes and levels after a kernel, and the first row that it left out.
 fn run_rows(
     rig: &Rig,
-    way: Way,
+    way: Packing,
     section: &CacheGen<Kernels>,
     buffers: [&[u8]; 3],
 ) -> Result<([Vec<u8>; 3], Option<usize>), Why> {
@@ -107,7 +107,7 @@ fn packed(rig: &Rig, shape: &Shape, raw: &[u8]) -> Result<(), Why> {
         vec![0; planes.rows() * shape.element.bytes()],
         vec![0; planes.numbers()],
     );
-    let (after, refused) = run_rows(rig, Way::Pack, &section, [raw, &empty.0, &empty.1])?;
+    let (after, refused) = run_rows(rig, Packing::Pack, &section, [raw, &empty.0, &empty.1])?;
     let [raw_after, rows, levels] = after;
     same("the numbers", &raw_after, raw)?;
     let mut stored = Vec::new();
@@ -180,7 +180,7 @@ fn unpacked(rig: &Rig, shape: &Shape, raw: &[u8]) -> Result<(), Why> {
         // What no codec packs: rows that none has, which both refuse.
         let largest = vec![0xff; planes.rows() * shape.element.bytes()];
         let levels = vec![0; planes.numbers()];
-        let (_, refused) = run_rows(rig, Way::Unpack, &section, [raw, &largest, &levels])?;
+        let (_, refused) = run_rows(rig, Packing::Unpack, &section, [raw, &largest, &levels])?;
         return holds(refused == Some(0), format!("{refused:?} was refused"));
     }
     let mut want = vec![0; raw.len()];
@@ -189,7 +189,12 @@ fn unpacked(rig: &Rig, shape: &Shape, raw: &[u8]) -> Result<(), Why> {
     let tables = words(&parts.tables(&planes), u16::to_ne_bytes);
     let levels = decoded(rig, &section, &parts, &tables)?;
     let empty = vec![0; raw.len()];
-    let (after, refused) = run_rows(rig, Way::Unpack, &section, [&empty, &parts.rows, &levels])?;
+    let (after, refused) = run_rows(
+        rig,
+        Packing::Unpack,
+        &section,
+        [&empty, &parts.rows, &levels],
+    )?;
     holds(refused.is_none(), format!("row {refused:?} was refused"))?;
     same("the numbers", &after[0], &want)
 }

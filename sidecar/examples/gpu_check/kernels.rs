@@ -4,7 +4,7 @@ use crate::Rig;
 use crate::data::{Data, FINITE};
 use crate::report::{Check, Why, holds, same};
 use kvcachepool_gpu::cuda::buffer::Buffer;
-use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::Packing;
 use kvcachepool_kernels::launch::pages::{Loops, Table};
 use kvcachepool_kernels::pages::{BlockShape, HeadMajor, PageMap};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, Layout, LayoutTable};
@@ -42,19 +42,19 @@ pub fn checks() -> Vec<Check> {
             let name = |kernel: &str| format!("kernels/{kernel}/{}/{data:?}", layout.name);
             let on = layout.clone();
             checks.push(Check::new(name("kv_gather"), move |rig| {
-                transferred(rig, Way::Pack, &on, data)
+                transferred(rig, Packing::Pack, &on, data)
             }));
             let on = layout.clone();
             checks.push(Check::new(name("kv_scatter"), move |rig| {
-                transferred(rig, Way::Unpack, &on, data)
+                transferred(rig, Packing::Unpack, &on, data)
             }));
             let on = layout.clone();
             checks.push(Check::new(name("kv_to_canonical"), move |rig| {
-                changed(rig, Way::Pack, &on, data)
+                changed(rig, Packing::Pack, &on, data)
             }));
             let on = layout.clone();
             checks.push(Check::new(name("kv_to_verbatim"), move |rig| {
-                changed(rig, Way::Unpack, &on, data)
+                changed(rig, Packing::Unpack, &on, data)
             }));
         }
         let on = layout.clone();
@@ -68,14 +68,14 @@ fn words(ids: &[u32]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.to_ne_bytes()).collect()
 }
 
-fn transferred(rig: &Rig, way: Way, layout: &Layout, data: Data) -> Result<String, Why> {
+fn transferred(rig: &Rig, way: Packing, layout: &Layout, data: Data) -> Result<String, Why> {
     let kernels = rig.kernels()?;
     let mut moved = 0;
     for (number, shape) in shapes().into_iter().enumerate() {
         let map = PageMap::dense(layout, &shape, BLOCKS).unwrap();
         let mut cache = data.bytes(map.storage_bytes()[0], number as u64);
         let mut section = Data::Random.bytes(IDS.len() * map.block_bytes(), 77);
-        if way == Way::Unpack {
+        if way == Packing::Unpack {
             section = data.bytes(section.len(), 5 + number as u64);
         }
         let on_device = Buffer::of(&rig.context, &cache)?;
@@ -89,8 +89,8 @@ fn transferred(rig: &Rig, way: Way, layout: &Layout, data: Data) -> Result<Strin
         for (id, bytes) in IDS.iter().zip(section.chunks_exact_mut(map.block_bytes())) {
             match way {
                 _ if *id >= BLOCKS => left_out += map.planes().len() as u32,
-                Way::Pack => map.gather(&[&cache], &[*id], bytes).unwrap(),
-                Way::Unpack => map.scatter(bytes, &[*id], &mut [&mut cache]).unwrap(),
+                Packing::Pack => map.gather(&[&cache], &[*id], bytes).unwrap(),
+                Packing::Unpack => map.scatter(bytes, &[*id], &mut [&mut cache]).unwrap(),
             }
         }
         same("the section", &there.content()?, &section)?;
@@ -106,7 +106,7 @@ fn transferred(rig: &Rig, way: Way, layout: &Layout, data: Data) -> Result<Strin
     Ok(format!("{moved} bytes of {} shapes", shapes().len()))
 }
 
-fn changed(rig: &Rig, way: Way, layout: &Layout, data: Data) -> Result<String, Why> {
+fn changed(rig: &Rig, way: Packing, layout: &Layout, data: Data) -> Result<String, Why> {
     let kernels = rig.kernels()?;
     let mut moved = 0;
     for (shape, blocks) in shapes()
@@ -117,15 +117,15 @@ fn changed(rig: &Rig, way: Way, layout: &Layout, data: Data) -> Result<String, W
         let bytes = change.section_bytes();
         let (from, mut to) = (data.bytes(bytes, 9), vec![0; bytes]);
         match way {
-            Way::Pack => change.to_canonical(&from, &mut to).unwrap(),
-            Way::Unpack => change.to_verbatim(&from, &mut to).unwrap(),
+            Packing::Pack => change.to_canonical(&from, &mut to).unwrap(),
+            Packing::Unpack => change.to_verbatim(&from, &mut to).unwrap(),
         }
         let source = Buffer::of(&rig.context, &from)?;
         let target = Buffer::of(&rig.context, &vec![0; bytes])?;
         let loops = Loops::new(kernels, change)?;
         let (verbatim, canonical) = match way {
-            Way::Pack => (&source, &target),
-            Way::Unpack => (&target, &source),
+            Packing::Pack => (&source, &target),
+            Packing::Unpack => (&target, &source),
         };
         loops.change(kernels, &rig.stream, way, verbatim, canonical)?;
         rig.stream.synchronize()?;
@@ -169,7 +169,14 @@ fn far(rig: &Rig, layout: &Layout) -> Result<String, Why> {
     let refused = Buffer::of(&rig.context, &[0; 4])?;
     let table = Table::new(kernels, &map, vec![&cache])?;
     let ids = Buffer::of(&rig.context, &words(&ids))?;
-    table.transfer(kernels, &rig.stream, Way::Pack, &ids, &section, &refused)?;
+    table.transfer(
+        kernels,
+        &rig.stream,
+        Packing::Pack,
+        &ids,
+        &section,
+        &refused,
+    )?;
     rig.stream.synchronize()?;
     same("the section", &section.content()?, &want)?;
     holds(refused.content()? == [0; 4], "blocks were refused")?;

@@ -76,13 +76,13 @@ impl HostDevice {
 
 fn copy(job: &Job, window: &Mapping, half_way: &HalfWay) -> bool {
     let bytes: u64 = job.parts.iter().map(|p| p.bytes).sum();
-    let (mut moved, mut told, mut buffer) = (0, false, vec![0; STEP_BYTES]);
+    let (mut moved, mut notified, mut buffer) = (0, false, vec![0; STEP_BYTES]);
     for part in &job.parts {
         let mut at = 0;
         while at < part.bytes {
-            if !told && moved >= bytes / 2 {
+            if !notified && moved >= bytes / 2 {
                 half_way();
-                told = true;
+                notified = true;
             }
             let step = (part.bytes - at).min(STEP_BYTES as u64);
             let (step_buffer, _) = buffer.split_at_mut(step as usize);

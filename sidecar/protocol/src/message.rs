@@ -439,7 +439,7 @@ pub struct ProbeReply {
     /// Why there was no lookup (for example `NotRegistered`); empty = there was one.
     #[serde(default)]
     pub reason: String,
-    /// Why chunks that are pending in the final reply were deliberately left in a tier: `minLoadTokens`, `recompute`. Empty = none were.
+    /// Why chunks that are pending in the final reply were deliberately left in a tier: `min_load_tokens`, `recompute`. Empty = none were.
     #[serde(default)]
     pub declined: String,
 }
@@ -635,7 +635,7 @@ pub struct Report {
     /// Hit tokens, by tier name.
     #[serde(default)]
     pub hit_tokens: BTreeMap<String, u64>,
-    /// Missed tokens, by reason (`absent`, `minLoadTokens`, `off`, ...). Always: requested = sum(hit) + sum(miss).
+    /// Missed tokens, by reason (`absent`, `min_load_tokens`, `off`, ...). Always: requested = sum(hit) + sum(miss).
     #[serde(default)]
     pub miss_tokens: BTreeMap<String, u64>,
     /// Tokens whose load failed after admission. They stay counted under their tier.

@@ -76,7 +76,7 @@ pub const SHELL: &[Metric] = &[
     counter(
         "window_copies_total",
         &["direction", "result"],
-        "Window stages by direction (store, load) and result: Moved, InDoubt, or the reason of a refusal.",
+        "Window stages by direction (store, load) and result: moved, in_doubt, or the reason of a refusal.",
     ),
     counter(
         "window_copied_bytes_total",
@@ -290,12 +290,12 @@ pub const CORE: &[Metric] = &[
     gauge(
         "tier_down",
         &["tier", "reason"],
-        "1 while a lower tier is down, with the same reason as in status. Also set before the tier is opened for the first time.",
+        "1 while a lower tier is down, with the reason that status shows. Also set before the tier is opened for the first time.",
     ),
     gauge(
         "tier_degraded",
         &["tier", "reason"],
-        "1 while a lower tier serves in a degraded state, with the same reason as in status: it is slow, it takes no writes, or its changed configuration is invalid.",
+        "1 while a lower tier serves in a degraded state, with the reason that status shows: it is slow, it takes no writes, or its changed configuration is invalid.",
     ),
     gauge(
         "tier_breaker_open",
@@ -310,7 +310,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "tier_events_total",
         &["tier", "event"],
-        "Events inside a tier. Redis as the directory of the bucket: chunks that the directory answered (DirectoryKnew) or left to the bucket (DirectoryLeft), lookups without an answer (DirectorySilent), updates of existence markers that failed (DirectoryUnchanged). S3: objects over the capacity or age limit that could not be deleted (RemovalRefused). Disk, since the folder was opened: objects evicted for others (Evicted), objects whose header on the device did not match (CorruptObject), records that were corrupt (CorruptRecord), truncated by a crash (TornTail) or of slots that no longer exist (StrayRecord), container files that were missing or too short (LostContainer), and foreign files in the folder (ForeignFile).",
+        "Events inside a tier. Redis as the directory of the bucket: chunks that the directory answered (directory_knew) or left to the bucket (directory_left), lookups without an answer (directory_silent), updates of existence markers that failed (directory_unchanged). S3: objects over the capacity or age limit that could not be deleted (removal_refused). Disk, since the folder was opened: objects evicted for others (evicted), objects whose header on the device did not match (corrupt_object), records that were corrupt (corrupt_record), truncated by a crash (torn_tail) or of slots that no longer exist (stray_record), container files that were missing or too short (lost_container), and foreign files in the folder (foreign_file).",
     ),
     counter(
         "tier_lookup_chunks_total",
@@ -370,7 +370,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "load_choices_total",
         &["choice"],
-        "Requests with chunks in a lower tier, by choice: load (expected to be faster than computing), always (cache.loadOrRecompute), unknown (no estimate yet, so they are loaded), or recompute and minLoadTokens (some or all chunks are not loaded). A request that loads only a part counts for both choices.",
+        "Requests with chunks in a lower tier, by choice: load (expected to be faster than computing), always (cache.loadOrRecompute), unknown (no estimate yet, so they are loaded), or recompute and min_load_tokens (some or all chunks are not loaded). A request that loads only a part counts for both choices.",
     ),
     counter(
         "loads_total",
@@ -390,12 +390,12 @@ pub const CORE: &[Metric] = &[
     gauge(
         "tier_waiting_bytes",
         &["tier"],
-        "Bytes queued for a write to a tier. Until then they are only in memory. Dropped writes (tier_write_chunks_total, QueueFull) are not included.",
+        "Bytes queued for a write to a tier. Until then they are only in memory. Dropped writes (tier_write_chunks_total, queue_full) are not included.",
     ),
     counter(
         "tier_operations_total",
         &["tier", "operation", "result"],
-        "Operations on a lower tier, by result: Ok, Dropped, or the error. All attempts of an operation count as one.",
+        "Operations on a lower tier, by result: ok, dropped, or the error. All attempts of an operation count as one.",
     ),
     counter(
         "tier_operation_seconds_total",
@@ -425,7 +425,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "tier_plain_objects_total",
         &["tier", "reason"],
-        "Objects written to a lower tier without packing by write.codec, by reason: TooLarge (packing needs more memory than its limit), Unsuited (not numbers, not finite, or a format unknown to the codec), NotSmaller.",
+        "Objects written to a lower tier without packing by write.codec, by reason: too_large (packing needs more memory than its limit), unsuited (not numbers, not finite, or a format unknown to the codec), not_smaller.",
     ),
     counter(
         "tier_retries_total",

@@ -61,8 +61,8 @@ Examples:
     /// Open every lower tier once and report problems.
     #[command(
         after_help = "Writes, reads and deletes an object of 4 KiB in each tier; with write.policy None it only looks the object up. Exit code 0: all tiers
-are ready. 1: a tier is not ready; its error, down to a missing permission, is explained in docs/reference/tier-errors.md. A disk tier
-must not be in use.
+are ready. 1: a tier is not ready. Its error names a missing permission, too; the documentation explains the errors on the page
+\"Errors and events of tiers\". A disk tier must not be in use.
 
 Examples:
   kvcachepool-sidecar check --config config.v1.yaml
@@ -73,7 +73,7 @@ Examples:
     #[command(
         after_help = "Needs no privileges, toolkit or network, and takes about 5 seconds. It tries each feature instead of comparing versions. With --config it
 also checks what the config needs: memory, huge pages, the folders of socket and disk tier. Exit code 0: the cache can serve. 1: it
-cannot. docs/guides/troubleshooting.md explains the findings, docs/guides/gpus.md the report about GPUs.
+cannot. The documentation explains the findings on the page Troubleshooting, and the report about GPUs on the page GPUs.
 
 Examples:
   kvcachepool-sidecar doctor

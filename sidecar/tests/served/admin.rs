@@ -2,8 +2,11 @@
 
 use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
-use kvcachepool_metrics::PREFIX;
+use kvcachepool_metrics::{PREFIX, VERBATIM, snake_case};
+use kvcachepool_protocol::frame::Op;
+use kvcachepool_protocol::message::Report;
 use kvcachepool_sidecar::admin::metrics::all;
+use std::collections::BTreeMap;
 use std::process::Command;
 
 #[test]
@@ -42,7 +45,7 @@ fn a_variable_whose_object_is_missing_is_named_and_costs_nothing() {
         message.starts_with("KVCP_ABSENT: ConfigMap absent has no key k. Create"),
         "{message}"
     );
-    sidecar.wait_metric("degraded{reason=\"EnvMissing\"}", 1.0);
+    sidecar.wait_metric("degraded{reason=\"env_missing\"}", 1.0);
 }
 
 #[test]
@@ -75,11 +78,34 @@ fn an_admin_port_that_was_busy_is_opened_once_it_is_free_without_a_restart() {
     });
 }
 
+/// The labels of a sample. No value has a quote.
+fn labels(sample: &str) -> impl Iterator<Item = (&str, &str)> {
+    let between = sample
+        .split_once('{')
+        .unwrap()
+        .1
+        .rsplit_once('}')
+        .unwrap()
+        .0;
+    let labels = between
+        .split("\",")
+        .map(|label| label.trim_end_matches('"'));
+    labels.filter_map(|label| label.split_once("=\""))
+}
+
 #[test]
-fn every_exported_metric_stands_in_the_table_with_its_type() {
+fn every_exported_metric_is_in_the_table_with_its_type_and_has_snake_case_labels() {
     let sidecar = Sidecar::small();
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.store("r", &hashes(1, 2));
+    let report = Report {
+        requested_tokens: 1,
+        miss_tokens: BTreeMap::from([("NotRegistered".to_owned(), 1)]),
+        events: BTreeMap::from([("grant_refused/NoRoom".to_owned(), 1)]),
+        ..Report::default()
+    };
+    vllm.scheduler.send(Op::Report, &report, &[]);
+    sidecar.wait_metric("miss_tokens_total{reason=\"not_registered\"}", 1.0);
     let (_, text) = sidecar.get("/metrics", None);
     let types: Vec<&str> = text
         .lines()
@@ -91,6 +117,12 @@ fn every_exported_metric_stands_in_the_table_with_its_type() {
         let name = name.strip_prefix(PREFIX).unwrap();
         let metric = all().find(|m| m.name == name).unwrap();
         assert_eq!(format!("{:?}", metric.kind).to_lowercase(), kind, "{name}");
+    }
+    for line in text.lines().filter(|line| line.contains('{')) {
+        for (label, value) in labels(line) {
+            let casing = VERBATIM.contains(&label) || snake_case(value) == value;
+            assert!(casing, "{line}");
+        }
     }
 }
 

@@ -26,7 +26,7 @@ fn an_unknown_key_is_reported_and_mended_without_a_new_container() {
         text.contains("memory.szie") && text.contains("memory.size"),
         "{text}"
     );
-    assert_eq!(sidecar.metric("degraded{reason=\"ConfigInvalid\"}"), 1.0);
+    assert_eq!(sidecar.metric("degraded{reason=\"config_invalid\"}"), 1.0);
 
     sidecar.configure("memory: {size: 64Mi}\n");
     sidecar.wait_socket();
@@ -44,7 +44,7 @@ fn an_endpoint_that_is_no_url_is_reported_and_mended_without_a_new_container() {
     wait_reason(&sidecar, "ConfigInvalid");
     let text = sidecar.get("/readyz", None).1;
     assert!(text.contains("s3.endpoint"), "{text}");
-    assert_eq!(sidecar.metric("degraded{reason=\"ConfigInvalid\"}"), 1.0);
+    assert_eq!(sidecar.metric("degraded{reason=\"config_invalid\"}"), 1.0);
     assert!(sidecar.log().contains("s3.endpoint"), "{}", sidecar.log());
 
     sidecar.configure(&s3("http://127.0.0.1:1"));

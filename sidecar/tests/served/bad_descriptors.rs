@@ -175,7 +175,7 @@ fn a_lock_that_is_not_held_and_a_stale_hello_are_refused() {
     assert!(matches!(refused, None | Some(Some(ErrorCode::StaleHello))));
     assert!(old.until_closed().is_empty());
 
-    sidecar.wait_metric("refused_total{code=\"LockNotHeld\"}", 1.0);
-    sidecar.wait_metric("refused_total{code=\"StaleHello\"}", 1.0);
+    sidecar.wait_metric("refused_total{code=\"lock_not_held\"}", 1.0);
+    sidecar.wait_metric("refused_total{code=\"stale_hello\"}", 1.0);
     vllm.store("r", &hashes(1, 1));
 }

@@ -41,7 +41,7 @@ fn frames_that_are_none_are_answered_by_name_and_end_their_connection_only() {
     let answers = wrong.until_closed();
     assert_eq!(answers[0].code(), Some(ErrorCode::WrongVersion));
     assert_eq!(answers[0].header.tag, 9);
-    sidecar.wait_metric("connections_closed_total{reason=\"WrongVersion\"}", 1.0);
+    sidecar.wait_metric("connections_closed_total{reason=\"wrong_version\"}", 1.0);
 
     let mut large = Connection::open(&sidecar.socket());
     large.send_raw(
@@ -51,13 +51,13 @@ fn frames_that_are_none_are_answered_by_name_and_end_their_connection_only() {
     let answers = large.until_closed();
     assert_eq!(answers[0].code(), Some(ErrorCode::LimitReached));
     assert!(answers[0].error().unwrap().message.contains("8388608"));
-    sidecar.wait_metric("connections_closed_total{reason=\"OversizedFrame\"}", 1.0);
+    sidecar.wait_metric("connections_closed_total{reason=\"oversized_frame\"}", 1.0);
 
     let torn = Connection::open(&sidecar.socket());
     torn.send_raw(&header(100, PROTOCOL_VERSION, Op::Hello as u8, 11), &[]);
     torn.send_raw(b"half a body", &[]);
     drop(torn);
-    sidecar.wait_metric("connections_closed_total{reason=\"TornFrame\"}", 1.0);
+    sidecar.wait_metric("connections_closed_total{reason=\"torn_frame\"}", 1.0);
 
     unharmed(&sidecar, &mut vllm);
 }
@@ -109,11 +109,11 @@ fn unknown_opcodes_bodies_and_roles_are_refused_by_name_and_the_connection_goes_
     assert!(invalid);
 
     for code in [
-        "HelloFirst",
-        "UnknownOpcode",
-        "BadBody",
-        "WrongRole",
-        "BadHashes",
+        "hello_first",
+        "unknown_opcode",
+        "bad_body",
+        "wrong_role",
+        "bad_hashes",
     ] {
         sidecar.wait_metric(&format!("refused_total{{code=\"{code}\"}}"), 1.0);
     }
@@ -224,7 +224,7 @@ fn a_descriptor_that_does_not_fit_is_refused_at_register() {
     weak.hashing.as_mut().unwrap().algorithm = "xxhash".into();
     let answer = vllm.scheduler.ask(Op::Register, &weak);
     assert_eq!(answer.code(), Some(ErrorCode::HashAlgorithmRefused));
-    sidecar.wait_metric("refused_total{code=\"SectionTooLarge\"}", 1.0);
+    sidecar.wait_metric("refused_total{code=\"section_too_large\"}", 1.0);
     // The right one is taken after all the wrong ones.
     vllm.register();
     vllm.store("r", &hashes(1, 1));

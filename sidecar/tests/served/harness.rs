@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::testing::free_port;
 pub use crate::wait::{DEADLINE, wait_for};
+use kvcachepool_metrics::snake_case;
 
 pub fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_kvcachepool-sidecar")
@@ -231,7 +232,10 @@ impl Sidecar {
             (tier["state"] == "off" && tier["reason"] == reason).then_some(tier)
         });
         self.wait_metric(
-            &format!("tier_down{{reason=\"{reason}\",tier=\"{name}\"}}"),
+            &format!(
+                "tier_down{{reason=\"{}\",tier=\"{name}\"}}",
+                snake_case(reason)
+            ),
             1.0,
         );
         assert!(self.warned(name, reason), "{}", self.log());

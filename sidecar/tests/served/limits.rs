@@ -18,7 +18,7 @@ fn a_silent_client_is_closed_by_name_and_one_that_spoke_is_not() {
         let answers = client.until_closed();
         assert_eq!(answers[0].code(), Some(ErrorCode::HelloFirst));
     }
-    sidecar.wait_metric("connections_closed_total{reason=\"HelloTimeout\"}", 2.0);
+    sidecar.wait_metric("connections_closed_total{reason=\"hello_timeout\"}", 2.0);
     spoke.store("r", &hashes(1, 1));
 }
 
@@ -41,7 +41,7 @@ fn one_connection_more_than_the_limit_is_refused_and_the_others_live() {
             .contains("limits.connections")
     );
     sidecar.wait_metric(
-        "connections_closed_total{reason=\"TooManyConnections\"}",
+        "connections_closed_total{reason=\"too_many_connections\"}",
         1.0,
     );
     vllm.store("r", &hashes(1, 1));
@@ -69,7 +69,7 @@ fn a_client_that_does_not_read_its_answers_is_closed_by_name() {
             deaf.send_raw(&burst, &[]);
         }
     });
-    sidecar.wait_metric("connections_closed_total{reason=\"SlowReader\"}", 1.0);
+    sidecar.wait_metric("connections_closed_total{reason=\"slow_reader\"}", 1.0);
     assert!(flood.join().is_err(), "the flood met a closed connection");
     vllm.store("r", &hashes(1, 1));
 }

@@ -194,7 +194,7 @@ fn a_server_that_hangs_is_named_while_the_disk_serves_on_and_is_written_to() {
     // A PROBE is answered after this, and Redis given up after twice as long.
     let config = config.replace("cache: {", "cache: {loadTimeout: 1s, ");
     let written = "tier_write_chunks_total{result=\"stored\",tier=\"disk\"}";
-    let given_up = "tier_operations_total{operation=\"put\",result=\"Timeout\",tier=\"redis\"}";
+    let given_up = "tier_operations_total{operation=\"put\",result=\"timeout\",tier=\"redis\"}";
     let more = ON_DISK.end() + 1;
     {
         let sidecar = start_by(&config);
@@ -234,9 +234,9 @@ fn servers_that_die_cost_what_they_held_and_are_used_again_when_they_are_back() 
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.check("r", &hashes(1, 4));
     assert_eq!(ready(&vllm.probe_below("miss", &hashes(2, 4)).1), 0);
-    sidecar.wait_metric("tier_down{reason=\"Unreachable\",tier=\"redis\"}", 1.0);
+    sidecar.wait_metric("tier_down{reason=\"unreachable\",tier=\"redis\"}", 1.0);
     // That nothing is tried for a while is not why.
-    let shut = "tier_operations_total{operation=\"usage\",result=\"BreakerOpen\",tier=\"redis\"}";
+    let shut = "tier_operations_total{operation=\"usage\",result=\"breaker_open\",tier=\"redis\"}";
     sidecar.wait_metric(shut, 1.0);
     assert_eq!(sidecar.tier("redis")["reason"], "Unreachable");
     vllm.store("meanwhile", &hashes(3, 4));
@@ -312,7 +312,7 @@ fn other_servers_are_used_without_a_restart() {
 fn a_changed_url_that_cannot_be_right_is_named_and_the_servers_before_serve_on() {
     let servers = [Redis::start()];
     let sidecar = start(&servers);
-    let degraded = "tier_degraded{reason=\"Config\",tier=\"redis\"}";
+    let degraded = "tier_degraded{reason=\"config\",tier=\"redis\"}";
     for (reload, more) in [(1.0, ""), (2.0, "write: {policy: WriteThrough}\n")] {
         sidecar.configure(&(config_of("'http://u:secret@host'") + more));
         sidecar.wait_metric("config_reloads_total{result=\"applied\"}", reload);
@@ -409,7 +409,7 @@ fn a_master_that_dies_is_named_until_the_sentinel_has_another_one_which_has_what
     let down = sidecar.wait_tier("redis", "off");
     let reason = down["reason"].as_str().unwrap();
     assert!(reason.contains("Unreachable"), "{reason}");
-    let named = "tier_down{reason=\"Unreachable\",tier=\"redis\"}";
+    let named = "tier_down{reason=\"unreachable\",tier=\"redis\"}";
     sidecar.wait_metric(named, 1.0);
     // A replica whose link was down for longer than ten times this, before the sentinel saw it, would not be taken.
     let quick = "SENTINEL SET kv down-after-milliseconds 3000";

@@ -12,6 +12,7 @@ use crate::tiers::{
     wait_far,
 };
 use crate::vllm::{Vllm, hashes};
+use kvcachepool_metrics::snake_case;
 use kvcachepool_protocol::config;
 use kvcachepool_protocol::message::CHUNK_READY;
 use parking_lot::Mutex;
@@ -120,7 +121,7 @@ fn disk_serves_on(wrong: Wrong, named: impl Fn(&Sidecar) -> bool) {
 /// Is the tier off by this reason, in status, metrics and log?
 fn is_off(sidecar: &Sidecar, reason: &str, message: &str) -> bool {
     let tier = sidecar.tier("s3");
-    let down = format!("tier_down{{reason=\"{reason}\",tier=\"s3\"}}");
+    let down = format!("tier_down{{reason=\"{}\",tier=\"s3\"}}", snake_case(reason));
     tier["state"] == "off"
         && tier["reason"] == reason
         && tier["message"].as_str().unwrap().contains(message)
@@ -158,7 +159,7 @@ fn bodies_that_drip_are_named_while_the_disk_serves_on() {
             && tier["reason"] == "Timeout"
             && message.contains("did not end while a request waited")
             && sidecar.metric("tier_fetch_chunks_total{result=\"cancelled\",tier=\"s3\"}") >= 3.0
-            && sidecar.metric("tier_degraded{reason=\"Timeout\",tier=\"s3\"}") == 1.0
+            && sidecar.metric("tier_degraded{reason=\"timeout\",tier=\"s3\"}") == 1.0
             && sidecar.warned("s3", "Timeout")
     });
 }
@@ -207,7 +208,7 @@ fn a_directory_that_is_not_there_or_cannot_be_is_named_while_the_bucket_serves()
         sidecar.wait_off("redis", reason);
         let mut vllm = Vllm::attach(&sidecar.socket());
         vllm.finds_below(&hashes(1, 2), 2, S3);
-        let unanswered = "tier_events_total{event=\"DirectorySilent\",tier=\"s3\"}";
+        let unanswered = "tier_events_total{event=\"directory_silent\",tier=\"s3\"}";
         sidecar.wait_metric(unanswered, 1.0);
     }
 }
@@ -237,7 +238,7 @@ fn another_pools_object_under_our_name_is_a_miss_by_name() {
         }
     }
     sidecar.wait_metric(
-        "tier_fetch_chunks_total{result=\"Foreign\",tier=\"s3\"}",
+        "tier_fetch_chunks_total{result=\"foreign\",tier=\"s3\"}",
         1.0,
     );
     assert!(sidecar.warned("s3", "Foreign"));
@@ -339,7 +340,7 @@ fn a_clear_that_may_not_remove_says_so_by_name_until_it_may() {
     wait_for("the permission", || {
         is_off(&sidecar, "Denied", message).then_some(())
     });
-    sidecar.wait_metric("tier_clears_total{result=\"Denied\",tier=\"s3\"}", 2.0);
+    sidecar.wait_metric("tier_clears_total{result=\"denied\",tier=\"s3\"}", 2.0);
     assert!(
         is_off(&sidecar, "Denied", message),
         "{}",

@@ -219,7 +219,7 @@ fn keys_are_taken_again(environment: impl Fn(&Cloud) -> String, refusal: &str) {
         let named = said.starts_with("Unauthenticated: ") && said.contains(refusal);
         named.then_some(())
     });
-    sidecar.wait_metric("tier_down{reason=\"Unauthenticated\",tier=\"s3\"}", 1.0);
+    sidecar.wait_metric("tier_down{reason=\"unauthenticated\",tier=\"s3\"}", 1.0);
     vllm.check("memory", &hashes(1, 2));
 
     cloud.write("second-token");

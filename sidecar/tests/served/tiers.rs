@@ -64,7 +64,7 @@ fn what_is_not_the_caches_in_the_folder_is_named_in_status_metric_and_log() {
     std::fs::write(disk.path().join("holiday.jpg"), "").unwrap();
     let sidecar = start(disk.path());
     sidecar.wait_tier("disk", "ready");
-    let event = "tier_events_total{event=\"ForeignFile\",tier=\"disk\"}";
+    let event = "tier_events_total{event=\"foreign_file\",tier=\"disk\"}";
     sidecar.wait_metric(event, 1.0);
     let tier = sidecar.tier("disk");
     let message = tier["message"].as_str().unwrap();
@@ -123,7 +123,7 @@ fn what_is_written_back_waits_for_a_flush() {
     assert_eq!(sidecar.metric(waiting), (3 * CHUNK_BYTES) as f64);
     let text = flush(&sidecar.socket()).0;
     assert_eq!(text, "flush started: 3 chunks to disk\n");
-    let stored = "tier_operations_total{operation=\"put\",result=\"Ok\",tier=\"disk\"}";
+    let stored = "tier_operations_total{operation=\"put\",result=\"ok\",tier=\"disk\"}";
     sidecar.wait_metric(stored, 3.0);
     sidecar.wait_metric(
         "tier_write_chunks_total{result=\"stored\",tier=\"disk\"}",
@@ -318,7 +318,7 @@ fn a_folder_that_is_taken_away_turns_the_tier_off_until_it_is_back_and_memory_se
     vllm.check("r", &hashes(1, 2));
     std::fs::rename(&away, &folder).unwrap();
     sidecar.wait_tier("disk", "ready");
-    let down = "tier_down{reason=\"Gone\",tier=\"disk\"}";
+    let down = "tier_down{reason=\"gone\",tier=\"disk\"}";
     assert_eq!(sidecar.metric(down), 0.0);
 }
 

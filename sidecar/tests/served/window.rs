@@ -6,6 +6,7 @@ use crate::client::Answer;
 use crate::harness::{Sidecar, children, signal_to, wait_for};
 use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes, scheduler_register, worker_register};
 use kvcachepool_memory::mapping::Mapping;
+use kvcachepool_metrics::snake_case;
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::{
@@ -330,7 +331,7 @@ fn a_window_that_one_side_does_not_see_is_refused_and_stages_of_it_are_not_moved
     let error = worker.vllm.worker.ask(Op::Window, &seen).error().unwrap();
     assert_eq!(error.code, ErrorCode::WindowUnavailable);
     assert!(error.message.starts_with("PatternMismatch"), "{error:?}");
-    let reason = "worker_transfer{mode=\"engine\",reason=\"PatternMismatch\"}";
+    let reason = "worker_transfer{mode=\"engine\",reason=\"pattern_mismatch\"}";
     sidecar.wait_metric(reason, 1.0);
     // the worker copies itself, as ever
     worker.vllm.store("r", &hashes(1, 1));
@@ -360,7 +361,7 @@ fn what_a_worker_may_not_ask_for_is_refused_by_name_and_writes_nothing() {
     worker.hand_over(State::Filled, &[]);
     assert_eq!(refused(worker.back()), (State::Refused, Reason::BadRecord));
     assert_eq!(other.vllm.read(&theirs[0]), before);
-    let name = "window_copies_total{direction=\"store\",result=\"NotGranted\"}";
+    let name = "window_copies_total{direction=\"store\",result=\"not_granted\"}";
     assert_eq!(sidecar.metric(name), 1.0);
     // the window goes on
     let chunks = hashes(1, 1);
@@ -581,15 +582,15 @@ fn slots_of_a_copy_in_doubt_are_given_to_nobody_even_when_its_worker_is_dead() {
     drop(vllm);
     let mut child = Process::start("doubt", &sidecar.socket());
     // it has seen the bell's end and asked for its slots back
-    let copies = "window_copies_total{direction=\"store\",result=\"InDoubt\"}";
+    let copies = "window_copies_total{direction=\"store\",result=\"in_doubt\"}";
     sidecar.wait_metric(copies, 1.0);
-    let mode = "worker_transfer{mode=\"engine\",reason=\"CopyInDoubt\"}";
+    let mode = "worker_transfer{mode=\"engine\",reason=\"copy_in_doubt\"}";
     sidecar.wait_metric(mode, 1.0);
     let status = sidecar.status();
     assert_eq!(status["reasons"][0]["code"], "CopyInDoubt");
     assert_eq!(status["state"], "degraded");
     child.kill();
-    sidecar.wait_metric("session_events_total{event=\"ProcessDied\"}", 2.0);
+    sidecar.wait_metric("session_events_total{event=\"process_died\"}", 2.0);
     let held = slots(&sidecar, "granted") + slots(&sidecar, "quarantined");
     assert_eq!(
         held,
@@ -616,7 +617,7 @@ fn a_copy_that_hangs_is_in_doubt_some_time_after_its_workers_death_and_gives_its
     let mut child = Process::start("hang", &sidecar.socket());
     wait_for("the copy", || asked.exists().then_some(()));
     child.kill();
-    let copies = "window_copies_total{direction=\"store\",result=\"InDoubt\"}";
+    let copies = "window_copies_total{direction=\"store\",result=\"in_doubt\"}";
     sidecar.wait_metric(copies, 1.0);
     wait_for("the reason", || {
         (sidecar.status()["reasons"][0]["code"] == "CopyInDoubt").then_some(())
@@ -797,7 +798,10 @@ fn why_a_device_gives_no_window_has_a_name_and_the_worker_copies_itself() {
             error.message.starts_with(&format!("{reason}:")),
             "{error:?}"
         );
-        let metric = format!("worker_transfer{{mode=\"engine\",reason=\"{reason}\"}}");
+        let metric = format!(
+            "worker_transfer{{mode=\"engine\",reason=\"{}\"}}",
+            snake_case(reason)
+        );
         sidecar.wait_metric(&metric, 1.0);
         vllm.store("r", &hashes(1, 1));
     }

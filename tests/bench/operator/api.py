@@ -76,12 +76,12 @@ class Api:
         """Calls a function for every item, several at once, and prints progress to stderr. Returns the calls per
         second.
         """
-        start = said = time.monotonic()
+        start = reported = time.monotonic()
         with ThreadPoolExecutor(THREADS) as pool:
             for number, _ in enumerate(pool.map(call, items), 1):
-                if time.monotonic() - said > 5:
-                    said = time.monotonic()
-                    say(f"  {what}: {number} of {len(items)}, {number / (said - start):.0f} per second")
+                if time.monotonic() - reported > 5:
+                    reported = time.monotonic()
+                    say(f"  {what}: {number} of {len(items)}, {number / (reported - start):.0f} per second")
         rate = len(items) / (time.monotonic() - start)
         say(f"  {what}: {len(items)}, {rate:.0f} per second")
         return rate

@@ -67,12 +67,12 @@ pub fn encode(frequencies: &Frequencies, bytes: &[u8], words: &mut Vec<u16>) -> 
         count += usize::from(due);
         *state = step.next(if due { *state >> 16 } else { *state });
     };
-    let (turns, rest) = bytes.as_chunks::<STATES>();
+    let (rounds, rest) = bytes.as_chunks::<STATES>();
     for (state, byte) in states.iter_mut().zip(rest).rev() {
         code(state, *byte);
     }
-    for turn in turns.iter().rev() {
-        for (state, byte) in states.iter_mut().zip(turn).rev() {
+    for round in rounds.iter().rev() {
+        for (state, byte) in states.iter_mut().zip(round).rev() {
             code(state, *byte);
         }
     }
@@ -103,13 +103,13 @@ impl Work for Decode<'_> {
     #[inline(always)]
     fn run(mut self) -> bool {
         let mut at = 0usize;
-        let (turns, rest) = self.bytes.as_chunks_mut::<STATES>();
-        for bytes in turns {
+        let (rounds, rest) = self.bytes.as_chunks_mut::<STATES>();
+        for bytes in rounds {
             let words = window(self.words, at);
-            at = at.wrapping_add(turn(self.slots, &mut self.states, &words, bytes));
+            at = at.wrapping_add(decode_round(self.slots, &mut self.states, &words, bytes));
         }
         let words = window(self.words, at);
-        at = at.wrapping_add(turn(self.slots, &mut self.states, &words, rest));
+        at = at.wrapping_add(decode_round(self.slots, &mut self.states, &words, rest));
         at.checked_mul(2) == Some(self.words.len()) && self.states == [LOW; STATES]
     }
 }
@@ -130,7 +130,7 @@ fn window(words: &[u8], at: usize) -> [u8; 2 * STATES] {
 
 /// Decodes one byte from each state. Returns the number of words consumed.
 #[inline(always)]
-fn turn(
+fn decode_round(
     slots: &Slots,
     states: &mut [u32; STATES],
     words: &[u8; 2 * STATES],

@@ -13,7 +13,7 @@ fn with_resources(name: &str, resources: Value) -> Value {
     pod
 }
 
-fn ours(pod: &Value) -> [&Value; 2] {
+fn added(pod: &Value) -> [&Value; 2] {
     let [.., sidecar, init] = json::list(&pod["spec"], "initContainers") else {
         panic!("not injected: {pod}");
     };
@@ -39,7 +39,7 @@ fn added_containers_have_cpu_limits_if_all_others_have() {
                 );
             }
         }
-        for container in ours(&after) {
+        for container in added(&after) {
             let amounts = |kind| qos::amounts(container, kind)["cpu"];
             assert_eq!(amounts("limits"), amounts("requests"), "{name}");
         }
@@ -51,7 +51,7 @@ fn added_containers_have_cpu_limits_if_all_others_have() {
 #[test]
 fn a_cpu_limit_is_set_where_it_is_needed_and_raised_by_the_pool() {
     let after = injected(&pod("plain"), &settings());
-    for container in ours(&after) {
+    for container in added(&after) {
         assert!(!qos::amounts(container, "limits").contains_key("cpu"));
     }
     let mut more = settings();
@@ -59,8 +59,8 @@ fn a_cpu_limit_is_set_where_it_is_needed_and_raised_by_the_pool() {
         serde_json::from_value(json!({"limits": {"cpu": "3"}, "requests": {"cpu": "1"}})).unwrap();
     let limited = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "4"}});
     let after = injected(&with_resources("plain", limited), &more);
-    assert_eq!(ours(&after)[0]["resources"]["limits"]["cpu"], "3");
-    assert_eq!(ours(&after)[0]["resources"]["requests"]["cpu"], "1");
+    assert_eq!(added(&after)[0]["resources"]["limits"]["cpu"], "3");
+    assert_eq!(added(&after)[0]["resources"]["requests"]["cpu"], "1");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn invalid_added_containers_cost_the_cache_and_not_the_pod() {
 
 #[test]
 fn an_unparsable_amount_is_ignored() {
-    let mut container = ours(&injected(&pod("plain"), &settings()))[0].clone();
+    let mut container = added(&injected(&pod("plain"), &settings()))[0].clone();
     check::check_added(&container).unwrap();
     container["resources"]["requests"]["cpu"] = "2 cores".into();
     assert!(

@@ -181,10 +181,10 @@ impl Rude {
                 init.push(moved);
             }
             Self::StripsRestartPolicies => {
-                let ours = init
+                let added = init
                     .iter_mut()
                     .filter(|container| additions::is_added(container));
-                ours.for_each(|container| drop(json::object(container).remove("restartPolicy")));
+                added.for_each(|container| drop(json::object(container).remove("restartPolicy")));
             }
             Self::AddsToEveryContainer => {
                 for container in init

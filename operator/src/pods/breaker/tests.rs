@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::inject::Reason;
-use crate::pods::pod::{Exit, Own, Phase, Waits, WaitsFor};
+use crate::pods::pod::{Exit, Own, Phase, SidecarState, Waits, WaitsFor};
 use crate::pods::tests::{at, engine, injected, refused as refused_pod, waiting as waits};
 use proptest::prelude::*;
 

@@ -16,7 +16,7 @@ async fn a_client_that_stalls_in_its_body_is_disconnected_and_does_not_block_oth
     rig.review(INJECT, &review(pod())).await;
     let (status, _, _) = answer(&mut slow).await.unwrap();
     assert_eq!(status, 408);
-    assert!(rig.counted(r#"webhook_unreadable_total{reason="TooSlow"} 1"#));
+    assert!(rig.counted(r#"webhook_unreadable_total{reason="too_slow"} 1"#));
     // The rest of that body could be taken for another request, so the connection is closed.
     assert_eq!(slow.read(&mut [0; 8]).await.unwrap_or(0), 0);
 }
@@ -65,9 +65,9 @@ async fn a_received_body_holds_memory_until_its_client_times_out() {
     let began = Instant::now();
     rig.review(INJECT, &review(pod())).await;
     assert!(began.elapsed() < Duration::from_secs(20));
-    let (status, _, said) = answer(&mut stopped).await.unwrap();
+    let (status, _, body) = answer(&mut stopped).await.unwrap();
     assert_eq!(status, 408);
-    assert!(String::from_utf8(said).unwrap().contains("next bytes"));
+    assert!(String::from_utf8(body).unwrap().contains("next bytes"));
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ async fn a_pod_is_answered_with_its_patch_and_counted() {
     let rig = labels().await;
     let response = rig.review(INJECT, &review(pod())).await;
     assert_eq!(patch(&response)[0]["value"]["seen"], "yes");
-    assert!(rig.counted(r#"injections_total{reason="",result="Injected"} 1"#));
+    assert!(rig.counted(r#"injections_total{reason="",result="injected"} 1"#));
     assert!(rig.counted("injection_seconds_count 1"));
 }
 
@@ -40,25 +40,29 @@ async fn reviews_without_a_pod_to_create_are_allowed_and_counted() {
         review
     };
     for (review, reason, count) in [
-        (with("/request/object", Value::Null), "NoObject", 1),
-        (without_object, "NoObject", 2),
+        (with("/request/object", Value::Null), "no_object", 1),
+        (without_object, "no_object", 2),
         (
             with("/request/kind/kind", "Deployment".into()),
-            "OtherKind",
+            "other_kind",
             1,
         ),
         (
             with("/request/kind/group", "example.com".into()),
-            "OtherKind",
+            "other_kind",
             2,
         ),
-        (eviction, "OtherKind", 3),
+        (eviction, "other_kind", 3),
         (
             with("/request/operation", "UPDATE".into()),
-            "OtherOperation",
+            "other_operation",
             1,
         ),
-        (with("/request/operation", Value::Null), "OtherOperation", 2),
+        (
+            with("/request/operation", Value::Null),
+            "other_operation",
+            2,
+        ),
     ] {
         let response = rig.review(INJECT, &review).await;
         assert_eq!(
@@ -66,7 +70,7 @@ async fn reviews_without_a_pod_to_create_are_allowed_and_counted() {
             2,
             "{reason}: {response}"
         );
-        let line = format!(r#"injections_total{{reason="{reason}",result="Skipped"}} {count}"#);
+        let line = format!(r#"injections_total{{reason="{reason}",result="skipped"}} {count}"#);
         assert!(rig.counted(&line), "{line}\n{}", rig.metrics.text());
     }
 }
@@ -78,7 +82,7 @@ async fn every_path_answers_a_review_but_only_one_injects() {
         let response = rig.review(path, &review(pod())).await;
         assert!(response.get("patch").is_none(), "{path}");
     }
-    assert!(rig.counted(r#"injections_total{reason="UnknownPath",result="Skipped"} 4"#));
+    assert!(rig.counted(r#"injections_total{reason="unknown_path",result="skipped"} 4"#));
     // API servers add their own timeout.
     let response = rig.review("/inject?timeout=3s", &review(pod())).await;
     assert!(response.get("patch").is_some());
@@ -88,15 +92,15 @@ async fn every_path_answers_a_review_but_only_one_injects() {
 async fn an_invalid_review_gets_400_and_is_counted() {
     let rig = labels().await;
     for (body, reason) in [
-        (&b"\xff\xfe garbage"[..], "NotJson"),
-        (b"", "NotJson"),
-        (b"{\"kind\":\"AdmissionReview\"}", "NoUid"),
-        (b"[1, 2", "NotJson"),
+        (&b"\xff\xfe garbage"[..], "not_json"),
+        (b"", "not_json"),
+        (b"{\"kind\":\"AdmissionReview\"}", "no_uid"),
+        (b"[1, 2", "not_json"),
     ] {
-        let (status, said) = rig.post(INJECT, body).await;
+        let (status, reply) = rig.post(INJECT, body).await;
         assert_eq!(status, 400);
-        let said = String::from_utf8(said).unwrap();
-        assert!(said.contains("POST an AdmissionReview"), "{said}");
+        let reply = String::from_utf8(reply).unwrap();
+        assert!(reply.contains("POST an AdmissionReview"), "{reply}");
         assert!(rig.metrics.text().contains(&format!(
             r#"kvcachepool_webhook_unreadable_total{{reason="{reason}"}}"#
         )));
@@ -113,7 +117,7 @@ async fn a_body_over_the_bound_is_refused_before_it_is_read() {
         .unwrap();
     let (status, _, _) = answer(&mut stream).await.unwrap();
     assert_eq!(status, 413);
-    assert!(rig.counted(r#"webhook_unreadable_total{reason="TooLarge"} 1"#));
+    assert!(rig.counted(r#"webhook_unreadable_total{reason="too_large"} 1"#));
 }
 
 #[tokio::test]
@@ -137,5 +141,5 @@ async fn a_decision_that_times_out_admits_the_pod_without_a_sidecar() {
     slow["metadata"]["annotations"] = json!({"wait": 60_000});
     let response = rig.review(INJECT, &review(slow)).await;
     assert!(response.get("patch").is_none());
-    assert!(rig.counted(r#"injections_total{reason="TooSlow",result="Skipped"} 1"#));
+    assert!(rig.counted(r#"injections_total{reason="too_slow",result="skipped"} 1"#));
 }

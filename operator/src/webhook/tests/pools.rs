@@ -290,7 +290,7 @@ async fn a_pod_refused_for_another_reason_does_not_use_up_the_probe() {
     let refused = rig.review(INJECT, &review(elsewhere)).await;
     assert!(patch(&refused).to_string().contains("ContainerNotFound"));
     patched(&rig.review(INJECT, &review(pod())).await, pod());
-    assert!(rig.counted(r#"injections_total{reason="",result="Injected"} 1"#));
+    assert!(rig.counted(r#"injections_total{reason="",result="injected"} 1"#));
     let next = rig.review(INJECT, &review(pod())).await;
     assert!(patch(&next).to_string().contains("InjectionPaused"));
 }
@@ -310,7 +310,7 @@ async fn a_labelled_pod_is_injected_and_the_canary_detects_it() {
     let response = rig.review(INJECT, &review(missing)).await;
     let stamp = patch(&response).to_string();
     assert!(stamp.contains("PoolNotFound"), "{stamp}");
-    assert!(rig.counted(r#"injections_total{reason="PoolNotFound",result="Refused"} 1"#));
+    assert!(rig.counted(r#"injections_total{reason="pool_not_found",result="refused"} 1"#));
 
     let mut without = pod();
     without["metadata"]["labels"] = json!({});
@@ -320,7 +320,7 @@ async fn a_labelled_pod_is_injected_and_the_canary_detects_it() {
             .get("patch")
             .is_none()
     );
-    assert!(rig.counted(r#"injections_total{reason="NoPool",result="Skipped"} 1"#));
+    assert!(rig.counted(r#"injections_total{reason="no_pool",result="skipped"} 1"#));
 }
 
 #[test]

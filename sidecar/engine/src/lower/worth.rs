@@ -12,7 +12,7 @@ use super::{TIERS_MAX, TierPlanner};
 use crate::config::LoadOrRecompute;
 
 /// The load would add fewer than `minLoadTokens`.
-const TOO_LITTLE: &str = "minLoadTokens";
+const TOO_LITTLE: &str = "min_load_tokens";
 /// Prefill is expected to be quicker.
 const RECOMPUTE: &str = "recompute";
 

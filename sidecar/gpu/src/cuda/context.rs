@@ -168,13 +168,13 @@ fn spared(free: u64, bytes: u64) -> Result<(), NoWindow> {
         return Ok(());
     }
     let mib = |bytes: u64| bytes >> 20;
-    let said = format!(
+    let detail = format!(
         "the device has {} MiB of free memory, but needs {} MiB, including {} MiB reserved for vLLM: lower vLLM's --gpu-memory-utilization",
         mib(free),
         mib(needed),
         mib(MARGIN_BYTES)
     );
-    Err(NoWindow::new(Unavailable::OutOfMemory, said))
+    Err(NoWindow::new(Unavailable::OutOfMemory, detail))
 }
 
 /// Checks that the device has memory for a context and a window. Asks NVML, because the driver reports free memory only within a context,
@@ -183,8 +183,8 @@ fn has_room(uuid: &Uuid, window_bytes: u64) -> Result<(), NoWindow> {
     let management =
         Management::open().map_err(|reason| NoWindow::new(Unavailable::NoDriver, reason))?;
     let free = management.free_bytes(uuid).ok_or_else(|| {
-        let said = "NVML does not report the device's free memory";
-        NoWindow::new(Unavailable::DriverFailed, said)
+        let detail = "NVML does not report the device's free memory";
+        NoWindow::new(Unavailable::DriverFailed, detail)
     })?;
     spared(free, CONTEXT_BYTES.saturating_add(window_bytes))
 }
@@ -327,8 +327,8 @@ fn find(api: &Api, wanted: &str) -> Result<(CUdevice, Uuid), NoWindow> {
     let known = uuids(api)?;
     let found = known.iter().find(|(_, uuid)| hex(uuid) == wanted);
     found.copied().ok_or_else(|| {
-        let said = format!("none of {} devices has UUID {wanted}", known.len());
-        NoWindow::new(Unavailable::NoDevice, said)
+        let detail = format!("none of {} devices has UUID {wanted}", known.len());
+        NoWindow::new(Unavailable::NoDevice, detail)
     })
 }
 
@@ -354,8 +354,8 @@ fn make(
         return Err(NoWindow::new(Unavailable::MigEnabled, name));
     }
     if mode != ANY_PROCESS {
-        let said = format!("{name} has compute mode {mode}, expected {ANY_PROCESS} (default)");
-        return Err(NoWindow::new(Unavailable::ExclusiveProcess, said));
+        let detail = format!("{name} has compute mode {mode}, expected {ANY_PROCESS} (default)");
+        return Err(NoWindow::new(Unavailable::ExclusiveProcess, detail));
     }
     may()?;
     // SAFETY: the pointer is to a local handle; the driver listed the device.

@@ -147,14 +147,14 @@ fn a_driver_from_before_the_second_version_of_a_function_has_the_first() {
 fn a_driver_that_hangs_at_one_device_holds_up_nobody_at_another() {
     let driver: &'static Driver = Box::leak(Box::new(Driver::of(&library()).unwrap()));
     let contexts = Contexts::new();
-    let ((began, begun), (go, told)) = (channel(), channel::<()>());
+    let ((began, begun), (go, released)) = (channel(), channel::<()>());
     std::thread::scope(|scope| {
         let known = &contexts;
         let hung = move || {
             known.of(driver, FIRST, |_| {
                 began.send(()).unwrap();
-                let told = told.recv_timeout(Duration::from_secs(20));
-                told.map_err(|_| NoWindow::new(Unavailable::DriverFailed, "held up the other"))
+                let released = released.recv_timeout(Duration::from_secs(20));
+                released.map_err(|_| NoWindow::new(Unavailable::DriverFailed, "held up the other"))
             })
         };
         let first = scope.spawn(hung);

@@ -8,7 +8,7 @@ use super::context::Context;
 use super::launch::{Kernels, LaunchError};
 use super::stream::Stream;
 use crate::device::{Device, DeviceError, NoWindow, Part, Progress};
-use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::Packing;
 use kvcachepool_kernels::launch::pages::Loops;
 use kvcachepool_kernels::pages::{BlockShape, HeadMajor, PagesError};
 use kvcachepool_memory::mapping::Mapping;
@@ -351,7 +351,7 @@ impl Decode {
         for _ in 0..self.layers {
             let kernels = &*self.kernels;
             self.loops
-                .change(kernels, &self.stream, Way::Pack, &self.from, &self.to)?;
+                .change(kernels, &self.stream, Packing::Pack, &self.from, &self.to)?;
         }
         Ok(self.stream.synchronize()?)
     }

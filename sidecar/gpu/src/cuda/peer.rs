@@ -123,8 +123,8 @@ impl Peer {
     /// Starts this program with arguments that make it call [`serve`]. `longest` is the timeout per reply, because the process first
     /// creates a context. Its output is discarded, because a program may read this process's output.
     pub fn start(arguments: &[&str], longest: Duration) -> Result<Self, NotPassed> {
-        let (ours, theirs) = link::pair().map_err(NotPassed::no_process)?;
-        set_socket_timeout(&ours, Timeout::Recv, Some(longest)).map_err(NotPassed::no_process)?;
+        let (own, theirs) = link::pair().map_err(NotPassed::no_process)?;
+        set_socket_timeout(&own, Timeout::Recv, Some(longest)).map_err(NotPassed::no_process)?;
         let program = std::env::current_exe().map_err(NotPassed::no_process)?;
         let child = Command::new(program)
             .args(arguments)
@@ -133,7 +133,7 @@ impl Peer {
             .stderr(Stdio::null())
             .spawn()
             .map_err(NotPassed::no_process)?;
-        Ok(Self { child, link: ours })
+        Ok(Self { child, link: own })
     }
 
     /// Sends a request and returns the reply. After a timeout, the peer must not be asked again.
@@ -152,8 +152,8 @@ impl Peer {
         link::send(&self.link, what, &fds).map_err(died)?;
         let Some((answer, mut fds)) = link::receive::<Answer>(&self.link, true).map_err(died)?
         else {
-            let said = format!("no answer to {}", what.name());
-            return Err(NotPassed::of("TimedOut", said));
+            let detail = format!("no answer to {}", what.name());
+            return Err(NotPassed::of("TimedOut", detail));
         };
         Ok((answer?, fds.pop()))
     }
@@ -293,12 +293,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_what_got_no_answer_no_more_than_its_name_is_said() {
-        let (ours, theirs) = link::pair().unwrap();
-        set_socket_timeout(&ours, Timeout::Recv, Some(Duration::from_millis(1))).unwrap();
+    fn a_timeout_names_the_request_and_not_its_content() {
+        let (own, theirs) = link::pair().unwrap();
+        set_socket_timeout(&own, Timeout::Recv, Some(Duration::from_millis(1))).unwrap();
         let mut silent = Command::new("sleep");
         let child = silent.arg("60").stdin(Stdio::from(theirs)).spawn().unwrap();
-        let peer = Peer { child, link: ours };
+        let peer = Peer { child, link: own };
         let late = peer.ask(&Ask::MapHandle(vec![7; 64]), None).unwrap_err();
         assert_eq!(late, NotPassed::of("TimedOut", "no answer to MapHandle"));
     }

@@ -8,7 +8,7 @@ use super::launch::{Kernels, LaunchError};
 use super::library::Library;
 use super::stream::Stream;
 use kvcachepool_kernels::launch::pages::Table;
-use kvcachepool_kernels::launch::{Device, Way};
+use kvcachepool_kernels::launch::{Device, Packing};
 use kvcachepool_kernels::manifest::Manifest;
 use kvcachepool_kernels::pages::{PageMap, Plane};
 use kvcachepool_memory::mapping::Mapping;
@@ -97,7 +97,7 @@ fn memory_and_streams_of_another_device_are_refused_before_a_launch() {
     refused(of(&foreign).err().unwrap());
     let table = of(&own).unwrap();
     let [ids, section] = [4, 128].map(|bytes| Buffer::new(&context, bytes).unwrap());
-    let on = |stream, ids| table.transfer(&kernels, stream, Way::Pack, ids, &section, &own);
+    let on = |stream, ids| table.transfer(&kernels, stream, Packing::Pack, ids, &section, &own);
     assert!(on(&stream, &ids).is_ok());
     refused(on(&elsewhere, &ids).unwrap_err());
     refused(on(&stream, &foreign).unwrap_err());

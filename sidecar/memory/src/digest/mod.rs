@@ -19,9 +19,9 @@ mod tests;
 const COPY_BYTES: usize = 16 << 10;
 
 /// A running digest over consecutive runs of mappings.
-pub struct Digest(Way);
+pub struct Digest(Hasher);
 
-enum Way {
+enum Hasher {
     Copied(Xxh3),
     #[cfg(target_arch = "x86_64")]
     InPlace(Sums),
@@ -31,9 +31,9 @@ impl Default for Digest {
     fn default() -> Self {
         #[cfg(target_arch = "x86_64")]
         if let Some(sums) = Sums::new() {
-            return Self(Way::InPlace(sums));
+            return Self(Hasher::InPlace(sums));
         }
-        Self(Way::Copied(Xxh3::new()))
+        Self(Hasher::Copied(Xxh3::new()))
     }
 }
 
@@ -43,9 +43,9 @@ impl Digest {
         let mapped = mapping.address(offset, length).is_some();
         if mapped {
             match &mut self.0 {
-                Way::Copied(hash) => copied(hash, mapping, offset, length),
+                Hasher::Copied(hash) => copied(hash, mapping, offset, length),
                 #[cfg(target_arch = "x86_64")]
-                Way::InPlace(sums) => sums.add(mapping, offset, length),
+                Hasher::InPlace(sums) => sums.add(mapping, offset, length),
             }
         }
         mapped
@@ -54,9 +54,9 @@ impl Digest {
     /// xxh3-128 of all added bytes, little-endian.
     pub fn value(&self) -> [u8; 16] {
         let value = match &self.0 {
-            Way::Copied(hash) => hash.digest128(),
+            Hasher::Copied(hash) => hash.digest128(),
             #[cfg(target_arch = "x86_64")]
-            Way::InPlace(sums) => sums.value(),
+            Hasher::InPlace(sums) => sums.value(),
         };
         value.to_le_bytes()
     }

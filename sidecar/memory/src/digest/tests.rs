@@ -8,11 +8,11 @@ use xxhash_rust::xxh3::xxh3_128;
 const MIB: u64 = 1 << 20;
 
 /// A new digest for each method that this CPU supports.
-fn ways() -> Vec<Digest> {
-    let copied = Digest(Way::Copied(Xxh3::new()));
+fn hashers() -> Vec<Digest> {
+    let copied = Digest(Hasher::Copied(Xxh3::new()));
     #[cfg(target_arch = "x86_64")]
     if let Some(sums) = Sums::new() {
-        return vec![copied, Digest(Way::InPlace(sums))];
+        return vec![copied, Digest(Hasher::InPlace(sums))];
     }
     eprintln!("skipped: digests in place, this CPU has no AVX2");
     vec![copied]
@@ -30,7 +30,7 @@ fn filled(length: u64) -> (Mapping, Vec<u8>) {
 fn agree(mapping: &Mapping, bytes: &[u8], offset: u64, length: u64, cuts: &[u64]) {
     let end = offset + length;
     let expected = xxh3_128(&bytes[offset as usize..end as usize]).to_le_bytes();
-    for (way, mut digest) in ways().into_iter().enumerate() {
+    for (hasher, mut digest) in hashers().into_iter().enumerate() {
         let mut from = offset;
         for to in cuts.iter().map(|cut| offset + cut).chain([end]) {
             assert!(digest.add(mapping, from, to - from));
@@ -39,7 +39,7 @@ fn agree(mapping: &Mapping, bytes: &[u8], offset: u64, length: u64, cuts: &[u64]
         let value = digest.value();
         assert_eq!(
             value, expected,
-            "way {way}: {length} at {offset}, cut at {cuts:?}"
+            "hasher {hasher}: {length} at {offset}, cut at {cuts:?}"
         );
     }
 }
@@ -104,7 +104,7 @@ proptest! {
 #[test]
 fn a_digest_can_be_asked_for_on_the_way() {
     let (mapping, bytes) = filled(4096);
-    for mut digest in ways() {
+    for mut digest in hashers() {
         for at in 0..40 {
             let expected = xxh3_128(&bytes[..at * 100]).to_le_bytes();
             assert_eq!(digest.value(), expected, "{at}");
@@ -117,7 +117,7 @@ fn a_digest_can_be_asked_for_on_the_way() {
 fn what_is_not_mapped_is_refused_and_changes_nothing() {
     let (mapping, bytes) = filled(4096);
     let expected = xxh3_128(&bytes).to_le_bytes();
-    for mut digest in ways() {
+    for mut digest in hashers() {
         assert!(digest.add(&mapping, 0, 1000));
         for (offset, length) in [
             (0, 4097),
@@ -155,7 +155,7 @@ fn a_writer_beside_it_spoils_the_digests_of_what_it_writes_and_nothing_else() {
             }
         });
         while written.load(Relaxed) < ROUNDS {
-            for (mut all, mut own) in ways().into_iter().zip(ways()) {
+            for (mut all, mut own) in hashers().into_iter().zip(hashers()) {
                 assert!(all.add(&mapping, 0, MIB));
                 all.value();
                 assert!(own.add(&mapping, from as u64, (to - from) as u64));

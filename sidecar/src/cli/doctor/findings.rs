@@ -118,7 +118,7 @@ fn arena(facts: &Facts) -> Option<Finding> {
     if refused.is_empty() {
         return None;
     }
-    let advice = "the container's limit must cover the arena and the memory beside it: see the table in docs/internals/architecture.md";
+    let advice = "the other memory is for both processes, slot table, index and page tables, and for each tier, codec, window and CUDA context";
     finding(
         Weight::Blocks,
         "ArenaExceedsMemoryLimit",

@@ -125,6 +125,10 @@ pub fn is_of_the_server(text: &str) -> bool {
     matches!(kind, "LOADING" | "MASTERDOWN" | "CLUSTERDOWN")
 }
 
+/// The rights of the Redis user. `docs/guides/tiers.md` has the same sentence.
+const RIGHTS: &str = "the user needs these commands on keys kvcp:*: GET GETRANGE SET MSET MSETNX DEL EXISTS PEXPIRE PERSIST SCAN \
+    INFO WATCH UNWATCH MULTI EXEC; with Sentinel ROLE, with a cluster CLUSTER SLOTS and ASKING, with a database other than 0 SELECT";
+
 /// The cause of an error text, and advice.
 fn meaning(text: &str) -> (Cause, &'static str) {
     let kind = text.split(' ').next().unwrap_or_default();
@@ -146,10 +150,7 @@ fn meaning(text: &str) -> (Cause, &'static str) {
             Cause::Unauthenticated,
             "user or password is wrong; fix the files of redis.auth, which are read again",
         ),
-        "NOPERM" => (
-            Cause::Denied,
-            "the user needs the commands of docs/guides/tiers.md on keys kvcp:*",
-        ),
+        "NOPERM" => (Cause::Denied, RIGHTS),
         "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" => (Cause::Unreachable, ""),
         "TRYAGAIN" | "BUSY" => (Cause::Throttled, ""),
         "MOVED" | "ASK" => (
@@ -168,6 +169,15 @@ fn meaning(text: &str) -> (Cause, &'static str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_denied_command_names_the_rights_that_the_docs_list() {
+        let docs = include_str!("../../../../docs/guides/tiers.md").replace('`', "");
+        let words: Vec<_> = docs.split_whitespace().collect();
+        let sentence = format!("{}.", RIGHTS.replace("the user", "The user"));
+        assert!(words.join(" ").contains(&sentence));
+        assert_eq!(meaning("NOPERM this user has no permissions").1, RIGHTS);
+    }
 
     #[test]
     fn every_error_of_a_server_has_its_name() {

@@ -31,8 +31,8 @@ fn a_tier_that_adds_too_little_is_left_alone_by_name() {
     let (end, partial) = last(&mut w, tag).unwrap();
     assert!(!partial);
     assert_eq!((end.states, end.tiers), (vec![R, P, A], vec![1, 2, 0]));
-    assert_eq!(end.declined, "minLoadTokens");
-    assert_eq!(choices(&w), [("minLoadTokens", 1)]);
+    assert_eq!(end.declined, "min_load_tokens");
+    assert_eq!(choices(&w), [("min_load_tokens", 1)]);
     audit(&w);
     w.pass(1_001);
     ask(&mut w, scheduler, "q", &[2, 3]);
@@ -105,7 +105,7 @@ fn a_cap_of_the_request_counts_before_the_least() {
     let tag = w.say(scheduler, Op::Probe, &capped, NO_FDS);
     look_up(&mut w, &[1, 2]);
     assert!(orders(&mut w).is_empty());
-    assert_eq!(last(&mut w, tag).unwrap().0.declined, "minLoadTokens");
+    assert_eq!(last(&mut w, tag).unwrap().0.declined, "min_load_tokens");
 }
 
 /// Lets a tier be seen to take so long, by chunks that nobody else asks for. The first tier that is asked has them.
