@@ -54,11 +54,13 @@ impl Config {
 
     /// The effective config of a sidecar with its pod's file (`self`) and its pool's: the one with the higher `pool.generation`, or the
     /// pod's if they are equal. Keys that the pod was created for always come from the pod's file: addresses, disk, and everything that
-    /// determines its memory.
+    /// determines its memory. Where tiers, the codec, requests to S3 or a window would need more memory than the pod's container has, they
+    /// come from the pod's file, too: an arena beside them would exceed the container's limit, and no memory tier would start.
     pub fn or_newer(self, pool: Config) -> Config {
         if pool.pool.generation <= self.pool.generation {
             return self;
         }
+        let extras = self.extras_bytes();
         let mut newer = pool;
         newer.socket = self.socket;
         newer.admin.listen = self.admin.listen;
@@ -67,6 +69,18 @@ impl Config {
         newer.limits.index_entries = self.limits.index_entries;
         newer.disk = self.disk;
         newer.gpu = self.gpu;
+        if newer.extras_bytes() > extras {
+            newer.write.codec = self.write.codec;
+            newer.transfer = self.transfer;
+            if self.redis.urls.is_empty() {
+                newer.redis = self.redis;
+            }
+            if self.s3.bucket.is_empty() {
+                newer.s3 = self.s3;
+            } else {
+                newer.s3.max_concurrency = self.s3.max_concurrency;
+            }
+        }
         newer
     }
 

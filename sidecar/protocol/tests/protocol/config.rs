@@ -373,6 +373,38 @@ fn the_newer_of_two_files_counts_but_what_the_pod_was_made_for_stays_the_pods() 
     assert_eq!(newer.container_memory_bytes(), pod.container_memory_bytes());
 }
 
+#[test]
+fn what_needs_more_memory_than_the_pod_has_waits_for_a_new_pod() {
+    let of = |text: &str| Config::parse(text, false).unwrap().0;
+    let redis = "redis: {urls: ['redis://a'], ttl: 1h}";
+    let s3 = "s3: {bucket: b, maxConcurrency: 64}";
+    for (pod, pool, wanted) in [
+        (redis, &format!("{redis}\nwrite: {{codec: FP8}}"), redis),
+        ("", redis, ""),
+        ("", s3, ""),
+        ("", "transfer: {mode: CudaWindow}", ""),
+        (
+            s3,
+            "s3: {bucket: c, maxConcurrency: 128}",
+            "s3: {bucket: c, maxConcurrency: 64}",
+        ),
+        (
+            "write: {codec: FP8}",
+            "write: {codec: INT8}",
+            "write: {codec: INT8}",
+        ),
+        (redis, s3, s3),
+        (redis, "", ""),
+    ] {
+        let live = "\nlog: {level: warn}\npool: {generation: 4}";
+        let pod = of(pod);
+        let newer = pod.clone().or_newer(of(&format!("{pool}{live}")));
+        assert_eq!(newer, of(&format!("{wanted}{live}")), "{pool}");
+        let needed = newer.container_memory_bytes();
+        assert!(needed <= pod.container_memory_bytes(), "{pool}: {needed}");
+    }
+}
+
 fn sized(bytes: u64, pages: HugePages, entries: u32) -> Config {
     let mut config = Config::default();
     config.memory.size = ByteSize(bytes);
