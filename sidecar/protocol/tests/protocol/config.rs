@@ -377,16 +377,17 @@ fn the_newer_of_two_files_counts_but_what_the_pod_was_made_for_stays_the_pods() 
 fn what_needs_more_memory_than_the_pod_has_waits_for_a_new_pod() {
     let of = |text: &str| Config::parse(text, false).unwrap().0;
     let redis = "redis: {urls: ['redis://a'], ttl: 1h}";
-    let s3 = "s3: {bucket: b, maxConcurrency: 64}";
+    let s3 = "s3: {bucket: first, maxConcurrency: 64}";
+    let packed = format!("{redis}\nwrite: {{codec: FP8}}");
     for (pod, pool, wanted) in [
-        (redis, &format!("{redis}\nwrite: {{codec: FP8}}"), redis),
+        (redis, packed.as_str(), redis),
         ("", redis, ""),
         ("", s3, ""),
         ("", "transfer: {mode: CudaWindow}", ""),
         (
             s3,
-            "s3: {bucket: c, maxConcurrency: 128}",
-            "s3: {bucket: c, maxConcurrency: 64}",
+            "s3: {bucket: second, maxConcurrency: 128}",
+            "s3: {bucket: second, maxConcurrency: 64}",
         ),
         (
             "write: {codec: FP8}",
