@@ -449,7 +449,8 @@ fn the_page_says_what_every_event_of_the_disk_means() {
     let events = Rig::new().with_disk(async |disk| disk.info().counters.now());
     assert!(events.len() >= 7);
     for (event, _) in events {
-        assert!(PAGE.contains(&format!("`{event}`")), "{event}");
+        let event = kvcachepool_metrics::snake_case(event);
+        assert!(PAGE.contains(&format!("\n| `{event}` | ")), "{event}");
     }
 }
 
