@@ -11,7 +11,6 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from demo.progress import at_work, say
@@ -21,7 +20,7 @@ from workload.arms import Setup, started
 from workload.driver import Unusable
 from workload.plan import Part, Plan, Request, Text
 from workload.report import table
-from workload.workloads import BadOption, option
+from workload.workloads import BadOption, lines_of, option
 
 _CHOICES = 4
 #: Names of choices that the test models' vocabulary has.
@@ -106,11 +105,7 @@ class Check:
                 yield Question(str(subject), question, choices, chosen.randrange(_CHOICES))
 
     def _read(self) -> Iterator[Question]:
-        try:
-            lines = Path(self.file).read_text().splitlines()
-        except OSError as error:
-            raise BadOption(f"--file {self.file}: {error.strerror}") from None
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(lines_of(self.file), 1):
             try:
                 entry = json.loads(line)
                 question = Question(entry["subject"], entry["question"], entry["choices"], int(entry["answer"]))

@@ -42,6 +42,14 @@ def option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+def lines_of(file: str) -> list[str]:
+    """The lines of the file that --file names."""
+    try:
+        return Path(file).read_text().splitlines()
+    except OSError as error:
+        raise BadOption(f"--file {file}: {error.strerror}") from None
+
+
 @dataclass(frozen=True)
 class LongDocument:
     """Questions about long documents, each asked after all documents were read once."""
@@ -262,13 +270,9 @@ class Trace:
         return Plan(self._read())
 
     def _read(self) -> Iterator[Request]:
-        path = Path(self.file)
-        try:
-            lines = path.read_text().splitlines()[: self.requests]
-        except OSError as error:
-            raise BadOption(f"--file {path}: {error.strerror}") from None
+        lines = lines_of(self.file)[: self.requests]
         if not lines:
-            raise BadOption(f"--file {path}: it has no requests")
+            raise BadOption(f"--file {self.file}: it has no requests")
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
@@ -280,7 +284,7 @@ class Trace:
                     "requests", (*parts[:-1], parts[-1]._replace(tokens=rest)), entry["output_length"], 0, due
                 )
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-                raise BadOption(f"{path}:{number}: not a line of Mooncake's format ({error!r})") from None
+                raise BadOption(f"{self.file}:{number}: not a line of Mooncake's format ({error!r})") from None
 
 
 WORKLOADS: dict[str, type[Workload]] = {
