@@ -41,6 +41,15 @@ def test_a_chunk_is_requested_in_the_step_that_completes_it(scripted: ScriptedPo
     assert requested(scripted) == [(0, 64), (64, 64), (128, 64), (192, 64), (256, 32)]
 
 
+def test_the_lookup_is_released_before_its_chunks_are_requested(scripted: ScriptedPool, loop: Make) -> None:
+    # A chunk that is still being fetched for the lookup exists already, and is not stored if that fetch fails.
+    engine = connected(loop())
+    engine.generate("cold", prompt(300, 1))
+    engine.drain()
+    sent = [frame.op for frame in scripted.received if frame.op in (Op.PROBE, Op.RELEASE, Op.GRANT)]
+    assert sent[:3] == [Op.PROBE, Op.RELEASE, Op.GRANT]
+
+
 def test_parents_and_block_hashes_make_a_chain(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     request = engine.add("cold", prompt(200, 1))

@@ -155,13 +155,14 @@ class Scheduler:
             for request_id in output.preempted_req_ids or ():
                 self._preempted(request_id)
             self._stores.process(now_s, self._client.settings.grant_timeout_ms / 1000)
+            if now_s - self._swept_s > _ORPHAN_S:
+                self._sweep(now_s)
+            # Before the GRANTs: a chunk that is still being fetched exists already, and would not be stored.
+            self._lookups.send_releases()
             scheduled = output.num_scheduled_tokens
             if scheduled:
                 self._stores.offer_step(scheduled, self._states, now_s)
                 self._speed.step(now_s, scheduled, output.total_num_scheduled_tokens, self._states)
-            if now_s - self._swept_s > _ORPHAN_S:
-                self._sweep(now_s)
-            self._lookups.send_releases()
 
     def _is_idle(self, output: SchedulerOutput) -> bool:
         """Whether the step computes nothing, and nothing is in flight that needs further steps."""
