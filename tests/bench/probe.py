@@ -50,11 +50,11 @@ class Part:
     def held(self, region: int | None) -> Held:
         return Held()
 
-    def behind_hello(self) -> None:
+    def after_hello(self) -> None:
         pass
 
     def on_hello(self, reply: messages.HelloReply) -> None:
-        self.client.ask(Op.REGISTER, self._register, self._on_registered)
+        self.client.request(Op.REGISTER, self._register, self._on_registered)
 
     def _on_registered(self, reply: Reply) -> None:
         assert reply.error is None, reply.error
@@ -69,7 +69,7 @@ class Part:
     def on_off(self, reason: str) -> None:
         pass
 
-    def ask(self, op: Op, body: Message, kind: type[_M]) -> tuple[_M, float]:
+    def request(self, op: Op, body: Message, kind: type[_M]) -> tuple[_M, float]:
         """The final answer and its time in seconds."""
         done = threading.Event()
         answers: list[tuple[float, Reply]] = []
@@ -80,7 +80,7 @@ class Part:
                 done.set()
 
         start = time.perf_counter()
-        assert self.client.ask(op, body, on_reply) is not None, "no connection"
+        assert self.client.request(op, body, on_reply) is not None, "no connection"
         assert done.wait(WAIT_S), f"{op.name} was not answered"
         end, reply = answers[-1]
         assert reply.error is None, reply.error
@@ -120,7 +120,7 @@ def fill(worker: Part, scheduler: Part, hashes: list[bytes]) -> None:
             )
             for i in range(at, min(at + GRANTED_AT_ONCE, len(hashes)))
         ]
-        answer, _ = scheduler.ask(Op.GRANT, messages.Grant(request="fill", chunks=chunks), messages.GrantReply)
+        answer, _ = scheduler.request(Op.GRANT, messages.Grant(request="fill", chunks=chunks), messages.GrantReply)
         taken = len(answer.results) - len(answer.results.lstrip(bytes([messages.GRANT_GRANTED])))
         if taken:
             worker.client.send(Op.COMMIT, messages.Sections(region=answer.region, refs=answer.refs[: taken * 16]))
@@ -132,7 +132,7 @@ def fill(worker: Part, scheduler: Part, hashes: list[bytes]) -> None:
 def probe(scheduler: Part, hashes: list[bytes], request: str) -> tuple[int, float]:
     """(ready chunks, seconds) of a request's first PROBE. The request ends at once."""
     body = messages.Probe(request=request, hashes=b"".join(hashes), local_tokens=0, budget_ms=2000)
-    answer, took = scheduler.ask(Op.PROBE, body, messages.ProbeReply)
+    answer, took = scheduler.request(Op.PROBE, body, messages.ProbeReply)
     scheduler.client.send(Op.RELEASE, messages.Release(requests=[request]))
     return answer.states.count(messages.CHUNK_READY), took
 

@@ -92,7 +92,7 @@ def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         made.append(Loop(**options))
         for fixture in map(request.getfixturevalue, request.fixturenames):
             if isinstance(fixture, StubSidecar):
-                made[-1].was_heard = fixture.heard_all
+                made[-1].frames_processed = fixture.processed_all
         return made[-1]
 
     yield make

@@ -128,7 +128,7 @@ class Loop:
         self.rewrite_output: Callable[[KVConnectorOutput], None] | None = None
         self.hold_results = False
         self.completions_only = False  # like a wrapper without `get_transfer_results`
-        self.was_heard: Callable[[], bool] = lambda: True
+        self.frames_processed: Callable[[], bool] = lambda: True
         self.steps = 0
         self.weights = 0
         self.old_local = False  # vLLM's own prefix cache is known to hold KV of the first weights
@@ -232,7 +232,7 @@ class Loop:
     def drain(self, seconds: float = 20.0) -> None:
         """Steps until no store is in flight and the worker's reports were processed."""
         self.until(lambda: not self.connector.has_pending_push_work(), seconds, "stores drained")
-        self.until(self.was_heard, seconds, "COMMITs heard")
+        self.until(self.frames_processed, seconds, "COMMITs processed")
 
     def generate(self, name: str, tokens: list[int], **more: Any) -> int:
         """Runs one request to its end. Returns the tokens that came from the pool."""

@@ -117,16 +117,16 @@ def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def __init__(self, stream: int, device: object) -> None:
             self.cuda_stream = stream
-            self.asked: list[str] = []
+            self.calls: list[str] = []
 
         def wait_event(self, event: object) -> None:
-            self.asked.append(f"wait {event}")
+            self.calls.append(f"wait {event}")
             recorded.calls.append(f"wait {event}")
 
         def synchronize(self) -> None:
             if code := driver.cuStreamSynchronize(ctypes.c_void_p(self.cuda_stream)):
                 raise RuntimeError(f"cuStreamSynchronize failed with {code}")
-            self.asked.append("synchronize")
+            self.calls.append("synchronize")
             recorded.calls.append("synchronize")
 
     class Event:

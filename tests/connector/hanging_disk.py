@@ -11,17 +11,17 @@ import pytest
 
 
 class HangingDisk:
-    """Folders under one path are not listed until `answers` is set. `asked`: names of the calling threads."""
+    """Folders under one path are not listed until `answers` is set. `callers`: names of the calling threads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.answers = threading.Event()
         self.answers.set()
-        self.asked: list[str] = []
+        self.callers: list[str] = []
         scandir = os.scandir
 
         def hangs(path: Any = ".") -> Any:
             if str(path).startswith(str(folder)):
-                self.asked.append(threading.current_thread().name)
+                self.callers.append(threading.current_thread().name)
                 self.answers.wait(10)
             return scandir(path)
 

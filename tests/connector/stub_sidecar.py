@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 class Received(NamedTuple):
-    """A frame as it came in. `fds` are owned by the stub."""
+    """A frame as it was received. `fds` are owned by the stub."""
 
     op: int
     tag: int
@@ -144,7 +144,7 @@ class StubSidecar:
         """The nth HELLO, counted from 1."""
         return self.wait_for(lambda all_: [f for f in all_ if f.op == Op.HELLO][nth - 1 : nth])[0]
 
-    def heard_all(self) -> bool:
+    def processed_all(self) -> bool:
         """Waits until all sent frames were processed: frames of several connections have no other order."""
         with self._changed:
             unread = (fcntl.ioctl(one, termios.FIONREAD, b"\0" * 4) for one in self._connections.values())

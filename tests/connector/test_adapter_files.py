@@ -113,7 +113,7 @@ def test_an_adapter_is_known_only_after_a_check_that_started_after_its_use(
     disk.answers.clear()
     earlier_s = time.monotonic()
     assert watch.hashes.get(str(adapter), 1, earlier_s) is None
-    wait_for(lambda: "kvcachepool-lora-check" in disk.asked, 10, "the check began")
+    wait_for(lambda: "kvcachepool-lora-check" in disk.callers, 10, "the check began")
     later_s = time.monotonic()
     assert watch.hashes.get(str(adapter), 1, later_s) is None
     disk.answers.set()
@@ -129,7 +129,7 @@ def test_an_adapter_is_known_only_after_a_check_that_started_after_its_use(
 def test_a_hanging_file_system_blocks_only_the_threads_that_use_it(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter_files, "_LOOK_S", 0.0)
+    monkeypatch.setattr(adapter_files, "_CHECK_WAIT_S", 0.0)
     watch, disk = Watch(), HangingDisk(monkeypatch, adapter)
     first = watch.learn(str(adapter), 1)
     disk.answers.clear()
@@ -139,7 +139,7 @@ def test_a_hanging_file_system_blocks_only_the_threads_that_use_it(
     assert not watch.hashes.soon(str(adapter), 1), "nobody waits for a slow check"
     disk.answers.set()
     wait_for(lambda: watch.hashes.get(str(adapter), 1, now_s) == first, 10, "it answers again")
-    assert set(disk.asked) == {"kvcachepool-lora-read", "kvcachepool-lora-check"}
+    assert set(disk.callers) == {"kvcachepool-lora-read", "kvcachepool-lora-check"}
     watch.hashes.close()
 
 
@@ -147,10 +147,10 @@ def test_a_process_exits_while_a_file_system_hangs(adapter: Path) -> None:
     code = """
 import os, sys, threading, time
 from kvcachepool.adapter_files import AdapterHashes
-hashes, asked = AdapterHashes(), threading.Event()
-os.scandir = lambda path: asked.set() or threading.Event().wait()
+hashes, called = AdapterHashes(), threading.Event()
+os.scandir = lambda path: called.set() or threading.Event().wait()
 hashes.get(sys.argv[1], 1, time.monotonic())
-assert asked.wait(10)
+assert called.wait(10)
 hashes.close()
 """
     path = str(Path(adapter_files.__file__).parents[1])

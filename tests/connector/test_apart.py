@@ -30,7 +30,7 @@ TOKENS = prompt(256, 7)
 
 def keys_of(pool: ScriptedPool, name: str) -> set[tuple[bytes, bytes]]:
     """(namespace, hash) of everything that a request loads and stores."""
-    wait_for(pool.heard_all, 10, "all frames heard")
+    wait_for(pool.processed_all, 10, "all frames processed")
     frames = [f for op in (Op.PROBE, Op.GRANT) for f in pool.frames(op) if f.body["request"] == name]
     return {key for frame in frames for key in pool.keys(frame)}
 
@@ -177,7 +177,7 @@ def test_a_hanging_file_system_delays_no_hook_and_its_adapter_is_uncached(
     assert not keys_of(scripted, "slow")
     assert keys_of(scripted, "plain")
     wait_for(lambda: reports(scripted, "miss_tokens").get("lora_content_unknown") == 256, 10, "counted")
-    assert set(disk.asked) == {"kvcachepool-lora-check"}
+    assert set(disk.callers) == {"kvcachepool-lora-check"}
     disk.answers.set()
     hashed(engine, one, time.monotonic())
     engine.generate("cold", TOKENS, lora_request=one)
@@ -242,7 +242,7 @@ def test_requests_whose_adapter_is_replaced_store_nothing_more(
     scheduler = engine.connector._scheduler
     assert scheduler is not None
     # Open until it is answered, which may be before this check.
-    engine.until(lambda: scheduler._stores._open or scripted.frames(Op.GRANT), what="the first chunk is asked for")
+    engine.until(lambda: scheduler._stores._open or scripted.frames(Op.GRANT), what="the first chunk is requested")
     wait_for(lambda: not scheduler._stores._open, 10, "the first chunk is granted")
     engine.step()
     wait_for(lambda: scripted.chunks, 10, "the first chunk is stored")
@@ -251,8 +251,8 @@ def test_requests_whose_adapter_is_replaced_store_nothing_more(
     assert computed < 2000
     engine.run("running")
     engine.drain()
-    asked = [chunk for frame in scripted.frames(Op.GRANT) for chunk in frame.body["chunks"]]
-    assert max(chunk["first_token"] + chunk["tokens"] for chunk in asked) <= computed
+    requested = [chunk for frame in scripted.frames(Op.GRANT) for chunk in frame.body["chunks"]]
+    assert max(chunk["first_token"] + chunk["tokens"] for chunk in requested) <= computed
     engine.forget_local()
     again = LoRARequest("a", 2, one.lora_path)
     hashed(engine, again)
@@ -324,8 +324,8 @@ def test_the_tail_of_a_sessions_new_prompt_is_stored_while_that_of_the_old_one_i
     engine.until(lambda: request.status.name == "WAITING_FOR_STREAMING_REQ", what="session waits again")
     engine.drain()
     whole = request.num_prompt_tokens
-    asked = [(c["first_token"], c["tokens"]) for f in scripted.frames(Op.GRANT) for c in f.body["chunks"]]
-    assert (whole // 64 * 64, whole % 64 // 16 * 16) in asked
+    requested = [(c["first_token"], c["tokens"]) for f in scripted.frames(Op.GRANT) for c in f.body["chunks"]]
+    assert (whole // 64 * 64, whole % 64 // 16 * 16) in requested
 
 
 def test_random_hash_roots_are_reported(scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch) -> None:

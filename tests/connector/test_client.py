@@ -50,13 +50,13 @@ class Owner:
         with self.lock:
             return self.held_now
 
-    def behind_hello(self) -> None:
+    def after_hello(self) -> None:
         with self.lock:
             waiting, self.waiting = self.waiting, []
             for op, body in waiting:
-                self.tell(op, body)
+                self.send(op, body)
 
-    def tell(self, op: Op, body: messages.Message) -> None:
+    def send(self, op: Op, body: messages.Message) -> None:
         assert self.client is not None
         if not self.client.send(op, body):
             self.waiting.append((op, body))
@@ -169,7 +169,7 @@ def test_reconnects_with_growing_hello_numbers_and_fresh_tags(sidecar: StubSidec
     until(lambda: client.connected)
     seen = []
     for round_ in range(3):
-        tag = client.ask(Op.REGISTER, messages.Register(world=1), lambda reply: None)
+        tag = client.request(Op.REGISTER, messages.Register(world=1), lambda reply: None)
         assert tag is not None
         seen.append(tag)
         sidecar.cut()
@@ -201,7 +201,7 @@ def test_hello_lists_held_grants_and_later_ends_follow_it(sidecar: StubSidecar, 
     sidecar.cut()
     assert listed.wait(5)
     with owner.lock:
-        owner.tell(Op.COMMIT, messages.Sections(region=7, refs=refs))
+        owner.send(Op.COMMIT, messages.Sections(region=7, refs=refs))
         assert owner.waiting, "nothing can be sent between the list and its HELLO"
     owner.held = original
     gate.set()
@@ -231,11 +231,11 @@ def test_late_answers_are_dropped_by_tag(sidecar: StubSidecar, connect: Any) -> 
     sidecar.answer = lambda frame: False if frame.op == Op.PROBE else None
     answers: list[Reply] = []
     probe = messages.Probe(request="a", hashes=b"")
-    client.ask(Op.PROBE, probe, answers.append)
+    client.request(Op.PROBE, probe, answers.append)
     first = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.PROBE])[0]
     sidecar.cut()
     until(lambda: owner.lost == 1 and client.connected)
-    client.ask(Op.PROBE, probe, answers.append)
+    client.request(Op.PROBE, probe, answers.append)
     second = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.PROBE][1:])[0]
     late = first._replace(connection=second.connection)
     body = {"states": b"", "refs": b""}
@@ -244,7 +244,7 @@ def test_late_answers_are_dropped_by_tag(sidecar: StubSidecar, connect: Any) -> 
     sidecar.reply(second, body)
     sidecar.reply(second, body)
     until(lambda: len(answers) == 2)
-    client.ask(Op.PROBE, probe, answers.append)
+    client.request(Op.PROBE, probe, answers.append)
     third = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.PROBE][2:])[0]
     sidecar.refuse(third, "NotRegistered", retryable=True)
     until(lambda: len(answers) == 3)
@@ -312,11 +312,11 @@ def test_unmap_ends_copies_and_sends_hello_without_memory(
 def test_after_an_unmap_both_roles_send_hello_again(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
     (worker, owner), (scheduler, _) = connect("worker"), connect("scheduler")
     until(lambda: worker.connected and scheduler.connected)
-    greetings = len(owner.hellos)
+    before = len(owner.hellos)
     sidecar.memory = Memory(8, 32)
     scheduler.reconnect()
     until(lambda: fresh_shared.mapping is not None and fresh_shared.mapping.region == 8)
-    until(lambda: len(owner.hellos) > greetings and worker.connected and scheduler.connected)
+    until(lambda: len(owner.hellos) > before and worker.connected and scheduler.connected)
     assert owner.hellos[-1].region == 8
 
 
@@ -542,7 +542,7 @@ def test_unused_descriptors_are_closed(sidecar: StubSidecar, connect: Any, op: O
         if op == Op.HELLO:
             sidecar.cut()
         else:
-            client.ask(Op.REGISTER, messages.Register(world=1), lambda reply: None)
+            client.request(Op.REGISTER, messages.Register(world=1), lambda reply: None)
         until(lambda: passed)
         until(lambda: [target for _, target in descriptors()].count(path) == 1)
 

@@ -187,18 +187,18 @@ def test_unsealed_descriptors_are_not_mapped(tmp_path: Path, wrong: str, which: 
 
 
 def test_a_frame_is_read_whole_from_any_segments() -> None:
-    own, theirs = socket.socketpair()
+    own, peer = socket.socketpair()
     frames = wire.Frames(own)
     body = encode(messages.AbortReply(freed=1)) * 50
     raw = wire.encode_header(wire.Op.ABORT, wire.FLAG_REPLY, 9, len(body)) + body
     for at in range(0, len(raw), 7):
         assert frames.next(0) is None
-        theirs.sendall(raw[at : at + 7])
+        peer.sendall(raw[at : at + 7])
     frame = frames.next(0)
     assert frame is not None
     assert (frame[0].tag, frame[1]) == (9, body)
-    theirs.sendall(raw[:-1])
-    theirs.close()
+    peer.sendall(raw[:-1])
+    peer.close()
     assert frames.next(1) is None
     assert frames.next(1) is None
     assert frames.ended
@@ -206,12 +206,12 @@ def test_a_frame_is_read_whole_from_any_segments() -> None:
 
 
 def test_truncated_descriptors_end_the_connection() -> None:
-    own, theirs = socket.socketpair()
+    own, peer = socket.socketpair()
     frames = wire.Frames(own)
     raw = wire.encode_header(wire.Op.HELLO, wire.FLAG_FDS, 1, 0)
-    socket.send_fds(theirs, [raw], [0] * 32)
+    socket.send_fds(peer, [raw], [0] * 32)
     with pytest.raises(wire.FrameError):
         frames.next(1)
     frames.close()
     own.close()
-    theirs.close()
+    peer.close()

@@ -77,14 +77,14 @@ def child(name: str) -> dict[str, Any]:
     return {"kv_connector": name, "kv_role": "kv_both"}
 
 
-OURS = child(preflight.CONNECTOR) | {
+OWN_CONFIG = child(preflight.CONNECTOR) | {
     "kv_connector_module_path": preflight.MODULE,
     "kv_load_failure_policy": "recompute",
 }
 WAYS = {
     "alone": lambda name: transfer(name),
     "in a MultiConnector": lambda name: multi(child(name)),
-    "with ours by the user": lambda name: multi(child(name), dict(OURS)),
+    "with this connector by the user": lambda name: multi(child(name), dict(OWN_CONFIG)),
 }
 
 

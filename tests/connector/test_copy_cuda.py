@@ -193,7 +193,7 @@ class Late:
 
     def __init__(self, copier: CudaCopier, monkeypatch: pytest.MonkeyPatch) -> None:
         submit, synchronize, late = copier._submit, copier._stream.synchronize, self
-        self.asked: list[Callable[[], None]] = []
+        self.submitted: list[Callable[[], None]] = []
         self.done = 0
         self.pending_at_moves: list[int] = []
 
@@ -202,20 +202,20 @@ class Late:
                 self.behind = 0
 
             def record(self, stream: object) -> None:
-                self.behind = len(late.asked)
+                self.behind = len(late.submitted)
 
             def synchronize(self) -> None:
                 late.until(self.behind)
 
         def submitted(to: Any, source: Any, sizes: Any, stable: bool, stream: int) -> None:
-            self.asked.append(lambda: submit(to, source, sizes, stable, stream))
+            self.submitted.append(lambda: submit(to, source, sizes, stable, stream))
 
         def synchronized() -> None:
-            self.until(len(self.asked))
+            self.until(len(self.submitted))
             synchronize()
 
         def moved(to: Any, source: Any, sizes: Any) -> None:
-            self.pending_at_moves.append(len(self.asked) - self.done)
+            self.pending_at_moves.append(len(self.submitted) - self.done)
             move(to, source, sizes)
 
         move = copy_cuda._memmove
@@ -225,7 +225,7 @@ class Late:
         copier._stream.synchronize = synchronized  # type: ignore[method-assign]
 
     def until(self, number: int) -> None:
-        for copy in self.asked[self.done : number]:
+        for copy in self.submitted[self.done : number]:
             copy()
         self.done = max(self.done, number)
 

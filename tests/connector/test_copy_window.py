@@ -42,15 +42,15 @@ class Scripted(WindowCopier):
         self.memory: Any = Memory()
         self._stages, self._stage_bytes = stages, 4096
         self._answers = list(answers)
-        self._out: set[int] = set()
+        self._handed_over: set[int] = set()
         self._timeout_s = 60.0
 
     def _hand_over(self, at: int, state: State, part: Staged) -> None:
-        assert at not in self._out, "a stage that the sidecar has is not handed over another time"
-        self._out.add(at)
+        assert at not in self._handed_over, "a stage that the sidecar has is not handed over another time"
+        self._handed_over.add(at)
 
     def _wait_returned(self, at: int) -> str:
-        self._out.remove(at)
+        self._handed_over.remove(at)
         return self._answers.pop(0)
 
 
@@ -72,7 +72,7 @@ def test_a_refused_stage_decides_the_result_of_the_job(kind: str, answers: list[
     run = copier._load if kind == "load" else copier._store
     first = next(answer for answer in answers if answer)
     assert run(parts, None) == first
-    assert not copier._out, "all stages are back"
+    assert not copier._handed_over, "all stages are back"
     if kind == "load":
         assert copier.memory.copied == answers.index(first), "nothing is scattered behind a refusal"
 
@@ -82,7 +82,7 @@ def test_a_job_is_done_when_all_stages_are_returned() -> None:
         copier = Scripted(3, [""] * 7)
         parts = [Staged(np.zeros((1, 4), dtype=np.uint32), []) for _ in range(7)]
         assert (copier._load if kind == "load" else copier._store)(parts, None) == ""
-        assert (copier.memory.copied, copier._out) == (7, set())
+        assert (copier.memory.copied, copier._handed_over) == (7, set())
 
 
 @pytest.mark.parametrize(("unmaps", "expected"), [(True, b"\x02"), (False, b"")])
@@ -141,10 +141,10 @@ def test_a_window_is_closed_if_its_connection_ends_during_its_creation(monkeypat
     monkeypatch.setattr(window, "WindowCopier", Made)
     keeper = WindowKeeper(LAYOUT, "", pytest.fail)
     answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(), fds=[])
-    gone: Any = SimpleNamespace(hello=None, ask=lambda *arguments: None)
+    gone: Any = SimpleNamespace(hello=None, request=lambda *arguments: None)
     keeper._on_window(gone, answer)
     assert closed == ["closed"]
-    there: Any = SimpleNamespace(hello=None, ask=lambda *arguments: 7)
+    there: Any = SimpleNamespace(hello=None, request=lambda *arguments: 7)
     keeper._on_window(there, answer)
     assert closed == ["closed"]
     keeper.retire()

@@ -119,7 +119,7 @@ def there_and_back(made: Rank, seed: str) -> None:
 def readable(made: Rank) -> bool:
     """Whether any of the chunks can be loaded."""
     body = messages.Probe(request="p", hashes=b"".join(HASHES), local_tokens=0, budget_ms=0)
-    reply, _ = made.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
+    reply, _ = made.scheduler.request(Op.PROBE, body, messages.ProbeReply)
     return messages.CHUNK_READY in reply.states
 
 

@@ -81,9 +81,9 @@ def test_memory_imported_by_descriptor_is_the_sidecars(layout: Layout) -> None:
     assert os.pread(fd, 8, 0) == b"seenern!"
     size = layout.groups[0].block_bytes
     before = layout.storages[0].clone()
-    memory._stream.asked.clear()  # type: ignore[attr-defined]
+    memory._stream.calls.clear()  # type: ignore[attr-defined]
     memory.copy("store", [Piece(0, [7, 2], [size, 1 << 20])], "event")
-    assert memory._stream.asked == ["wait event", "synchronize"]  # type: ignore[attr-defined]
+    assert memory._stream.calls == ["wait event", "synchronize"]  # type: ignore[attr-defined]
     rows = before.numpy().reshape(3, BLOCKS, 4096)
     assert os.pread(fd, size, size) == rows[:, 7].tobytes()
     assert os.pread(fd, size, 1 << 20) == rows[:, 2].tobytes()
@@ -123,7 +123,7 @@ def test_a_handle_of_a_dead_sidecar_is_named_and_the_worker_copies_by_itself(
 ) -> None:
     monkeypatch.setattr(copy_window, "FlagPage", lambda *arguments: SimpleNamespace(close=lambda: None))
     stage, page = 2 << 20, memfd("page", 1 << 16)
-    client: Any = SimpleNamespace(hello=SimpleNamespace(boot=1), ask=lambda *arguments: 1)
+    client: Any = SimpleNamespace(hello=SimpleNamespace(boot=1), request=lambda *arguments: 1)
     streams = driver.fake_streams()
     with fake_cuda.exported(driver, WINDOW_BYTES) as exporter:
         body = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=exporter.handle, stages=2, stage_bytes=stage)
@@ -144,7 +144,8 @@ def test_a_handle_of_a_dead_sidecar_is_named_and_the_worker_copies_by_itself(
             assert near.recv(1) == b"\x02", "it is not mapped"
             near.close()
     assert (keeper.reason, counted, keeper.live) == ("NotMapped", ["window_unavailable/NotMapped"], None)
-    line = "no window, this worker copies by itself: NotMapped: cuIpcOpenMemHandle_v2 failed with 205"
+    line = "the sidecar's window is not available, so this worker copies without it: "
+    line += "NotMapped: cuIpcOpenMemHandle_v2 failed with 205"
     assert [record.message for record in caplog.records] == [line]
     assert driver.fake_streams() == streams
     os.close(page)
@@ -212,7 +213,7 @@ def test_the_devices_context_becomes_current_on_threads_without_one(
     assert elsewhere(memory.close)
     assert log.read_text() == "+-+-+-"
     monkeypatch.setenv("FAKE_NO_CONTEXT", "1")
-    with pytest.raises(RuntimeError, match="no context: the driver failed with 999"):
+    with pytest.raises(RuntimeError, match="no CUDA context: the driver failed with 999"):
         elsewhere(lambda: _memory(layout, reply, None))
 
 
@@ -236,4 +237,4 @@ def test_no_use_of_a_window_ends_a_capture(
     assert driver.fake_captures_ended() == before
     assert capture_mode(driver) == 0, "a thread that is vLLM's counts as before"
     driver.cuMemHostUnregister(ctypes.c_void_p(1))
-    assert driver.fake_captures_ended() == before + 1, "what was called is told apart"
+    assert driver.fake_captures_ended() == before + 1, "the fake driver counts captures that a call ends"

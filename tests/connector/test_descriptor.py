@@ -331,14 +331,14 @@ def test_an_unobserved_start_is_named(folder: Path) -> None:
 
 
 def test_the_record_of_the_files_is_only_in_the_connectors_own_settings(folder: Path) -> None:
-    theirs = {"kv_connector": "NixlConnector", "kv_connector_extra_config": {}}
+    other = {"kv_connector": "NixlConnector", "kv_connector_extra_config": {}}
     own: dict[str, Any] = {"kv_connector": "KVCachePoolConnector"}
     config = vllm_config(folder, witnessed=False)
     config.kv_transfer_config = made(
-        "KVTransferConfig", kv_connector="MultiConnector", kv_connector_extra_config={"connectors": [theirs, own]}
+        "KVTransferConfig", kv_connector="MultiConnector", kv_connector_extra_config={"connectors": [other, own]}
     )
     descriptor.witness(config)
-    assert theirs["kv_connector_extra_config"] == {}
+    assert other["kv_connector_extra_config"] == {}
     assert weights.START in own["kv_connector_extra_config"]
 
 

@@ -19,7 +19,7 @@ from kvcachepool.internals import NEEDED, OPTIONAL, changed_internals
 from servers.versions import newest
 
 #: The connector's own methods, which vLLM's base class need not have.
-_OURS = {"adapter_loaded", "arrive", "bugs", "kv_cache_restored", "kv_cache_released", "off_reason", "weights_changed"}
+_EXTRA = {"adapter_loaded", "arrive", "bugs", "kv_cache_restored", "kv_cache_released", "off_reason", "weights_changed"}
 
 
 def test_this_vllm_has_all_needed_names() -> None:
@@ -89,4 +89,4 @@ def test_every_public_method_of_the_connector_is_a_hook_of_vllm_or_listed() -> N
         and not hasattr(base.KVConnectorBase_V1, name)
         and not hasattr(base.SupportsHMA, name)
     }
-    assert unknown <= _OURS | (set() if newest() else {"get_external_cache_hit_sources"})
+    assert unknown <= _EXTRA | (set() if newest() else {"get_external_cache_hit_sources"})

@@ -40,24 +40,24 @@ class Watched:
         self.routers = routers or (LlmD(), Dynamo(BLOCK))
         self.publisher = Publisher(*self.routers)
         engine.scheduler.kv_event_publisher = self.publisher  # type: ignore[assignment]
-        self._asked = 0
+        self._prompts_run = 0
 
-    def ask(self, tokens: list[int], **more: Any) -> int:
+    def generate(self, tokens: list[int], **more: Any) -> int:
         """Runs a prompt. Returns the tokens that came from the pool."""
-        self._asked += 1
-        return self.engine.generate(f"ask{self._asked}", tokens, **more)
+        self._prompts_run += 1
+        return self.engine.generate(f"prompt{self._prompts_run}", tokens, **more)
 
     def store(self, *prompts: list[int], **more: Any) -> None:
         """Runs prompts and waits until the pool has all of their chunks."""
         for tokens in prompts:
-            self.ask(tokens, **more)
+            self.generate(tokens, **more)
             self.engine.forget_local()
             wait_settled(self.pool)
 
     def loadable(self, tokens: list[int], **more: Any) -> int:
         """Blocks of a prompt that the engine loads from the pool."""
         self.engine.forget_local()
-        return self.ask(tokens, params=UNSTORED, **more) // BLOCK
+        return self.generate(tokens, params=UNSTORED, **more) // BLOCK
 
     def claims(self, tokens: list[int], medium: str = "CPU") -> list[int]:
         """Blocks of a prompt that each router assigns to this worker."""
@@ -168,11 +168,11 @@ def test_an_overflowed_ring_is_repaired_from_a_snapshot(
     watched.store(prompts[0])
     watched.settle(prompts[:1])
     held: list[Callable[[], Any]] = []
-    ask = reporter.Reporter._ask
-    monkeypatch.setattr(reporter.Reporter, "_ask", lambda *arguments: held.append(lambda: ask(*arguments)))
+    send = reporter.Reporter._request_events
+    monkeypatch.setattr(reporter.Reporter, "_request_events", lambda *arguments: held.append(lambda: send(*arguments)))
     clear(small)
     watched.store(*prompts[1:])
-    wait_for(lambda: held, 20, "a poll that is not asked")
+    wait_for(lambda: held, 20, "a poll that is held back")
     monkeypatch.undo()
     monkeypatch.setenv("KVCACHEPOOL_SOCKET", str(small.socket))
     held[0]()
@@ -188,7 +188,7 @@ def test_a_probe_lost_with_its_connection_is_sent_again(pool: Sidecar, loop: Mak
     scheduler = watched.engine.connector._scheduler
     assert scheduler is not None
     for tokens in prompts:
-        watched.ask(tokens)
+        watched.generate(tokens)
         scheduler._client._break()
         serving(watched.engine, pool)
         watched.engine.forget_local()
@@ -313,12 +313,12 @@ def test_without_kv_events_nothing_is_requested_or_kept(pool: Sidecar, loop: Mak
     engine = serving(loop(), pool)
     scheduler = engine.connector._scheduler
     assert scheduler is not None
-    asked: list[Op] = []
-    ask = scheduler._client.ask
-    scheduler._client.ask = lambda op, *more: asked.append(op) or ask(op, *more)  # type: ignore[func-returns-value]
+    sent: list[Op] = []
+    request = scheduler._client.request
+    scheduler._client.request = lambda op, *more: sent.append(op) or request(op, *more)  # type: ignore[func-returns-value]
     engine.generate("one", prompt(500, 1))
     engine.forget_local()
-    assert Op.GRANT in asked
-    assert Op.EVENTS not in asked
+    assert Op.GRANT in sent
+    assert Op.EVENTS not in sent
     assert pool.metrics().total("kvcachepool_events_cursor") == 0
     assert list(engine.connector.take_events()) == []

@@ -78,21 +78,21 @@ def test_a_long_wait_renews_the_probe_on_another_thread(
     engine.forget_local()
     assert engine.connector._scheduler is not None
     client = engine.connector._scheduler._client
-    asked_by: list[str] = []
-    ask = client.ask
+    senders: list[str] = []
+    request = client.request
 
     def spied(op: Op, body: Any, on_reply: Any) -> int | None:
         if op == Op.PROBE and body.request == "waits":
-            asked_by.append(threading.current_thread().name)
-        return ask(op, body, on_reply)
+            senders.append(threading.current_thread().name)
+        return request(op, body, on_reply)
 
-    monkeypatch.setattr(client, "ask", spied)
+    monkeypatch.setattr(client, "request", spied)
     engine.hold_results = True
     engine.add("loads", tokens)
     engine.step()
     engine.add("waits", tokens)
-    engine.until(lambda: len(asked_by) > 1, what="asked anew")
-    assert set(asked_by[1:]) == {"kvcachepool-report"}
+    engine.until(lambda: len(senders) > 1, what="another PROBE")
+    assert set(senders[1:]) == {"kvcachepool-report"}
     engine.hold_results = False
     engine.run("loads", "waits")
     engine.drain()
@@ -157,8 +157,8 @@ def test_a_reused_request_id_is_released_before_its_probe(scripted: ScriptedPool
     engine.abort("name")
     engine.add("name", prompt(512, 2))
     scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.PROBE][1:])
-    asked = [frame.op for frame in scripted.received if frame.op in (Op.PROBE, Op.RELEASE)]
-    assert asked == [Op.PROBE, Op.RELEASE, Op.PROBE]
+    sent = [frame.op for frame in scripted.received if frame.op in (Op.PROBE, Op.RELEASE)]
+    assert sent == [Op.PROBE, Op.RELEASE, Op.PROBE]
 
 
 def test_a_failed_load_is_recomputed_and_not_retried(scripted: ScriptedPool, loop: Make) -> None:
@@ -195,7 +195,7 @@ def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: Scripte
     engine.forget_local()
     held = all_pending(scripted)
     engine.add("warm", tokens)
-    wait_for(lambda: held, 10, "asked on arrival")
+    wait_for(lambda: held, 10, "the PROBE on arrival")
     for _ in range(5):
         assert engine.step().total_num_scheduled_tokens == 0
     scripted.late(held[-1], scripted.found(held[-1]))
@@ -215,7 +215,7 @@ def test_a_waiting_request_continues_as_soon_as_nothing_more_is_pending(
     engine.forget_local()
     held = all_pending(scripted)
     engine.add("warm", tokens)
-    wait_for(lambda: held, 10, "asked on arrival")
+    wait_for(lambda: held, 10, "the PROBE on arrival")
     scheduler = engine.connector._scheduler
     assert scheduler is not None
 
@@ -258,7 +258,7 @@ def test_a_silent_sidecar_costs_a_bounded_wait_and_then_none(scripted: ScriptedP
         begun = time.monotonic()
         answer = scheduler.matched_tokens(request, 0)
         waits.append(time.monotonic() - begun)
-        wait_for(lambda asked=request: scheduler.matched_tokens(asked, 0) == (0, False), 1, "the end of the patience")
+        wait_for(lambda one=request: scheduler.matched_tokens(one, 0) == (0, False), 1, "the end of the patience")
         engine.run(f"r{number}")
     assert answer == (0, False), "the breaker is open: nothing is waited for"
     assert all(0.015 < wait < 0.5 for wait in waits[:1])

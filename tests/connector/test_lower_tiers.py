@@ -42,7 +42,7 @@ def partly(scripted: ScriptedPool, frame: Received, in_memory: int, **more: Any)
     return found | {"states": states, "tiers": tiers, "refs": found["refs"][: 16 * in_memory]} | more
 
 
-def asked(scripted: ScriptedPool) -> int:
+def probe_count(scripted: ScriptedPool) -> int:
     """PROBEs for the request under test."""
     return sum(frame.body["request"] == "warm" for frame in scripted.frames(Op.PROBE))
 
@@ -68,7 +68,7 @@ def test_a_tier_with_too_few_tokens_is_not_asked_to_fetch(scripted: ScriptedPool
     engine.add("warm", TOKENS)
     assert misses(scripted, engine) == {"min_load_tokens": 128}
     assert engine.external["warm"] == 384
-    assert asked(scripted) == 1
+    assert probe_count(scripted) == 1
 
 
 def test_tokens_left_in_a_tier_are_misses_with_the_reason(scripted: ScriptedPool, loop: Make) -> None:

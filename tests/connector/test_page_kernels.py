@@ -205,11 +205,11 @@ def test_a_window_without_kernels_is_counted_by_name() -> None:
     counted: list[str] = []
     for reason in ("", "PtxTooNew"):
         keeper = WindowKeeper(layout_of(SMALL), "", counted.append)
-        asked: Any = SimpleNamespace(memory=SimpleNamespace(where="device memory", no_kernels=reason))
-        keeper._pending = asked
+        pending: Any = SimpleNamespace(memory=SimpleNamespace(where="device memory", no_kernels=reason))
+        keeper._pending = pending
         answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(working=True))
-        keeper._on_confirmed(asked, answer)
-        assert keeper.live is asked
+        keeper._on_confirmed(pending, answer)
+        assert keeper.live is pending
     assert counted == ["window_without_kernels/PtxTooNew"]
 
 
@@ -220,9 +220,9 @@ def test_kernels_that_fail_later_are_counted_once(
     layout = layout_of(SMALL)
     keeper = WindowKeeper(layout, "", counted.append)
     window = opened(layout)
-    keeper._pending = asked = SimpleNamespace(memory=window.memory)  # type: ignore[assignment]
+    keeper._pending = pending = SimpleNamespace(memory=window.memory)  # type: ignore[assignment]
     answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(working=True))
-    keeper._on_confirmed(asked, answer)  # type: ignore[arg-type]
+    keeper._on_confirmed(pending, answer)  # type: ignore[arg-type]
     keeper.take_retired()
     assert counted == []
     driver.fake_launches()
@@ -260,7 +260,7 @@ def test_after_a_failed_launch_copy_engines_copy_everything(
     assert driver.fake_launches() == 0
     assert window.memory.no_kernels == "DriverFailed"
     assert [record.message for record in caplog.records].count(
-        "kernels cannot be used, copy engines copy small pieces of KV blocks: "
+        "copy kernels are not available, so copy engines copy small pieces of KV blocks: "
         "DriverFailed: cuLaunchKernel failed with 701"
     ) == 1
 

@@ -172,7 +172,7 @@ def test_only_cpus_and_gpus_of_nvidia_get_the_connector(
         model_config=None, kv_transfer_config=transfer("KVCachePoolConnector", kv_load_failure_policy="recompute")
     )
     assert preflight.engine_refusal(config) == reason, "also where the user named the connector"
-    assert (preflight.layout_wish(config) == "BLHNC") == (reason is None and kind == "cuda")
+    assert (preflight.preferred_layout(config) == "BLHNC") == (reason is None and kind == "cuda")
 
 
 def test_a_users_own_config_must_recompute_failed_loads() -> None:
@@ -215,7 +215,7 @@ def test_a_refused_config_fails_as_without_the_plugin(hooked: list[str], monkeyp
     assert hooked == ["Disabled"]
 
 
-_OURS = {"kv_connector_module_path": "kvcachepool.connector", "kv_load_failure_policy": "recompute"}
+_OWN_CONFIG = {"kv_connector_module_path": "kvcachepool.connector", "kv_load_failure_policy": "recompute"}
 
 
 def refusal_in_the_engine(config: Any) -> str | None:
@@ -224,19 +224,19 @@ def refusal_in_the_engine(config: Any) -> str | None:
 
 
 def test_prefix_caching_that_vllm_turned_off_turns_the_cache_off(hooked: list[str]) -> None:
-    for asked in (None, True, False):
-        latent = {"model": str(models.model("mla")), "attention_backend": "CPU_MLA", "enable_prefix_caching": asked}
+    for given in (None, True, False):
+        latent = {"model": str(models.model("mla")), "attention_backend": "CPU_MLA", "enable_prefix_caching": given}
         config = engine_args(**latent).create_engine_config()
         assert not config.cache_config.enable_prefix_caching
         assert config.kv_transfer_config is None
-        own = engine_args(**latent, kv_transfer_config=transfer("KVCachePoolConnector", **_OURS))
+        own = engine_args(**latent, kv_transfer_config=transfer("KVCachePoolConnector", **_OWN_CONFIG))
         assert refusal_in_the_engine(own.create_engine_config()) == "PrefixUnsupported"
     assert hooked == ["PrefixUnsupported"] * 3
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["by the plugin", "by the user"])
 def test_prefix_caching_that_the_user_turned_off_leaves_the_cache_on(hooked: list[str], own: bool) -> None:
-    chosen = transfer("KVCachePoolConnector", **_OURS) if own else None
+    chosen = transfer("KVCachePoolConnector", **_OWN_CONFIG) if own else None
     config = engine_args(enable_prefix_caching=False, kv_transfer_config=chosen).create_engine_config()
     assert not config.cache_config.enable_prefix_caching
     assert config.kv_transfer_config.kv_connector == "KVCachePoolConnector"

@@ -131,7 +131,7 @@ def test_a_rank_page_locks_only_segments_that_it_uses(
             ]
 
             def granted(chunks: Any = chunks) -> Any:
-                reply = scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
+                reply = scheduler.request(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
                 return reply and set(reply[0].results) == {messages.GRANT_GRANTED} and reply[0]
 
             reply = wait_for(granted, 20, "GRANT")

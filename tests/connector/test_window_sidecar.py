@@ -200,7 +200,7 @@ def test_a_window_in_device_memory_is_requested_when_vllm_serves(
     monkeypatch.setattr(window_module, "_EARLY", ())
     engine = begun(sidecar, tmp_path, monkeypatch)
     try:
-        until(lambda: engine.worker._windows and engine.worker._windows._wanted, "the sidecar's wish")
+        until(lambda: engine.worker._windows and engine.worker._windows._window_client, "a response to REGISTER")
         assert worker_of(sidecar)["transfer_reason"] == "WindowAsked"
         expected = stored(engine)
         until(lambda: live(engine), "a window")

@@ -89,7 +89,7 @@ def test_freed_blocks_are_not_stored(hybrid: ScriptedPool, loop: Make) -> None:
     engine.add("cold", prompt(500, 1), output=4000)
     for _ in range(12):
         engine.step()
-    wait_for(hybrid.heard_all, 10, "all of these were refused")
+    wait_for(hybrid.processed_all, 10, "all of these were refused")
     full[0] = False
     engine.until(lambda: len(hybrid.chunks) >= 7, what="the backlog is stored")
     first = next(iter(hybrid.chunks.values()))

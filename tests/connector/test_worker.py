@@ -620,7 +620,7 @@ def test_a_sidecar_without_a_window_response_is_reported_late_and_the_worker_cop
     registered = {"ready": True, "layout_id": b"l" * 32, "model_id": b"m" * 32, "transfer": "cuda_window"}
     sidecar.answer = lambda frame: {Op.REGISTER: registered, Op.WINDOW: False}.get(Op(frame.op))
     rank.start()
-    asked = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.WINDOW])[0]
+    requested = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.WINDOW])[0]
     keeper = rank.worker._windows
     assert keeper is not None
     until(lambda: keeper.reason)
@@ -631,7 +631,7 @@ def test_a_sidecar_without_a_window_response_is_reported_late_and_the_worker_cop
     rank.until_done(lambda: rank.stores)
     assert rank.stores == {1: Ended(1, 0)}
     assert rank.memory().read(8, len(expected)) == expected
-    sidecar.refuse(asked, "Busy")
+    sidecar.refuse(requested, "Busy")
     until(lambda: keeper.reason == "by the test")
 
 

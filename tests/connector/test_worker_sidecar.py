@@ -54,13 +54,13 @@ class Scheduler:
     def held(self, region: int | None) -> Held:
         return Held()
 
-    def behind_hello(self) -> None:
+    def after_hello(self) -> None:
         pass
 
     def on_hello(self, reply: messages.HelloReply) -> None:
         hashing = messages.Hashing(algorithm="sha256_cbor", root="00" * 32, block_tokens=128)
         body = messages.Register(world=1, local_world=1, scheduler_block_tokens=128, chunk_tokens=256, hashing=hashing)
-        self.client.ask(Op.REGISTER, body, lambda answer: None)
+        self.client.request(Op.REGISTER, body, lambda answer: None)
 
     def on_lost(self) -> None:
         pass
@@ -71,7 +71,7 @@ class Scheduler:
     def on_off(self, reason: str) -> None:
         pass
 
-    def ask(self, op: Op, body: Message, kind: type[_M]) -> tuple[_M, int] | None:
+    def request(self, op: Op, body: Message, kind: type[_M]) -> tuple[_M, int] | None:
         """The final answer and its tag. None if the connection was lost meanwhile."""
         done = threading.Event()
         answers: list[Reply] = []
@@ -81,7 +81,7 @@ class Scheduler:
             if not reply.partial:
                 done.set()
 
-        tag = self.client.ask(op, body, on_reply)
+        tag = self.client.request(op, body, on_reply)
         if tag is None or not done.wait(2.0):
             return None
         assert answers[-1].error is None, answers[-1].error
@@ -126,7 +126,7 @@ class Engine:
         ]
 
         def granted() -> Any:
-            reply = self.scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
+            reply = self.scheduler.request(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
             return reply and set(reply[0].results) == {messages.GRANT_GRANTED} and reply[0]
 
         return until(granted, "GRANT")
@@ -139,7 +139,7 @@ class Engine:
 
         def one() -> bool:
             chunk = messages.GrantChunk(hash=next(fresh), first_token=0, tokens=256, groups=1)
-            reply = self.scheduler.ask(Op.GRANT, messages.Grant(request="p", chunks=[chunk]), messages.GrantReply)
+            reply = self.scheduler.request(Op.GRANT, messages.Grant(request="p", chunks=[chunk]), messages.GrantReply)
             if reply is None or reply[0].results != bytes([messages.GRANT_GRANTED]):
                 return False
             slots.add(int.from_bytes(reply[0].refs[:4], "little"))
@@ -165,7 +165,7 @@ class Engine:
 
         def ready() -> Any:
             body = messages.Probe(request=request, hashes=b"".join(hashes), local_tokens=0, budget_ms=1000)
-            reply = self.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
+            reply = self.scheduler.request(Op.PROBE, body, messages.ProbeReply)
             return reply and set(reply[0].states) == {messages.CHUNK_READY} and reply
 
         reply, tag = until(ready, "all chunks ready")
@@ -366,7 +366,7 @@ def test_a_rank_is_served_in_a_process_local_domain_until_its_weights_are_hashed
     known.set()
     until(lambda: reasons() == [""], "the final domain")
     body = messages.Probe(request="b", hashes=b"".join(HASHES), local_tokens=0, budget_ms=1000)
-    reply = until(lambda: engine.scheduler.ask(Op.PROBE, body, messages.ProbeReply), "an answer")
+    reply = until(lambda: engine.scheduler.request(Op.PROBE, body, messages.ProbeReply), "an answer")
     assert messages.CHUNK_READY not in reply[0].states, "nothing of the provisional name is served under the final one"
     expected = stored(engine)
     assert loaded(engine, "c") == expected

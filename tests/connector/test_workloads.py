@@ -79,13 +79,13 @@ class StandIn:
         cached = 0
         while cached < len(words) and tuple(words[: cached + 1]) in self._seen:
             cached += 1
-        said = [f"answer{number}.{token}" for token in range(body["max_tokens"])]
-        every = [*words, *said]
+        generated = [f"answer{number}.{token}" for token in range(body["max_tokens"])]
+        every = [*words, *generated]
         self._seen.update(tuple(every[: length + 1]) for length in range(len(every)))
-        for word in said:
+        for word in generated:
             await asyncio.sleep(self.pause)
             await event(answer, {"choices": [{"text": f"{word} "}]})
-        usage = {"prompt_tokens": len(words), "completion_tokens": len(said)}
+        usage = {"prompt_tokens": len(words), "completion_tokens": len(generated)}
         await event(answer, {"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": cached}}})
         await answer.write(b"data: [DONE]\n\n")
 

@@ -30,13 +30,13 @@ class Role:
     def held(self, region: int | None) -> Any:
         return self._held
 
-    def behind_hello(self) -> None:
+    def after_hello(self) -> None:
         pass
 
     def on_hello(self, reply: Any) -> None:
         from kvcachepool.wire import Op
 
-        self.client.ask(Op.REGISTER, self._body, self._answered)
+        self.client.request(Op.REGISTER, self._body, self._answered)
 
     def _answered(self, reply: Any) -> None:
         self.refused = "" if reply.error is None else str(reply.error)
@@ -53,7 +53,7 @@ class Role:
     def on_off(self, reason: str) -> None:
         pass
 
-    def ask(self, op: Any, body: Any, kind: Any) -> Any:
+    def request(self, op: Any, body: Any, kind: Any) -> Any:
         """The final answer and its tag. None if the connection was lost meanwhile."""
         done, answers = threading.Event(), []
 
@@ -62,7 +62,7 @@ class Role:
             if not reply.partial:
                 done.set()
 
-        tag = self.client.ask(op, body, on_reply)
+        tag = self.client.request(op, body, on_reply)
         if tag is None or not done.wait(5.0):
             return None
         assert answers[-1].error is None, answers[-1].error
@@ -168,7 +168,7 @@ class Rank:
         ]
 
         def answered() -> Any:
-            reply = self.scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
+            reply = self.scheduler.request(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
             return reply and set(reply[0].results) == {messages.GRANT_GRANTED} and reply[0]
 
         return place.wait_for(answered, 20, "GRANT")
@@ -187,7 +187,7 @@ class Rank:
 
         def ready() -> Any:
             body = messages.Probe(request=request, hashes=b"".join(hashes), local_tokens=0, budget_ms=1000)
-            reply = self.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
+            reply = self.scheduler.request(Op.PROBE, body, messages.ProbeReply)
             return reply and set(reply[0].states) == {messages.CHUNK_READY} and reply
 
         reply, tag = place.wait_for(ready, 20, "all chunks ready")

@@ -1,6 +1,6 @@
 """vLLM's engine in a process of its own, stepped from a test: requests are added, stepped, aborted one by one.
 
-The engine runs in that process itself (no worker processes) unless tensor parallelism is asked for, so a test
+The engine runs in that process itself (no worker processes) unless tensor parallelism is requested, so a test
 decides what happens between two steps.
 """
 
@@ -67,11 +67,11 @@ class _Forks:
 
     def __init__(self) -> None:
         self._folder = paths.short_folder()
-        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, str(_CHILD), str(theirs.fileno())]
+        self._orders, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_end:
+            command = [sys.executable, str(_CHILD), str(child_end.fileno())]
             self._process = Process(
-                "vLLM's imports", command, self._folder / "log", env=environment(None), pass_fds=(theirs.fileno(),)
+                "vLLM's imports", command, self._folder / "log", env=environment(None), pass_fds=(child_end.fileno(),)
             )
 
     def fork(self, log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
@@ -116,8 +116,8 @@ class Engine:
         answer_seconds: float = 600,
         **arguments: Any,
     ) -> None:
-        asked_read, asked_write = os.pipe()
-        said_read, said_write = os.pipe()
+        requests_read, requests_write = os.pipe()
+        replies_read, replies_write = os.pipe()
         parallel = arguments.get("tensor_parallel_size", 1) > 1
         variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if parallel else "0"}
         if not parallel:
@@ -127,12 +127,12 @@ class Engine:
         try:
             # With worker processes vLLM forks by itself, and needs a process that was not forked.
             start = _spawn if parallel else _fork
-            self.process = start(log, variables, (asked_read, said_write))
+            self.process = start(log, variables, (requests_read, replies_write))
         finally:
-            os.close(asked_read)
-            os.close(said_write)
-        self._asked = os.fdopen(asked_write, "w")
-        self._said = os.fdopen(said_read)
+            os.close(requests_read)
+            os.close(replies_write)
+        self._requests = os.fdopen(requests_write, "w")
+        self._replies = os.fdopen(replies_read)
         self._answer_seconds = _START_SECONDS
         settings = {
             "model": str(model),
@@ -143,16 +143,16 @@ class Engine:
             "disable_log_stats": False,
             "seed": 0,
         } | arguments
-        self.connector: str | None = self._ask("start", **settings)
+        self.connector: str | None = self._call("start", **settings)
         self._answer_seconds = answer_seconds
 
-    def _ask(self, operation: str, **arguments: Any) -> Any:
+    def _call(self, operation: str, **arguments: Any) -> Any:
         try:
-            self._asked.write(json.dumps([operation, arguments]) + "\n")
-            self._asked.flush()
-            if not select.select([self._said], [], [], self._answer_seconds)[0]:
+            self._requests.write(json.dumps([operation, arguments]) + "\n")
+            self._requests.flush()
+            if not select.select([self._replies], [], [], self._answer_seconds)[0]:
                 raise EngineFailed(f"{operation!r} got no answer in {self._answer_seconds:g} s\n{self.stacks()}")
-            line = self._said.readline()
+            line = self._replies.readline()
         except BrokenPipeError:
             line = ""
         if not line:
@@ -175,19 +175,19 @@ class Engine:
     ) -> None:
         """Adds a request without running it. `params` are its kv_transfer_params. For `margins` see `take_margins`."""
         more = {"salt": salt, "params": params, "lora": lora, "margins": margins}
-        self._ask("add", name=name, tokens=tokens, max_tokens=max_tokens, **more)
+        self._call("add", name=name, tokens=tokens, max_tokens=max_tokens, **more)
 
     def step(self) -> dict[str, Output]:
         """Runs one engine step. Returns the requests with output."""
-        return {name: Output(*fields) for name, fields in self._ask("step").items()}
+        return {name: Output(*fields) for name, fields in self._call("step").items()}
 
     def run(self, seconds: float = 120) -> dict[str, Output]:
         """Steps until no request is left. Returns the last output of each."""
-        return {name: Output(*fields) for name, fields in self._ask("run", seconds=seconds).items()}
+        return {name: Output(*fields) for name, fields in self._call("run", seconds=seconds).items()}
 
     def drain(self, seconds: float = 30) -> None:
         """Steps until nothing is left to do, including stores."""
-        self._ask("drain", seconds=seconds)
+        self._call("drain", seconds=seconds)
 
     def generate(self, tokens: list[int], **arguments: Any) -> list[int]:
         """Runs one request and its stores to their end. Returns the generated tokens."""
@@ -200,58 +200,58 @@ class Engine:
 
     def abort(self, *names: str) -> None:
         """Aborts requests."""
-        self._ask("abort", names=list(names))
+        self._call("abort", names=list(names))
 
     def reset(self, *, external: bool = False, seconds: float = 20) -> None:
         """Empties vLLM's own prefix cache. With `external` it also calls the connector's `reset_cache`."""
-        self._ask("reset", external=external, seconds=seconds)
+        self._call("reset", external=external, seconds=seconds)
 
     def rpc(self, method: str, *, callable_: bool = False, **kwargs: Any) -> None:
         """Calls a method of all workers, by its name or by a function."""
-        self._ask("rpc", method=method, kwargs=kwargs, callable_=callable_)
+        self._call("rpc", method=method, kwargs=kwargs, callable_=callable_)
 
     def sleep(self, level: int) -> None:
         """Sleep mode, which frees nothing on CPUs."""
-        self._ask("sleep", level=level)
+        self._call("sleep", level=level)
 
     def wake_up(self) -> None:
         """The end of `sleep`."""
-        self._ask("wake_up")
+        self._call("wake_up")
 
     def try_reset(self, *, external: bool) -> bool:
         """Like `reset`, but only once. vLLM refuses while blocks are in use, and still resets the connector."""
-        return bool(self._ask("try_reset", external=external))
+        return bool(self._call("try_reset", external=external))
 
     def load_adapter(self, adapter: Adapter, *, in_place: bool) -> None:
         """Loads an adapter. With `in_place` even if its number already has weights."""
-        self._ask("load_adapter", lora=adapter, in_place=in_place)
+        self._call("load_adapter", lora=adapter, in_place=in_place)
 
     def take_sources(self) -> dict[str, tuple[int, int]]:
         """(local, external) cached prompt tokens of the requests with a first token since the last call."""
-        return {name: (local, external) for name, (local, external) in self._ask("take_sources").items()}
+        return {name: (local, external) for name, (local, external) in self._call("take_sources").items()}
 
     def take_failed_loads(self) -> int:
         """Requests whose load failed since the last call. Only known with one rank."""
-        return int(self._ask("take_failed_loads"))
+        return int(self._call("take_failed_loads"))
 
     def take_margins(self) -> dict[str, list[float]]:
         """For finished requests that were added with `margins`: the difference in log probability between each token
         and the next best, since the last call.
         """
-        margins: dict[str, list[float]] = self._ask("take_margins")
+        margins: dict[str, list[float]] = self._call("take_margins")
         return margins
 
     def delay_load(self, seconds: float) -> None:
         """Delays the next load's copy by this time; others wait behind it. Needs one rank."""
-        self._ask("delay_load", seconds=seconds)
+        self._call("delay_load", seconds=seconds)
 
     def raise_next(self, owner: str, name: str, times: int = 1) -> None:
         """The connector's method (`module.Class`, name) raises at its next calls. Needs one rank."""
-        self._ask("raise_next", owner=owner, name=name, times=times)
+        self._call("raise_next", owner=owner, name=name, times=times)
 
     def take_raised(self) -> list[str]:
         """Methods that raised since the last call."""
-        return list(self._ask("take_raised"))
+        return list(self._call("take_raised"))
 
     def stacks(self) -> str:
         """The end of the log, after all processes wrote the stacks of their threads and ended."""
@@ -263,12 +263,12 @@ class Engine:
 
     def states(self) -> dict[str, str]:
         """State of every request of the scheduler, by name."""
-        states: dict[str, str] = self._ask("states")
+        states: dict[str, str] = self._call("states")
         return states
 
     def counters(self) -> Samples:
         """vLLM's own metrics."""
-        return Samples((name, labels, value) for name, labels, value in self._ask("counters"))
+        return Samples((name, labels, value) for name, labels, value in self._call("counters"))
 
     def log_text(self) -> str:
         """All output."""
@@ -285,7 +285,7 @@ class Engine:
         self.process.stop()
 
     def _close(self) -> None:
-        for end in (self._asked, self._said):
+        for end in (self._requests, self._replies):
             with contextlib.suppress(BrokenPipeError):
                 end.close()
 

@@ -1,7 +1,7 @@
 """The process behind `engine.Engine`: reads one JSON line per operation and answers with one.
 
-`engine_child.py ASKED SAID` is one engine. `engine_child.py SOCKET` imports vLLM once, which takes longer than to start
-a small engine, and forks an engine for every message on the socket.
+`engine_child.py REQUESTS REPLIES` is one engine. `engine_child.py SOCKET` imports vLLM once, which takes longer than to
+start a small engine, and forks an engine for every message on the socket.
 """
 
 from __future__ import annotations
@@ -287,19 +287,19 @@ def _margin(chosen: Any) -> float:
     return best - second
 
 
-def serve(asked: Any, reply: Any) -> None:
+def serve(requests: Any, replies: Any) -> None:
     """Serves until the other end closes. SIGABRT writes the stacks of all threads to the log."""
     faulthandler.enable()
     operations = Operations()
-    for line in asked:
+    for line in requests:
         operation, arguments = json.loads(line)
         try:
             answer, error = getattr(operations, operation)(**arguments), None
         except Exception as caught:
             traceback.print_exc()
             answer, error = None, repr(caught)
-        reply.write(json.dumps([answer, error]) + "\n")
-        reply.flush()
+        replies.write(json.dumps([answer, error]) + "\n")
+        replies.flush()
 
 
 def fork_engines(orders: socket.socket) -> None:
@@ -322,7 +322,7 @@ def fork_engines(orders: socket.socket) -> None:
         orders.send(str(pid).encode())
 
 
-def _become(env: dict[str, str], asked: int, reply: int, log: int) -> None:
+def _become(env: dict[str, str], requests: int, replies: int, log: int) -> None:
     """Gives the fork the environment, group and output of a new process, and serves."""
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -337,7 +337,7 @@ def _become(env: dict[str, str], asked: int, reply: int, log: int) -> None:
         # OpenMP read it when the parent imported torch.
         importlib.import_module("torch").set_num_threads(int(threads))
     sys.path[:0] = filter(None, env["PYTHONPATH"].split(":"))
-    serve(os.fdopen(asked), os.fdopen(reply, "w"))
+    serve(os.fdopen(requests), os.fdopen(replies, "w"))
 
 
 if __name__ == "__main__":

@@ -93,34 +93,34 @@ class Pod:
         """Whether worker and scheduler sessions are connected and served."""
         return attached(self.sidecar)
 
-    def ask(self, tokens: list[int], **arguments: Any) -> Answer:
+    def generate(self, tokens: list[int], **arguments: Any) -> Answer:
         """Runs one prompt and waits until everything that it stored is readable."""
         before = self.engine.counters()
         generated = self.engine.generate(tokens, **arguments)
         self.settle()
         return Answer(generated, by_source(before, self.engine.counters()))
 
-    def ask_again(self, tokens: list[int], **arguments: Any) -> Answer:
-        """The same after vLLM forgot its own prefix cache.
+    def generate_again(self, tokens: list[int], **arguments: Any) -> Answer:
+        """Like `generate`, after a reset of vLLM's own prefix cache.
 
-        vLLM asks for 0.1 s for the sidecar's word and then computes: right beside a busy machine's other work, but not
-        what a test asks for. Such a prompt is asked once more.
+        vLLM waits up to 0.1 s for the sidecar's answer and then computes. On a busy machine the answer may be late.
+        This then resets the prefix cache and generates a second time.
         """
         unanswered = self._unanswered()
         self.engine.reset()
-        answer = self.ask(tokens, **arguments)
+        answer = self.generate(tokens, **arguments)
         if self._unanswered() == unanswered:
             return answer
         self.engine.reset()
-        return self.ask(tokens, **arguments)
+        return self.generate(tokens, **arguments)
 
-    def add_asked(self, name: str, tokens: list[int]) -> None:
+    def add_probed(self, name: str, tokens: list[int]) -> None:
         """Adds a request that the sidecar answers before vLLM's first poll, because vLLM waits only 0.1 s."""
-        before = self._chunks_told()
+        before = self._probed_chunks()
         self.engine.add(name, tokens)
-        wait_for(lambda: self._chunks_told() > before, 20, "an answer to the request's early PROBE")
+        wait_for(lambda: self._probed_chunks() > before, 20, "an answer to the request's early PROBE")
 
-    def _chunks_told(self) -> float:
+    def _probed_chunks(self) -> float:
         return self.sidecar.metrics().total("kvcachepool_probe_chunks_total")
 
     def _unanswered(self) -> float:

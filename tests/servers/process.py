@@ -35,7 +35,7 @@ _undertaker: subprocess.Popen[bytes] | None = None
 _undertaker_lock = threading.Lock()
 
 
-def _tell_undertaker(sign: str, group: int) -> None:
+def _notify_undertaker(sign: str, group: int) -> None:
     global _undertaker
     with _undertaker_lock:
         if _undertaker is None or _undertaker.poll() is not None:
@@ -186,7 +186,7 @@ class Process:
         self.log = log
         self._child = child
         self.pid = child.pid
-        _tell_undertaker("+", self.pid)
+        _notify_undertaker("+", self.pid)
 
     def running(self) -> bool:
         """Whether the first process still runs."""
@@ -214,7 +214,7 @@ class Process:
         wait_for(lambda: not any(alive(pid) for pid in left), 20, f"end of {self.name} after SIGKILL")
         for file in shared:
             file.unlink(missing_ok=True)
-        _tell_undertaker("-", self.pid)
+        _notify_undertaker("-", self.pid)
 
     def stop(self, seconds: float = 20) -> None:
         """SIGTERM, and SIGKILL for the rest after the timeout."""

@@ -64,10 +64,10 @@ class RedisServer:
         assert self._process is not None
         assert self._process.running(), f"the Redis server ended:\n{self._process.tail()}"
         with contextlib.suppress(OSError):
-            return self.ask("PING").startswith((b"+PONG", b"-NOAUTH"))
+            return self.command("PING").startswith((b"+PONG", b"-NOAUTH"))
         return False
 
-    def ask(self, *words: str | bytes) -> bytes:
+    def command(self, *words: str | bytes) -> bytes:
         """Sends one command. Returns the first line of the reply and the bytes that follow at once."""
         parts = [word.encode() if isinstance(word, str) else word for word in words]
         request = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
@@ -77,7 +77,7 @@ class RedisServer:
 
     def objects(self) -> int:
         """Keys in it: heads and segments."""
-        return int(self.ask("DBSIZE").removeprefix(b":"))
+        return int(self.command("DBSIZE").removeprefix(b":"))
 
     def keys(self) -> set[bytes]:
         """All of them."""

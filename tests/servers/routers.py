@@ -179,14 +179,14 @@ class Publisher:
 
 def replayed(endpoint: str, first: int = 0, seconds: float = 20) -> list[bytes]:
     """All batches from a number on that a vLLM has published and still keeps, from its own replay."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as asks:
-        asks.linger = 0
-        asks.connect(endpoint)
-        asks.send_multipart([b"", first.to_bytes(8, "big")])
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(endpoint)
+        dealer.send_multipart([b"", first.to_bytes(8, "big")])
         batches: list[bytes] = []
         while True:
-            assert asks.poll(int(seconds * 1000)), f"no replay from {endpoint}"
-            _, _, sequence, payload = asks.recv_multipart()
+            assert dealer.poll(int(seconds * 1000)), f"no replay from {endpoint}"
+            _, _, sequence, payload = dealer.recv_multipart()
             if sequence == ZmqEventPublisher.END_SEQ:
                 return batches
             assert int.from_bytes(sequence, "big") == first + len(batches)

@@ -163,7 +163,7 @@ class Sidecar(SidecarClient):
     def flip_memory(self) -> int:
         """Flips a bit in every page of the arena that is in use, behind the sidecar's back. Returns how many.
 
-        The highest bit of the exponent of a float32: no model says the same with it.
+        The highest bit of the exponent of a float32: no model generates the same tokens with it.
         """
         folder = Path(f"/proc/{self.engine_pid}/fd")
         arena = next(file for file in folder.iterdir() if "kvcachepool-arena" in os.readlink(file))

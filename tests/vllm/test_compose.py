@@ -63,8 +63,8 @@ def test_a_transport_and_the_cache_work_in_one_engine(new_pod: NewPod, truth: Tr
     pod.start(kv_transfer_config=transfer)
     assert pod.engine.connector == "MultiConnector"
     prompt = token_ids(2000, 321)
-    cold = pod.ask(prompt)
-    warm = pod.ask_again(prompt)
+    cold = pod.generate(prompt)
+    warm = pod.generate_again(prompt)
     assert (cold.external, warm.external) == (0, 1920)
     assert cold.tokens == warm.tokens == truth(prompt)
     log = pod.engine.log_text()

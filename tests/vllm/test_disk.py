@@ -58,7 +58,7 @@ def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
     prompt = token_ids(2000, 71)
     events = Events()
     first = new_pod(config=config).start(kv_events_config=events.config)
-    cold = first.ask(prompt)
+    cold = first.generate(prompt)
     assert (cold.computed, cold.external) == (2000, 0)
     wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
     events.become(first, prompt, 15, "GPU", "CPU", "STORAGE")
@@ -67,7 +67,7 @@ def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
 
     events = Events()
     second = new_pod(config=config).start(kv_events_config=events.config)
-    warm = second.ask(prompt)
+    warm = second.generate(prompt)
     events.become(second, prompt, 15, "GPU", "CPU", "STORAGE")
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
     assert warm.tokens == cold.tokens == truth(prompt)
@@ -76,8 +76,8 @@ def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
 
     # A corrupt chunk in memory is dropped, and the next request loads it from the disk again.
     assert second.sidecar.flip_memory()
-    flipped = second.ask_again(prompt, params={"kvcachepool.store": False})
-    fetched = second.ask_again(prompt)
+    flipped = second.generate_again(prompt, params={"kvcachepool.store": False})
+    fetched = second.generate_again(prompt)
     assert (flipped.external, fetched.external) == (0, 1920)
     assert flipped.tokens == fetched.tokens == truth(prompt)
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 3840, 10, "both hits of the disk")
@@ -89,7 +89,7 @@ def test_corrupt_bytes_are_detected_counted_and_recomputed(
     config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
     prompt = token_ids(2000, 72)
     first = new_pod(config=config).start()
-    first.ask(prompt)
+    first.generate(prompt)
     wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
     first.engine.stop()
     first.sidecar.kill_tree()
@@ -102,7 +102,7 @@ def test_corrupt_bytes_are_detected_counted_and_recomputed(
                 opened.write(b"not what was written")
 
     second = new_pod(config=config).start()
-    answer = second.ask(prompt)
+    answer = second.generate(prompt)
     assert (answer.computed, answer.local, answer.external) == (2000, 0, 0)
     assert answer.tokens == truth(prompt)
     metrics = second.sidecar.metrics
@@ -110,7 +110,7 @@ def test_corrupt_bytes_are_detected_counted_and_recomputed(
     # Detected chunks are written again. Chunks behind them were not read, and are detected when they are.
     written = "kvcachepool_tier_write_chunks_total"
     wait_for(lambda: metrics().total(written, tier="disk", result="stored") > 0, 20, "chunks written anew")
-    again = second.ask_again(prompt)
+    again = second.generate_again(prompt)
     assert (again.external, again.tokens) == (1920, truth(prompt))
 
 
@@ -121,7 +121,7 @@ def test_tokens_that_load_slower_than_they_compute_are_recomputed(
     prompts = [token_ids(600, seed) for seed in (91, 92, 93)]
     first = new_pod(config=config).start()
     for prompt in prompts:
-        first.ask(prompt)
+        first.generate(prompt)
     wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
     chunk_bytes = first.sidecar.status()["domains"][0]["chunk_bytes"]
     first.engine.stop()
@@ -130,8 +130,8 @@ def test_tokens_that_load_slower_than_they_compute_are_recomputed(
     # A chunk takes half a second, slower than computing. That is known after three of them.
     second = new_pod(config=config | {"pacing": {"readBytesPerSecond": str(2 * chunk_bytes)}}).start()
     for seed in range(3):
-        second.ask(token_ids(600, 1000 + seed))
-    answers = [second.ask(prompt) for prompt in prompts]
+        second.generate(token_ids(600, 1000 + seed))
+    answers = [second.generate(prompt) for prompt in prompts]
     assert [answer.external for answer in answers] == [512, 512, 0]
     assert [answer.tokens for answer in answers] == [truth(prompt) for prompt in prompts]
     metrics = second.sidecar.metrics

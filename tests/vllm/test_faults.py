@@ -16,44 +16,44 @@ NewPod = Callable[..., Pod]
 
 def test_engine_killed_under_a_running_vllm(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(2000, 101)
-    pod.ask(prompt)
+    pod.generate(prompt)
     pod.sidecar.kill_engine()
     pod.sidecar.wait_ready()
     wait_for(pod.attached, 20, "sessions after the engine's death")
-    warm = pod.ask_again(prompt)
+    warm = pod.generate_again(prompt)
     assert warm.external == 1920
     assert warm.tokens == truth(prompt)
 
 
 def test_connectors_return_the_memory_after_the_container_was_killed(pod: Pod, truth: Truth) -> None:
     prompt, meanwhile = token_ids(2000, 102), token_ids(1500, 103)
-    pod.ask(prompt)
+    pod.generate(prompt)
     pod.sidecar.kill_tree()
-    alone = pod.ask_again(meanwhile)
+    alone = pod.generate_again(meanwhile)
     assert (alone.external, alone.tokens) == (0, truth(meanwhile))
     pod.sidecar.start()
     wait_for(pod.attached, 20, "sessions after the container's death")
-    warm = pod.ask_again(prompt)
+    warm = pod.generate_again(prompt)
     assert warm.external == 1920
     assert warm.tokens == truth(prompt)
 
 
 def test_three_deaths_in_a_row_start_cold_and_serve(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(1500, 104)
-    pod.ask(prompt)
+    pod.generate(prompt)
     for _ in range(3):
         pod.sidecar.kill_tree()
         pod.sidecar.start()
         wait_for(pod.attached, 20, "sessions after a death")
-    first = pod.ask_again(prompt)
-    again = pod.ask_again(prompt)
+    first = pod.generate_again(prompt)
+    again = pod.generate_again(prompt)
     assert again.external == 1408
     assert first.tokens == again.tokens == truth(prompt)
 
 
 def test_the_sidecar_stops_during_a_load(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(4000, 105)
-    pod.ask(prompt)
+    pod.generate(prompt)
     pod.engine.reset()
     pod.engine.add("loading", prompt)
     while pod.engine.states().get("loading") == "WAITING":
@@ -63,7 +63,7 @@ def test_the_sidecar_stops_during_a_load(pod: Pod, truth: Truth) -> None:
     assert pod.engine.run(60)["loading"].tokens == truth(prompt)
     pod.engine.drain()
     pod.sidecar.thaw()
-    warm = pod.ask_again(prompt)
+    warm = pod.generate_again(prompt)
     assert warm.external == 3968
     assert warm.tokens == truth(prompt)
 
@@ -79,20 +79,20 @@ def test_stopped_sidecar_costs_no_answer_and_little_time(pod: Pod, truth: Truth)
     assert got == expected
     assert elapsed < 60, f"{elapsed:.0f} s for three prompts beside a stopped sidecar"
     wait_for(pod.attached, 20, "sessions after the sidecar woke")
-    pod.ask_again(prompts[0])
-    assert pod.ask_again(prompts[0]).external == 1408
+    pod.generate_again(prompts[0])
+    assert pod.generate_again(prompts[0]).external == 1408
 
 
 def test_the_sidecar_starts_after_vllm(new_pod: NewPod, truth: Truth) -> None:
     pod = new_pod()
     pod.start_engine()
     prompt = token_ids(2000, 120)
-    alone = pod.ask(prompt)
+    alone = pod.generate(prompt)
     assert (alone.external, alone.tokens) == (0, truth(prompt))
     pod.sidecar.start()
     pod.attach()
-    pod.ask_again(prompt)
-    warm = pod.ask_again(prompt)
+    pod.generate_again(prompt)
+    warm = pod.generate_again(prompt)
     assert warm.external == 1920
     assert warm.tokens == truth(prompt)
 
@@ -101,7 +101,7 @@ def test_vllm_killed_during_a_store_and_restarted(new_pod: NewPod, truth: Truth)
     pod = new_pod().start()
     first = pod.engine
     stored, torn = token_ids(2000, 130), token_ids(7000, 131)
-    pod.ask(stored)
+    pod.generate(stored)
     first.add("torn", torn)
 
     def granted() -> bool:
@@ -113,11 +113,11 @@ def test_vllm_killed_during_a_store_and_restarted(new_pod: NewPod, truth: Truth)
     wait_for(lambda: pod.sidecar.status()["memory"]["slots"]["granted"] == 0, 60, "slots of the dead writer back")
     pod.start_engine()
     pod.attach()
-    warm, again = pod.ask(stored), pod.ask(torn)
+    warm, again = pod.generate(stored), pod.generate(torn)
     assert warm.external == 1920
     assert warm.tokens == truth(stored)
     assert again.tokens == truth(torn)
-    assert pod.ask_again(torn).external == 6912
+    assert pod.generate_again(torn).external == 6912
 
 
 def test_preemption_and_eviction_in_tiny_memories(new_pod: NewPod, truth: Truth) -> None:

@@ -14,9 +14,9 @@ Truth = Callable[..., list[int]]
 
 def test_cold_local_and_warm_give_the_same_tokens(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(2000, 11)
-    cold = pod.ask(prompt)
-    local = pod.ask(prompt)
-    warm = pod.ask_again(prompt)
+    cold = pod.generate(prompt)
+    local = pod.generate(prompt)
+    warm = pod.generate_again(prompt)
     assert (cold.computed, cold.local, cold.external) == (2000, 0, 0)
     assert (local.computed, local.local, local.external) == (80, 1920, 0)
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
@@ -25,9 +25,9 @@ def test_cold_local_and_warm_give_the_same_tokens(pod: Pod, truth: Truth) -> Non
 
 def test_hit_counts_match_on_both_sides(pod: Pod) -> None:
     prompt = token_ids(1500, 12)
-    pod.ask(prompt)
+    pod.generate(prompt)
     before = pod.sidecar.metrics()
-    warm = pod.ask_again(prompt)
+    warm = pod.generate_again(prompt)
 
     def grown(name: str, **labels: str) -> float:
         now = pod.sidecar.metrics()
@@ -47,14 +47,14 @@ def test_hit_counts_match_on_both_sides(pod: Pod) -> None:
 def test_bits_that_flip_in_memory_are_never_served(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(2000, 35)
     try:
-        pod.ask(prompt)
+        pod.generate(prompt)
         before = pod.sidecar.metrics().total("kvcachepool_corrupt_chunks_total")
         assert pod.sidecar.flip_memory()
-        flipped = pod.ask_again(prompt)
+        flipped = pod.generate_again(prompt)
         assert flipped.tokens == truth(prompt)
         assert (flipped.computed, flipped.external) == (2000, 0)
         assert pod.sidecar.metrics().total("kvcachepool_corrupt_chunks_total") == before + 8
-        again = pod.ask_again(prompt)
+        again = pod.generate_again(prompt)
         assert (again.external, again.tokens) == (1920, truth(prompt))
     finally:
         # After a start every chunk is verified, so other tests do not read the flipped bits.
@@ -63,19 +63,19 @@ def test_bits_that_flip_in_memory_are_never_served(pod: Pod, truth: Truth) -> No
 
 def test_a_prompt_of_whole_chunks_computes_one_block_at_most(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(2048, 13)
-    pod.ask(prompt)
-    warm = pod.ask_again(prompt)
+    pod.generate(prompt)
+    warm = pod.generate_again(prompt)
     assert warm.computed <= BLOCK
     assert warm.tokens == truth(prompt)
 
 
 def test_local_hits_are_not_loaded(pod: Pod, truth: Truth) -> None:
     prefix, rest = token_ids(1024, 14), token_ids(1976, 15)
-    pod.ask(prefix + rest)
+    pod.generate(prefix + rest)
     pod.engine.reset()
     # Shorter than minLoadTokens beyond the boundary, so vLLM computes it, and then it is local.
-    pod.ask(prefix + token_ids(64, 16))
-    answer = pod.ask(prefix + rest)
+    pod.generate(prefix + token_ids(64, 16))
+    answer = pod.generate(prefix + rest)
     assert answer.local == 1024
     assert answer.external == 2944 - 1024
     assert answer.tokens == truth(prefix + rest)
@@ -83,17 +83,17 @@ def test_local_hits_are_not_loaded(pod: Pod, truth: Truth) -> None:
 
 def test_the_next_turn_of_a_conversation_hits_the_turn_before(pod: Pod, truth: Truth) -> None:
     turn = token_ids(1700, 17)
-    first = pod.ask(turn, max_tokens=16)
+    first = pod.generate(turn, max_tokens=16)
     longer = turn + first.tokens + token_ids(300, 18)
-    answer = pod.ask_again(longer)
+    answer = pod.generate_again(longer)
     assert answer.external == 1536
     assert answer.tokens == truth(longer)
 
 
 def test_prompt_longer_than_a_step_is_stored_step_by_step(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(6000, 19)
-    cold = pod.ask(prompt)
-    warm = pod.ask_again(prompt)
+    cold = pod.generate(prompt)
+    warm = pod.generate_again(prompt)
     assert cold.computed == 6000
     assert warm.external == 5888
     assert cold.tokens == warm.tokens == truth(prompt)
@@ -120,7 +120,7 @@ def test_eight_prompts_at_once(pod: Pod, truth: Truth) -> None:
 
 def test_two_equal_prompts_at_once_load_once(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(2000, 31)
-    pod.ask(prompt)
+    pod.generate(prompt)
     pod.engine.reset()
     before = pod.engine.counters()
     pod.engine.add("first", prompt)
@@ -134,24 +134,24 @@ def test_two_equal_prompts_at_once_load_once(pod: Pod, truth: Truth) -> None:
 
 def test_salted_and_tagged_prompts_share_only_with_their_own(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(1500, 32)
-    pod.ask(prompt, salt="red")
-    other = pod.ask_again(prompt, salt="blue")
-    same = pod.ask_again(prompt, salt="red")
+    pod.generate(prompt, salt="red")
+    other = pod.generate_again(prompt, salt="blue")
+    same = pod.generate_again(prompt, salt="red")
     assert (other.external, same.external) == (0, 1408)
     tags = {"kvcachepool.tags": {"tenant": "a"}}
-    tagged = pod.ask_again(prompt, params=tags)
-    again = pod.ask_again(prompt, params=tags)
-    foreign = pod.ask_again(prompt, params={"kvcachepool.tags": {"tenant": "b"}})
+    tagged = pod.generate_again(prompt, params=tags)
+    again = pod.generate_again(prompt, params=tags)
+    foreign = pod.generate_again(prompt, params={"kvcachepool.tags": {"tenant": "b"}})
     assert (tagged.external, again.external, foreign.external) == (0, 1408, 0)
     assert {tuple(a.tokens) for a in (other, same, tagged, again, foreign)} == {tuple(truth(prompt))}
 
 
 def test_controls_of_a_request(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(2000, 33)
-    pod.ask(prompt, params={"kvcachepool.store": False})
-    unstored = pod.ask_again(prompt, params={"kvcachepool.skip_last_tokens": 1000})
-    shorter = pod.ask_again(prompt, params={"kvcachepool.store": "yes", "kvcachepool.ttl": []})
-    capped = pod.ask_again(prompt, params={"max_load_tokens": 1024})
+    pod.generate(prompt, params={"kvcachepool.store": False})
+    unstored = pod.generate_again(prompt, params={"kvcachepool.skip_last_tokens": 1000})
+    shorter = pod.generate_again(prompt, params={"kvcachepool.store": "yes", "kvcachepool.ttl": []})
+    capped = pod.generate_again(prompt, params={"max_load_tokens": 1024})
     assert unstored.external == 0
     assert shorter.external in (768, 896)
     assert capped.external == 1024
@@ -160,17 +160,17 @@ def test_controls_of_a_request(pod: Pod, truth: Truth) -> None:
 
 def test_external_reset_forgets_without_a_sidecar_restart(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(1500, 34)
-    pod.ask(prompt)
+    pod.generate(prompt)
     pod.engine.reset(external=True)
-    after = pod.ask(prompt)
-    again = pod.ask_again(prompt)
+    after = pod.generate(prompt)
+    again = pod.generate_again(prompt)
     assert (after.external, again.external) == (0, 1408)
     assert after.tokens == again.tokens == truth(prompt)
 
 
 def test_aborted_while_loading_then_sent_again(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(3000, 35)
-    pod.ask(prompt)
+    pod.generate(prompt)
     pod.engine.reset()
     pod.engine.add("gone", prompt)
     while pod.engine.states().get("gone") == "WAITING":
@@ -197,6 +197,6 @@ def test_aborted_at_every_step_leaves_nothing_behind(pod: Pod, truth: Truth) -> 
         pod.engine.drain()
         pod.engine.reset()
     pod.settle()
-    assert pod.ask(prompt).tokens == truth(prompt)
-    assert pod.ask_again(prompt).tokens == truth(prompt)
+    assert pod.generate(prompt).tokens == truth(prompt)
+    assert pod.generate_again(prompt).tokens == truth(prompt)
     assert pod.sidecar.status()["memory"]["leased_bytes"] == 0

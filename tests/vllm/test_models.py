@@ -26,8 +26,8 @@ if "amx_tile" in Path("/proc/cpuinfo").read_text():
 def test_other_layouts_hit_with_the_same_answers(new_pod: NewPod, name: str, arguments: dict[str, str]) -> None:
     pod = new_pod().start(name, **arguments)
     prompt = token_ids(3000, 301)
-    cold = pod.ask(prompt)
-    warm = pod.ask_again(prompt)
+    cold = pod.generate(prompt)
+    warm = pod.generate_again(prompt)
     assert cold.external == 0
     assert warm.external >= 2560
     assert warm.tokens == cold.tokens
@@ -44,7 +44,7 @@ def test_a_backend_without_prefix_support_answers_as_without_a_cache(new_pod: Ne
     engine = pod.start_engine("mla", attention_backend="CPU_MLA")
     if engine.connector is not None:
         pod.attach()
-    answers = [pod.ask(prompt) for prompt in prompts]
+    answers = [pod.generate(prompt) for prompt in prompts]
     assert [answer.tokens for answer in answers] == wanted, answers
     assert engine.connector is None
     wait_for(
@@ -62,7 +62,7 @@ def test_other_weights_and_other_dtype_share_nothing(new_pod: NewPod, truth: Tru
     for name, dtype in (("tiny-other", "float32"), ("tiny", "bfloat16"), ("tiny", "float32")):
         engine = pod.start_engine(name, dtype=dtype)
         pod.attach()
-        cold = pod.ask(prompt)
+        cold = pod.generate(prompt)
         assert cold.external == 0, f"{name} in {dtype} took KV of another domain"
         domains |= {(d["model_id"], d["layout_id"]) for d in pod.sidecar.status()["domains"]}
         engine.stop()

@@ -37,12 +37,12 @@ METHODS = [
 def test_an_exception_in_a_hook_costs_no_answer_and_no_block(new_pod: Callable[..., Pod], truth: Truth) -> None:
     pod = new_pod().start()
     seen = token_ids(700, 81)
-    pod.ask(seen)
+    pod.generate(seen)
     for number, (owner, name) in enumerate(METHODS):
         new = token_ids(300, 900 + number)
         pod.engine.reset()
         pod.engine.raise_next(owner, name)
-        pod.add_asked("seen", seen)
+        pod.add_probed("seen", seen)
         pod.engine.step()
         pod.engine.add("new", new)
         outputs = pod.engine.run()
@@ -52,16 +52,16 @@ def test_an_exception_in_a_hook_costs_no_answer_and_no_block(new_pod: Callable[.
         assert outputs["seen"].tokens == truth(seen), where
         assert outputs["new"].tokens == truth(new), where
         assert pod.engine.try_reset(external=False), f"blocks are held after {where}"
-        assert pod.ask_again(seen).external == 640, f"no hit after {where}"
+        assert pod.generate_again(seen).external == 640, f"no hit after {where}"
 
 
 def test_repeated_exceptions_turn_the_cache_off_by_name(new_pod: Callable[..., Pod], truth: Truth) -> None:
     pod = new_pod().start()
     prompt = token_ids(700, 82)
-    pod.ask(prompt)
+    pod.generate(prompt)
     pod.engine.raise_next("scheduler.Scheduler", "step", times=3)
     pod.engine.reset()
     assert pod.engine.generate(prompt) == truth(prompt)
     assert "ConnectorBug/step" in [session["off"] for session in pod.sidecar.status()["sessions"]]
     pod.engine.reset()
-    assert pod.ask(prompt).external == 0
+    assert pod.generate(prompt).external == 0

@@ -21,7 +21,7 @@ def _config(s3: S3Server, load_timeout: str) -> dict[str, Any]:
 def _stored(new_pod: NewPod, s3: S3Server, prompts: list[list[int]]) -> list[list[int]]:
     """Computes prompts in a pod that is deleted afterwards, and whose chunks are in the bucket. Returns the answers."""
     pod = new_pod(config=_config(s3, "20s")).start()
-    answers = [pod.ask(prompt) for prompt in prompts]
+    answers = [pod.generate(prompt) for prompt in prompts]
     assert [(a.computed, a.external) for a in answers] == [(len(p), 0) for p in prompts]
     wait_for(lambda: pod.sidecar.written_to("s3"), 30, "every chunk in the bucket")
     pod.engine.stop()
@@ -34,7 +34,7 @@ def test_a_new_pod_is_warm_from_the_bucket_of_a_deleted_one(new_pod: NewPod, tru
     (cold,) = _stored(new_pod, s3, [prompt])
     assert s3.objects()
     second = new_pod(config=_config(s3, "20s")).start()
-    warm = second.ask(prompt)
+    warm = second.generate(prompt)
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
     assert warm.tokens == cold == truth(prompt)
     hits = second.sidecar.metrics
@@ -49,12 +49,12 @@ def test_corrupt_bytes_are_detected_counted_and_recomputed(new_pod: NewPod, trut
             opened.seek(written.stat().st_size // 2)
             opened.write(b"not what was written")
     pod = new_pod(config=_config(s3, "20s")).start()
-    answer = pod.ask(prompt)
+    answer = pod.generate(prompt)
     assert (answer.computed, answer.local, answer.external) == (2000, 0, 0)
     assert answer.tokens == truth(prompt)
     metrics = pod.sidecar.metrics
     assert metrics().total("kvcachepool_tier_corrupt_objects_total", tier="s3") > 0
-    again = pod.ask_again(prompt)
+    again = pod.generate_again(prompt)
     assert (again.external, again.tokens) == (1920, truth(prompt))
 
 
@@ -86,14 +86,14 @@ def test_a_server_that_hangs_during_loads_and_stores_costs_no_answer(
     assert (loading.reason, loading.tokens) == ("length", truth(during))
     # No request waits for it any more.
     wait_for(lambda: lost("fetch", "cancelled") > 0, 10, "what did not come by its reason")
-    alone = pod.ask(before)
+    alone = pod.generate(before)
     assert (alone.external, alone.tokens) == (0, truth(before))
     wait_for(lambda: pod.sidecar.tier_state("s3") != "ready", 30, "the tier named as down, or slow")
     s3.thaw()
-    wait_for(lambda: pod.sidecar.tier_state("s3") != "off", 30, "the tier asked again")
+    wait_for(lambda: pod.sidecar.tier_state("s3") != "off", 30, "the tier to be tried again")
     pod.sidecar.change({"pacing": {"readBytesPerSecond": "0"}})
-    later = pod.ask(after)
+    later = pod.generate(after)
     assert (later.external, later.tokens) == (1920, truth(after))
     wait_for(lambda: pod.sidecar.tier_state("s3") == "ready", 30, "the tier back")
-    again = pod.ask_again(new)
+    again = pod.generate_again(new)
     assert (again.external, again.tokens) == (1920, truth(new))

@@ -25,10 +25,10 @@ def _chunks(pod: Pod) -> int:
     return int(pod.sidecar.status()["memory"]["chunks"])
 
 
-def _asked_and_written(pod: Pod, prompt: list[int]) -> list[int]:
+def _generate_and_write(pod: Pod, prompt: list[int]) -> list[int]:
     """The answer to a new prompt, which only this pod writes to both tiers."""
     before = _chunks(pod)
-    cold = pod.ask(prompt)
+    cold = pod.generate(prompt)
     assert (cold.computed, cold.external) == (2000, 0)
 
     def written() -> bool:
@@ -52,7 +52,7 @@ def _store_and_load(pod: Pod, new: list[list[int]], known: list[list[int]]) -> t
     pod.sidecar.change({"pacing": {"writeBytesPerSecond": "2Mi"}})
     before = pod.engine.counters()
     answers: list[list[int]] = []
-    for batch, add in ((new, pod.engine.add), (known, pod.add_asked)):
+    for batch, add in ((new, pod.engine.add), (known, pod.add_probed)):
         for number, prompt in enumerate(batch):
             add(str(number), prompt)
         outputs = pod.engine.run()
@@ -71,7 +71,7 @@ def _both_store_and_load(pods: list[Pod], redis: RedisServer, truth: Truth) -> N
     for number in range(3):
         if number == 2:
             # Chunks that Redis lost are loaded from S3.
-            assert redis.ask("FLUSHALL", "SYNC") == b"+OK"
+            assert redis.command("FLUSHALL", "SYNC") == b"+OK"
         *own, same = (token_ids(2000, 130 + 3 * number + n) for n in range(3))
         with ThreadPoolExecutor() as threads:
             done = list(threads.map(_store_and_load, pods, [[mine, same] for mine in own], known))
@@ -92,8 +92,8 @@ def test_pods_hit_each_others_chunks_and_chunks_that_redis_lost(
     first, second = pods = [new_pod(config=config).start() for _ in range(2)]
     prompts = [token_ids(2000, 121), token_ids(2000, 122)]
     for writer, reader, prompt in ((first, second, prompts[0]), (second, first, prompts[1])):
-        cold = _asked_and_written(writer, prompt)
-        warm = reader.ask(prompt)
+        cold = _generate_and_write(writer, prompt)
+        warm = reader.generate(prompt)
         assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
         assert warm.tokens == cold == truth(prompt)
     _both_store_and_load(pods, redis, truth)
@@ -102,9 +102,9 @@ def test_pods_hit_each_others_chunks_and_chunks_that_redis_lost(
         wait_for(lambda pod=pod: _hit(pod, "s3") == 1920, 10, "the hit under its tier")  # type: ignore[misc]
     first.engine.stop()
     first.sidecar.kill_tree()
-    assert redis.ask("FLUSHALL", "SYNC") == b"+OK"
+    assert redis.command("FLUSHALL", "SYNC") == b"+OK"
     third = new_pod(config=config).start()
     for prompt in prompts:
-        warm = third.ask(prompt)
+        warm = third.generate(prompt)
         assert (warm.external, warm.tokens) == (1920, truth(prompt))
     wait_for(lambda: _hit(third, "s3") == 2 * 1920, 10, "the hits under their tier")

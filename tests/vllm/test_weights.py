@@ -86,13 +86,13 @@ def test_nothing_of_the_old_weights_is_served_after_a_change(
     _reload(engine, _FIRST)
     engine.reset()
     before, prompt = token_ids(300, 700 + number), token_ids(2000, 710 + number)
-    reloading.ask(before)
-    assert reloading.ask(prompt).tokens == truth(prompt)
+    reloading.generate(before)
+    assert reloading.generate(prompt).tokens == truth(prompt)
     change(engine, _OTHER)
     engine.reset()
-    new = reloading.ask(prompt)
+    new = reloading.generate(prompt)
     assert (new.external, new.tokens) == (0, other_truth(prompt))
-    warm = reloading.ask_again(prompt)
+    warm = reloading.generate_again(prompt)
     assert (warm.external, warm.tokens) == (1920, other_truth(prompt))
 
 
@@ -109,9 +109,9 @@ def test_a_request_across_a_change_of_weights_leaves_nothing(reloading: Pod, oth
     engine.run()
     engine.drain()
     engine.reset()
-    after = reloading.ask(prompt)
+    after = reloading.generate(prompt)
     assert (after.external, after.tokens) == (0, other_truth(prompt))
-    warm = reloading.ask_again(prompt)
+    warm = reloading.generate_again(prompt)
     assert (warm.external, warm.tokens) == (5888, other_truth(prompt))
 
 
@@ -122,13 +122,13 @@ def test_another_process_with_the_old_weights_is_right_beside_it_and_through_a_s
     _reload(engine, _FIRST)
     started_with, changed_to = token_ids(2000, 740), token_ids(2000, 741)
     elsewhere = new_pod(config={"redis": server.config()}).start(_FIRST)
-    assert elsewhere.ask(started_with).tokens == truth(started_with)
+    assert elsewhere.generate(started_with).tokens == truth(started_with)
     wait_for(lambda: elsewhere.sidecar.written_to("redis"), 30, "every chunk in the server")
     _reload(engine, _OTHER)
     engine.reset()
     for prompt in (started_with, changed_to):
-        assert reloading.ask(prompt).external == 0
-    through_redis = elsewhere.ask(changed_to)
+        assert reloading.generate(prompt).external == 0
+    through_redis = elsewhere.generate(changed_to)
     assert (through_redis.external, through_redis.tokens) == (0, truth(changed_to))
     beside = Engine(reloading.folder, model(_FIRST), reloading.folder / "vllm-beside.log")
     try:
@@ -152,19 +152,19 @@ def test_an_engine_in_separate_processes_detects_changes_of_weights(
     )
     prompt = token_ids(2000, 750)
 
-    def ask(truth: Truth) -> int:
+    def generate(truth: Truth) -> int:
         """Runs a request and waits until the prompt's chunks are stored: this engine steps by itself."""
         stored = pod.sidecar.status()["memory"]["chunks"]
-        answer = pod.ask(prompt)
+        answer = pod.generate(prompt)
         assert answer.tokens == truth(prompt)
         if not answer.external:
             wait_for(lambda: pod.sidecar.status()["memory"]["chunks"] >= stored + 8, 20, "all chunks stored")
         pod.engine.reset()
         return answer.external
 
-    assert ask(truth) == 0
-    assert ask(truth) == 1920
+    assert generate(truth) == 0
+    assert generate(truth) == 1920
     _reload(pod.engine, _OTHER)
     pod.engine.reset()
-    assert ask(other_truth) == 0
-    assert ask(other_truth) == 1920
+    assert generate(other_truth) == 0
+    assert generate(other_truth) == 1920

@@ -30,9 +30,9 @@ def has_window(pod: Pod) -> bool:
 
 def test_a_repeated_prompt_is_loaded_through_the_window_with_the_same_answer(windowed: Pod, truth: Truth) -> None:
     prompt = token_ids(2000, 301)
-    cold = windowed.ask(prompt)
+    cold = windowed.generate(prompt)
     stored = windowed.sidecar.metrics().total(MOVED, direction="store")
-    warm = windowed.ask_again(prompt)
+    warm = windowed.generate_again(prompt)
     assert (cold.computed, warm.external) == (2000, 1920)
     assert cold.tokens == warm.tokens == truth(prompt)
     assert stored > 0
@@ -45,14 +45,14 @@ def test_a_repeated_prompt_is_loaded_through_the_window_with_the_same_answer(win
 
 def test_a_new_window_follows_the_death_of_the_sidecar(windowed: Pod, truth: Truth) -> None:
     prompt, later = token_ids(2000, 302), token_ids(1500, 303)
-    windowed.ask(prompt)
+    windowed.generate(prompt)
     windowed.sidecar.kill_engine()
     windowed.sidecar.wait_ready()
     wait_for(windowed.attached, 20, "sessions after the engine's death")
     wait_for(lambda: has_window(windowed), 20, "another window")
-    warm = windowed.ask_again(prompt)
+    warm = windowed.generate_again(prompt)
     assert (warm.external, warm.tokens) == (1920, truth(prompt))
     assert windowed.sidecar.metrics().total(MOVED, direction="load") > 0
-    assert windowed.ask(later).tokens == truth(later)
-    again = windowed.ask_again(later)
+    assert windowed.generate(later).tokens == truth(later)
+    again = windowed.generate_again(later)
     assert (again.external, again.tokens) == (1408, truth(later))

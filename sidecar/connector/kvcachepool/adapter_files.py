@@ -18,7 +18,7 @@ logger = logging.getLogger("kvcachepool")
 
 _ADAPTER_RETRY_S = 5.0
 #: Requests wait this long for a check of an adapter's files. It takes microseconds on a local file system.
-_LOOK_S = 0.1
+_CHECK_WAIT_S = 0.1
 
 #: Names, times, inodes and sizes of an adapter's files. They are equal if the files have not changed.
 Stamp = tuple[tuple[str, int, int, int, int], ...]
@@ -28,19 +28,19 @@ class _Adapter:
     """State of an adapter under one id, guarded by the lock of `AdapterHashes`. All times are monotonic.
 
     digest: None while it cannot be cached.
-    asked_s: when the pending check of the files was requested, 0 without one.
+    check_started_s: when the pending check of the files was requested, 0 without one.
     confirmed_s: start of the last check that found the files as they were hashed.
     again_s: earliest time of the next check while there is no digest.
     """
 
-    __slots__ = ("again_s", "asked_s", "confirmed_s", "digest", "folder", "path", "stamp")
+    __slots__ = ("again_s", "check_started_s", "confirmed_s", "digest", "folder", "path", "stamp")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.folder = ""
         self.stamp: Stamp = ()
         self.digest: bytes | None = None
-        self.asked_s = 0.0
+        self.check_started_s = 0.0
         self.confirmed_s = 0.0
         self.again_s = 0.0
 
@@ -106,9 +106,9 @@ class AdapterHashes:
             if adapter.digest is not None and adapter.confirmed_s >= since_s:
                 return adapter.digest
             now_s = time.monotonic()
-            if adapter.asked_s or (adapter.digest is None and now_s < adapter.again_s):
+            if adapter.check_started_s or (adapter.digest is None and now_s < adapter.again_s):
                 return None
-            adapter.asked_s = now_s
+            adapter.check_started_s = now_s
             if adapter.digest is None:
                 self._reader.submit(functools.partial(self._hash, adapter))
             else:
@@ -123,16 +123,16 @@ class AdapterHashes:
             adapter = self._known.get((path, load_id))
             if adapter is None or adapter.digest is None:
                 return False
-            return not adapter.asked_s or time.monotonic() - adapter.asked_s < _LOOK_S
+            return not adapter.check_started_s or time.monotonic() - adapter.check_started_s < _CHECK_WAIT_S
 
     def _hash(self, adapter: _Adapter) -> None:
         try:
             found = self._check_files(adapter.path)
         except OSError as error:
-            logger.warning("LoRA adapter %s cannot be hashed yet: %s", adapter.path, error)
+            logger.warning("LoRA adapter %s is not cached until its files can be read: %s", adapter.path, error)
             found = None
         with self._lock:
-            adapter.asked_s = 0.0
+            adapter.check_started_s = 0.0
             if found is None:
                 adapter.again_s = time.monotonic() + _ADAPTER_RETRY_S
             else:
@@ -164,13 +164,13 @@ class AdapterHashes:
         began_s = time.monotonic()
         same = stamp_of(adapter.folder) == adapter.stamp
         with self._lock:
-            adapter.asked_s = 0.0
+            adapter.check_started_s = 0.0
             if same:
                 adapter.confirmed_s = began_s
             else:
                 adapter.digest, adapter.again_s = None, math.inf
         if not same:
-            logger.warning("LoRA adapter %s is not cached any more: its files changed under the same id", adapter.path)
+            logger.warning("LoRA adapter %s is not cached: its files changed under the same id", adapter.path)
         elif self._on_known is not None:
             self._on_known(adapter.path)
 

@@ -3,9 +3,9 @@
 Only `go_off` blocks its caller. Sends do not block: a frame that does not fit into the socket closes the connection,
 and the next HELLO reconciles both sides. Callbacks run on the reader thread and never hold a lock of this file.
 
-The owner of a `Client` has a lock of its own. It calls `send` and `ask` while holding it, together with the change of
-its state that the frame describes; `held` and `behind_hello` take the same lock. So nothing is lost between a HELLO's
-list and the frames behind it: if `send` returns False, the owner keeps the message and sends it in `behind_hello`.
+The owner of a `Client` has a lock of its own. It calls `send` and `request` while holding it, together with the change
+of its state that the frame describes; `held` and `after_hello` take the same lock. So nothing is lost between a HELLO's
+list and the frames behind it: if `send` returns False, the owner keeps the message and sends it in `after_hello`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _M = TypeVar("_M", bound=Message)
 
 
 class Reply(NamedTuple):
-    """A response to `ask`. `error` is set if the sidecar refused the request. `partial`: more responses with this tag
-    follow.
+    """A response to `request`. `error` is set if the sidecar refused the request. `partial`: more responses with this
+    tag follow.
     """
 
     tag: int
@@ -72,8 +72,8 @@ class Hooks(Protocol):
     def held(self, region: int | None) -> Held:
         """Returns the list for the next HELLO, which names this region as mapped. Called under the owner's lock."""
 
-    def behind_hello(self) -> None:
-        """HELLO was sent, and `send` and `ask` work again. Sends what ended after the list was made, and what is
+    def after_hello(self) -> None:
+        """HELLO was sent, and `send` and `request` work again. Sends what ended after the list was made, and what is
         pending.
         """
 
@@ -81,7 +81,7 @@ class Hooks(Protocol):
         """HELLO was answered with memory `sent`, `held` or `none`. REGISTER is sent here."""
 
     def on_lost(self) -> None:
-        """The connection was lost. No response to an earlier `ask` will arrive."""
+        """The connection was lost. No response to an earlier `request` will arrive."""
 
     def before_unmap(self) -> None:
         """Ends all copies and drops all views of the arena. Returns when none is in use."""
@@ -130,10 +130,10 @@ class Client:
         self._path = socket_path
         self._hooks = hooks
         self._shared: Shared = shared()
-        self._lock = threading.Lock()  # guards: _sock's writes, _open, _asks
+        self._lock = threading.Lock()  # guards: _sock's writes, _open, _callbacks
         self._sock: socket.socket | None = None
         self._open = False
-        self._asks: dict[int, Callable[[Reply], None]] = {}
+        self._callbacks: dict[int, Callable[[Reply], None]] = {}
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"kvcachepool-{role}", daemon=True)
@@ -152,7 +152,7 @@ class Client:
         """Sends a one-way frame. Returns False if no HELLO was sent on a connection, or if the frame did not fit."""
         return self._transmit(op, encode(body), None) is not None
 
-    def ask(self, op: Op, body: Message, on_reply: Callable[[Reply], None]) -> int | None:
+    def request(self, op: Op, body: Message, on_reply: Callable[[Reply], None]) -> int | None:
         """Sends a request whose responses go to `on_reply`, on the reader thread. Returns its tag, or None if it was
         not sent.
 
@@ -163,7 +163,7 @@ class Client:
     def drop(self, tag: int) -> None:
         """Ignores responses with this tag from now on."""
         with self._lock:
-            self._asks.pop(tag, None)
+            self._callbacks.pop(tag, None)
 
     def go_off(self, reason: str) -> None:
         """Turns off permanently: closes the connection, ends copies, unmaps, closes the memfds, and unlocks the byte
@@ -196,10 +196,10 @@ class Client:
                 return None
             tag = next(_tags)
             if on_reply is not None:
-                self._asks[tag] = on_reply
+                self._callbacks[tag] = on_reply
             if self._write(op, tag, body):
                 return tag
-            self._asks.pop(tag, None)
+            self._callbacks.pop(tag, None)
             return None
 
     def _write(self, op: Op, tag: int, body: bytes) -> bool:
@@ -230,23 +230,23 @@ class Client:
     def _run(self) -> None:
         backoff = _BACKOFF_FIRST_S
         while not self._stop.is_set():
-            greeted = False
+            accepted = False
             try:
-                greeted = self._session()
+                accepted = self._session()
             except wire.WrongVersion as error:
-                greeted = self.connected
+                accepted = self.connected
                 self._refused(ErrorBody(code="WrongVersion", message=str(error), retryable=False))
             except (OSError, wire.FrameError, SharedMemoryError, msgspec.DecodeError) as error:
                 logger.debug("connection to the sidecar ended: %s", error)
-                greeted = self.connected
+                accepted = self.connected
             except Exception:
                 logger.exception("unexpected error on the connection to the sidecar")
             finally:
                 self._close()
             if self._stop.is_set():
                 return
-            backoff = _BACKOFF_FIRST_S if greeted else min(backoff * 2, _BACKOFF_LAST_S)
-            wait = _BACKOFF_REFUSED_S if self.refusal and not greeted else backoff
+            backoff = _BACKOFF_FIRST_S if accepted else min(backoff * 2, _BACKOFF_LAST_S)
+            wait = _BACKOFF_REFUSED_S if self.refusal and not accepted else backoff
             self._stop.wait(wait * random.uniform(0.5, 1.0))
 
     def _close(self) -> None:
@@ -254,7 +254,7 @@ class Client:
             was = self._sock is not None
             self._open = False
             self.connected = False
-            self._asks.clear()
+            self._callbacks.clear()
             if self._sock is not None:
                 # A forked child may hold the socket open, so that only a shutdown ends the connection.
                 with contextlib.suppress(OSError):
@@ -286,26 +286,26 @@ class Client:
             frames.close()
 
     def _serve(self, frames: wire.Frames) -> bool:
-        again_at: float | None = time.monotonic()
-        greeted = False
+        next_hello_at: float | None = time.monotonic()
+        accepted = False
         while not self._stop.is_set():
-            if again_at is not None and time.monotonic() >= again_at:
-                again_at, ok = self._exchange_hello(frames)
-                greeted = greeted or ok
-                if again_at is None and not ok:
-                    return greeted
+            if next_hello_at is not None and time.monotonic() >= next_hello_at:
+                next_hello_at, ok = self._exchange_hello(frames)
+                accepted = accepted or ok
+                if next_hello_at is None and not ok:
+                    return accepted
                 continue
-            frame = frames.next(None if again_at is None else max(0.0, again_at - time.monotonic()))
+            frame = frames.next(None if next_hello_at is None else max(0.0, next_hello_at - time.monotonic()))
             if frame is not None:
                 self._dispatch(*frame)
             elif frames.ended:
-                return greeted
-        return greeted
+                return accepted
+        return accepted
 
     def _dispatch(self, header: wire.Header, body: bytes, fds: list[int]) -> None:
         partial = bool(header.flags & wire.FLAG_PARTIAL)
         with self._lock:
-            on_reply = self._asks.get(header.tag) if partial else self._asks.pop(header.tag, None)
+            on_reply = self._callbacks.get(header.tag) if partial else self._callbacks.pop(header.tag, None)
         try:
             if on_reply is None:
                 return
@@ -313,7 +313,7 @@ class Client:
             try:
                 on_reply(Reply(header.tag, partial, error, body, fds))
             except Exception:
-                logger.exception("a response of the sidecar could not be processed")
+                logger.exception("processing a response of the sidecar failed")
         finally:
             wire.close_all(fds)
 
@@ -323,7 +323,7 @@ class Client:
         """Sends HELLO and processes the response. Returns the time of the next HELLO (None: no retry), and whether it
         was accepted.
         """
-        while not self._shared.greeting.acquire(timeout=0.1):
+        while not self._shared.hello_lock.acquire(timeout=0.1):
             if self._stop.is_set():
                 return None, False
         try:
@@ -332,7 +332,7 @@ class Client:
                 return None, False
             again = self._apply_memory(*reply)
         finally:
-            self._shared.greeting.release()
+            self._shared.hello_lock.release()
         if again is not None:
             return again, False
         hello = reply[0]
@@ -373,7 +373,7 @@ class Client:
             header = wire.encode_header(Op.HELLO, wire.FLAG_FDS if fds else 0, tag, len(body))
             wire.send_with_fds(self._sock, header + body, fds)
             self._open = True
-        self._hooks.behind_hello()
+        self._hooks.after_hello()
         deadline = time.monotonic() + _HELLO_TIMEOUT_S
         while not self._stop.is_set():
             frame = frames.next(min(0.1, max(0.0, deadline - time.monotonic())))
@@ -404,7 +404,7 @@ class Client:
             return
         if not error.retryable and error.code != "StaleHello":
             if self.refusal != error.code:
-                logger.warning("the sidecar refused this process: %s: %s", error.code, error.message)
+                logger.warning("the sidecar refused HELLO, retrying: %s: %s", error.code, error.message)
             self.refusal = error.code
 
     def _apply_memory(self, hello: HelloReply, fds: list[int]) -> float | None:
@@ -439,7 +439,7 @@ class Client:
         except OSError as error:
             # The descriptor stays open, so the number of attempts is limited.
             self._lock_failures += 1
-            logger.warning("byte %d of the lock file cannot be locked: %s", number, error)
+            logger.warning("locking byte %d of the sidecar's lock file failed: %s", number, error)
             if self._lock_failures >= _MAX_LOCK_FAILURES:
                 self.go_off("LockFileUnusable")
             raise

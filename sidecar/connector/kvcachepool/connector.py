@@ -27,7 +27,7 @@ from .jobs import Ended, EndedLoad, StepMetadata, WorkerReport
 from .layout import Unserved
 from .metrics import CacheStats
 from .place import socket_path
-from .preflight import engine_refusal, is_composed, layout_wish
+from .preflight import engine_refusal, is_composed, preferred_layout
 from .scheduler import Scheduler
 from .watch import watch_engine, watch_worker
 from .worker import Worker
@@ -67,7 +67,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             refusal = engine_refusal(vllm_config) or changed_internals()
             if refusal:
-                raise Unserved(refusal, "see the documentation of the connector")
+                raise Unserved(refusal, "docs/guides/troubleshooting.md explains this reason")
             if role == KVConnectorRole.SCHEDULER:
                 self._scheduler = Scheduler(vllm_config, kv_cache_config, socket_path(), str(vllm.__version__))
                 self._scheduler.session.start()
@@ -76,9 +76,9 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
                 self._worker = Worker(vllm_config, kv_cache_config, socket_path())
                 watch_worker(vllm_config.parallel_config.worker_cls)
         except Unserved as error:
-            self._off(error.reason, str(error))
+            self._off(error.reason, error.message)
         except Exception as error:
-            logger.exception("the KV cache pool could not be set up")
+            logger.exception("setting up the KV cache connector failed")
             self._off("SetupFailed", str(error))
 
     def _off(self, reason: str, message: str) -> None:
@@ -87,7 +87,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _report_off(self, reason: str, message: str) -> None:
         self.off_reason = reason
-        logger.warning("the KV cache pool is off in this vLLM: %s: %s", reason, message)
+        logger.warning("the KV cache pool is off, vLLM runs without it: %s: %s", reason, message)
         config = self._vllm_config.kv_transfer_config
         report_off(socket_path(), reason, str(vllm.__version__), str(getattr(config, "engine_id", "") or ""))
 
@@ -121,20 +121,20 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
                 self._scheduler.session.counters.event(f"bug/{name}")
                 self._scheduler.session.recover()
         except Exception:
-            logger.exception("the KV cache connector could not recover from an error")
+            logger.exception("recovering the KV cache connector from an error failed")
         if self.bugs == MOST_BUGS:
             self._turn_off(f"ConnectorBug/{name}")
 
     def _turn_off(self, reason: str) -> None:
         """Turns the cache off. Loads that were promised to vLLM are reported, and blocks that are held are released."""
-        self._report_off(reason, "see the log of vLLM")
+        self._report_off(reason, "see the errors before this line")
         try:
             if self._scheduler is not None:
                 self._scheduler.session.turn_off(reason)
             if self._worker is not None:
                 self._worker.turn_off(reason)
         except Exception:
-            logger.exception("the KV cache connector could not be turned off")
+            logger.exception("turning the KV cache connector off failed")
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -168,7 +168,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(self._scheduler.on_new_request, None, request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """(tokens to load or None = ask again, whether they are loaded asynchronously)."""
+        """(tokens to load or None = poll again, whether they are loaded asynchronously)."""
         scheduler = self._scheduler
         if scheduler is None:
             return 0, False
@@ -222,7 +222,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         if self._scheduler is None:
             return False
-        # After an error the next step asks again. A persistent bug must not keep an idle engine running.
+        # After an error vLLM calls this again in its next step. A persistent bug must not keep an idle engine running.
         return self._guarded(self._scheduler.is_busy, self.bugs < MOST_BUGS)
 
     def reset_cache(self) -> bool | None:
@@ -259,9 +259,9 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         support.
         """
         try:
-            return layout_wish(vllm_config)
+            return preferred_layout(vllm_config)
         except Exception:
-            logger.exception("the KV cache layout could not be chosen; vLLM uses its default")
+            logger.exception("choosing a KV cache layout failed; vLLM uses its default")
             return None
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -320,7 +320,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """For wrappers that only ask for completions. `get_block_ids_with_load_errors` then names the blocks of failed
+        """For wrappers that only request completions. `get_block_ids_with_load_errors` then names the blocks of failed
         loads. A failed load with unknown blocks is not reported: its request waits instead of using invalid KV.
         """
         finished = set()
@@ -330,7 +330,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
                 self._load_errors |= failed or set()
             else:
                 logger.error(
-                    "the load of request %s failed, and the wrapping connector does not handle failed loads", request_id
+                    "request %s waits forever, abort it: its load failed, and its blocks are not known", request_id
                 )
         return None, finished or None
 

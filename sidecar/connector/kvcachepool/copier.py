@@ -30,9 +30,9 @@ def copier_of(layout: Layout, count: Callable[[str], None]) -> Copier:
 
         return CpuCopier(layout)
     if layout.device == "cuda" and torch.version.hip is not None:
-        raise Unserved("DeviceUnsupported/rocm", "torch calls this device `cuda`, but it has no CUDA driver")
+        raise Unserved("DeviceUnsupported/rocm", "ROCm is not supported: expected an NVIDIA GPU or a CPU")
     if layout.device == "cuda":
         from .copy_cuda import CudaCopier
 
         return CudaCopier(layout, count)
-    raise Unserved(f"DeviceUnsupported/{layout.device}", "KV blocks of this device cannot be copied")
+    raise Unserved(f"DeviceUnsupported/{layout.device}", "expected KV blocks on an NVIDIA GPU or a CPU")

@@ -61,7 +61,7 @@ def _without_gil(loop: Callable[..., None]) -> Callable[..., None]:
             warnings.simplefilter("ignore", DeprecationWarning)
             return cast("Callable[..., None]", torch.jit.script(loop))
     except Exception as error:
-        logger.warning("copies run with the GIL: %s", error)
+        logger.warning("torch.jit.script failed, so copies hold the GIL and slow vLLM down: %s", error)
         return loop
 
 

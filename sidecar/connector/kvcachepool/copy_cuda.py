@@ -212,7 +212,7 @@ def batch_submit() -> tuple[Submit, str]:
     if (best := _driver_submit()) is not None:
         return best, ""
     if (other := _vllm_submit()) is None:
-        raise Unserved("DriverTooOld", "the driver is older than CUDA 12.8, and vLLM has no batched copy")
+        raise Unserved("DriverTooOld", "update the driver: it is older than CUDA 12.8, and vLLM has no batched copy")
     message = "the driver is older than CUDA 12.8, so vLLM's own batched copy is used"
     logger.warning("DriverTooOld: %s", message)
     return other, "DriverTooOld"
@@ -429,6 +429,6 @@ class _PageLocks:
 
     def _give_up(self, reason: str, why: str) -> None:
         """Stops locking. A refused lock would be refused again, and each attempt stalls the node."""
-        logger.warning("page-locking of the arena stopped, copies use the pinned ring: %s: %s", reason, why)
+        logger.warning("page-locking the arena stopped, copies use a slower pinned buffer: %s: %s", reason, why)
         self._failed = True
         self._count(f"copies_without_page_locks/{reason}")

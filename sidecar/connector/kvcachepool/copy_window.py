@@ -1,9 +1,8 @@
 """Copies through a window: this worker copies between KV blocks and the window's stages, and the sidecar between window
 and arena.
 
-The flag page hands stages over in both directions. A byte on the bell, a socket pair, wakes the other side. The end of
-the bell is the end of the window, even if the sidecar was killed. No call waits for a stage longer than
-`_STAGE_TIMEOUT_S`.
+Both sides hand stages over through the flag page. A byte on the bell, a socket pair, wakes the other side. The window
+ends when the bell closes, also if the sidecar was killed. No call waits for a stage longer than `_STAGE_TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class HostMemory:
     def __init__(self, layout: Layout, fd: int, nbytes: int) -> None:
         """Maps the memory. The caller keeps the descriptor. Raises `SharedMemoryError`."""
         if os.fstat(fd).st_size < nbytes:
-            raise SharedMemoryError("the window is shorter than its stages")
+            raise SharedMemoryError(f"the window has {os.fstat(fd).st_size} bytes: expected at least {nbytes}")
         self._bytes = nbytes
         self._address = map_shared(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
         self._copier = CpuCopier(layout)
@@ -151,8 +150,8 @@ class WindowCopier:
     """
 
     def __init__(self, layout: Layout, reply: WindowReply, fds: list[int], boot: int) -> None:
-        """Maps the descriptors of the response from the sidecar's boot with this token, and replaces the test pattern
-        by its complement. Takes the descriptors. Raises `SharedMemoryError`, including when the pattern is missing:
+        """Maps the descriptors of a response from this boot of the sidecar, and replaces the test pattern by its
+        complement. Takes the descriptors. Raises `SharedMemoryError`, including when the pattern is missing:
         each side must see what the other writes.
         """
         named = dict(zip(reply.fds, fds, strict=False))
@@ -161,14 +160,14 @@ class WindowCopier:
         self._mapped = False
         try:
             if self._bell is None or "page" not in named:
-                raise SharedMemoryError("WINDOW response without the descriptors of page and bell")
+                raise SharedMemoryError("WINDOW response without the descriptors of flag page and bell")
             self._closing.callback(self._close_bell)
             if reply.stages * reply.stage_bytes > reply.bytes:
-                raise SharedMemoryError("the stages exceed the window")
+                raise SharedMemoryError(f"{reply.stages} stages exceed the window of {reply.bytes} bytes")
             self._block_bytes = [group.block_bytes for group in layout.groups]
             self._stage_bytes = reply.stage_bytes
             if max(self._block_bytes) > self._stage_bytes:
-                raise SharedMemoryError(f"a block is larger than a stage of {self._stage_bytes} bytes")
+                raise SharedMemoryError(f"a KV block is larger than a stage of {self._stage_bytes} bytes")
             try:
                 self.memory = _memory(layout, reply, named.get("window"))
             except StillMappedError:
@@ -179,7 +178,7 @@ class WindowCopier:
             self._page = FlagPage(named["page"], reply.stages, reply.stage_bytes)
             self._closing.callback(self._page.close)
             if self.memory.read(PATTERN_BYTES) != reply.pattern:
-                raise SharedMemoryError("the test pattern of the sidecar is not in the mapped window")
+                raise SharedMemoryError("the mapped memory is not the sidecar's window: no test pattern")
             self.memory.write(bytes(255 - byte for byte in reply.pattern))
         except BaseException:
             self._closing.close()
@@ -190,7 +189,7 @@ class WindowCopier:
         self.boot = boot
         self._stages = reply.stages
         #: Stages that the sidecar holds.
-        self._out: set[int] = set()
+        self._handed_over: set[int] = set()
         self._prepared = False
         #: Remaining time that the current job may wait for the sidecar.
         self._timeout_s = 0.0
@@ -210,9 +209,9 @@ class WindowCopier:
         except WindowLostError:
             raise
         except Exception as error:
-            if self._out:
+            if self._handed_over:
                 # Stages that the sidecar still holds must not be used again.
-                raise WindowLostError(f"a copy failed while the sidecar held stages: {error}") from error
+                raise WindowLostError(f"a copy failed while the sidecar used the window: {error}") from error
             raise
 
     def close(self) -> None:
@@ -223,7 +222,7 @@ class WindowCopier:
         self._mapped = not self.memory.close()
 
     def _close_bell(self) -> None:
-        """Tells the sidecar whether it may free the memory. Some memory must not be freed while it is mapped here."""
+        """Signals whether the sidecar may free the memory: not all memory may be freed while it is mapped here."""
         assert self._bell is not None
         # A forked child may hold the socket open, so that only a shutdown ends it.
         with contextlib.suppress(OSError):
@@ -253,17 +252,17 @@ class WindowCopier:
 
     def _load(self, parts: list[Staged], event: Any) -> str:
         reason = ""
-        wanted: deque[tuple[int, Staged]] = deque()
+        requested: deque[tuple[int, Staged]] = deque()
         for number, part in enumerate(parts):
-            if len(wanted) == self._stages:
-                reason = reason or self._scatter(*wanted.popleft(), event)
+            if len(requested) == self._stages:
+                reason = reason or self._scatter(*requested.popleft(), event)
             if reason:
                 break
             at = number % self._stages
             self._hand_over(at, State.WANTED, part)
-            wanted.append((at, part))
+            requested.append((at, part))
         # Wait for all stages even after a refusal, which no later stage can undo.
-        for at, part in wanted:
+        for at, part in requested:
             back = self._wait_returned(at) if reason else self._scatter(at, part, event)
             reason = reason or back
         return reason
@@ -275,10 +274,10 @@ class WindowCopier:
         return reason
 
     def _hand_over(self, at: int, state: State, part: Staged) -> None:
-        self._out.add(at)
+        self._handed_over.add(at)
         self._page.hand_over(at, state, part.runs)
         assert self._bell is not None
-        # If the bell is full, its peer is woken anyway. If the peer is gone, the wait below detects it.
+        # With a full bell, the sidecar wakes without this byte. If it has ended, `_wait_returned` detects that.
         with contextlib.suppress(OSError):
             self._bell.send(_RING, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
@@ -289,26 +288,26 @@ class WindowCopier:
         poll.register(self._bell, select.POLLIN)
         began = time.monotonic()
         deadline = began + min(_STAGE_TIMEOUT_S, self._timeout_s)
-        over = False
+        closed = False
         while True:
             try:
                 word = self._page.back(at)
             except ValueError as error:
-                raise WindowLostError(f"invalid word in the flag page: {error}") from None
+                raise WindowLostError(f"invalid flag page: {error}") from None
             if word is not None:
-                self._out.discard(at)
+                self._handed_over.discard(at)
                 self._timeout_s -= time.monotonic() - began
                 return "" if word.state == State.MOVED else word.reason
             left = deadline - time.monotonic()
-            if over or left <= 0:
-                raise WindowLostError("the sidecar closed the bell" if over else "no response in time")
+            if closed or left <= 0:
+                raise WindowLostError("the sidecar closed the window" if closed else "a stage was not returned in time")
             if poll.poll(left * 1000):
                 try:
-                    over = not self._bell.recv(64, socket.MSG_DONTWAIT)
+                    closed = not self._bell.recv(64, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     continue
                 except OSError:
-                    over = True
+                    closed = True
 
 
 def _memory(layout: Layout, reply: WindowReply, fd: int | None) -> Memory:

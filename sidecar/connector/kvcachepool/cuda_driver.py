@@ -62,7 +62,7 @@ def make_current(device: torch.device) -> None:
             # The context stays alive, because the owner of the memory retains it.
             driver.cuDevicePrimaryCtxRelease_v2(handle)
     if code != 0:
-        raise RuntimeError(f"no context: the driver failed with {code}")
+        raise RuntimeError(f"no CUDA context: the driver failed with {code}")
 
 
 @beside_captures()
@@ -79,7 +79,7 @@ def own_stream(device: torch.device) -> torch.cuda.Stream:
         code = driver.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
         code = code or driver.cuStreamCreateWithPriority(ctypes.byref(made), _NON_BLOCKING, least)
     if code != 0:
-        raise RuntimeError(f"no stream: the driver failed with {code}")
+        raise RuntimeError(f"no CUDA stream: the driver failed with {code}")
     return torch.cuda.ExternalStream(made.value, device=device)
 
 

@@ -73,7 +73,7 @@ class CudaMemory:
             if self._by_handle:
                 self._open(reply.handle)
             elif fd is None:
-                raise SharedMemoryError("WINDOW response without the descriptor of the memory")
+                raise SharedMemoryError("WINDOW response without the descriptor of the window's memory")
             else:
                 self._map(fd)
             self._check_device()
@@ -117,7 +117,7 @@ class CudaMemory:
 
     def _do_without(self, error: NoKernelsError) -> None:
         self.no_kernels = error.reason
-        logger.warning("kernels cannot be used, copy engines copy small pieces of KV blocks: %s", error)
+        logger.warning("copy kernels are not available, so copy engines copy small pieces of KV blocks: %s", error)
 
     def _call(self, name: str, *arguments: Any) -> None:
         try:

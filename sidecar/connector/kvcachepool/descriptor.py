@@ -149,7 +149,7 @@ class _Describer:
             try:
                 return weights.content(value)
             except OSError as error:
-                logger.warning("%s cannot be read: %s", value, error)
+                logger.warning("FP8 scales %s cannot be read: %s", value, error)
                 self._own("ProcessorUnreadable")
                 return None
         volatile = _VOLATILE if name in ("hf_config", "hf_text_config") else frozenset()
@@ -175,7 +175,7 @@ class _Describer:
             if folder is not None and found.get("trust_remote_code") and weights.names_other_code(folder, hf_config):
                 self._own("CodeElsewhere")
         except OSError as error:
-            logger.warning("settings of %s cannot be read: %s", source.model, error)
+            logger.warning("files beside the weights of %s cannot be read: %s", source.model, error)
             self._own("ProcessorUnreadable")
 
     def _weights(self, source: weights.Source, load: Any) -> dict[str, str]:

@@ -59,7 +59,7 @@ class Word(NamedTuple):
         """Decodes a word. Raises `ValueError` if neither side can have written it."""
         reason = word >> 8 & 0xFF
         if reason >= len(REASONS):
-            raise ValueError(f"state word {word:#x}")
+            raise ValueError(f"invalid state word: {word:#x}")
         return Word(State(word & 0xFF), REASONS[reason], word >> 16)
 
 
@@ -80,12 +80,12 @@ class FlagPage:
         """Maps the page. The caller keeps the descriptor. Raises `SharedMemoryError`."""
         self._bytes = page_bytes(stages)
         if os.fstat(fd).st_size < self._bytes:
-            raise SharedMemoryError("the flag page is shorter than its records")
+            raise SharedMemoryError(f"the flag page is shorter than {self._bytes} bytes")
         self._address = map_shared(fd, self._bytes, mmap.PROT_READ | mmap.PROT_WRITE)
         header = _HEADER.unpack(ctypes.string_at(self._address, _HEADER.size))
         if header != (_MAGIC, _VERSION, stages, stage_bytes, RECORD_BYTES, RUNS_MAX):
             unmap(self._address, self._bytes)
-            raise SharedMemoryError(f"the flag page has another format: {header}")
+            raise SharedMemoryError(f"the flag page has an unknown format: {header}")
         buffer = (ctypes.c_char * self._bytes).from_address(self._address)
         words = np.frombuffer(buffer, dtype=np.uint64)
         self._words = words[HEADER_BYTES // 8 :: RECORD_BYTES // 8]

@@ -277,7 +277,7 @@ class EventFeed:
         return any(tier.to_remove or tier.to_store for tier in self._tiers.values())
 
     def republish(self) -> None:
-        """vLLM reported to routers that all blocks of this worker are gone. Publishes the content of the tiers
+        """vLLM reported to routers that it removed all blocks of this worker. Publishes the content of the tiers
         again.
         """
         with self._lock:

@@ -3,7 +3,7 @@ table.
 
 A block of a group is a list of *planes* (one per layer, or per layer and head, or one for all layers): block `b` of a
 plane starts at `base + b * block_stride` and has `nbytes` bytes. A section holds `[block][plane][bytes]`. A layout that
-is not in the table (`layouts.json`, a copy of the protocol's) is `Unserved`: the cache is off, with a named reason.
+is not in the table (`layouts.json`, a copy of the protocol's) raises `Unserved`: the cache is off, with a named reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Unserved(Exception):
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
-        self.reason = reason
+        self.reason, self.message = reason, message
 
 
 class GroupShape(NamedTuple):
@@ -113,7 +113,7 @@ def ranks_of(vllm_config: Any) -> Ranks:
     parallel = vllm_config.parallel_config
     if int(getattr(parallel, "prefill_context_parallel_size", 1) or 1) > 1:
         raise Unserved(
-            "PrefillContextParallelUnsupported", "prefill context parallelism splits the blocks of a prefix over ranks"
+            "PrefillContextParallelUnsupported", "--prefill-context-parallel-size splits blocks over ranks: use 1"
         )
     return Ranks(
         tp=int(parallel.tensor_parallel_size),
@@ -140,11 +140,11 @@ def _spec_row(spec: Any) -> dict[str, Any]:
     name = type(spec).__name__
     row = table()["specs"].get(name)
     if row is None or row["group"] is None:
-        raise Unserved(row["reason"] if row else f"KvGroupUnsupported/{name}", f"KV groups of {name} are not served")
+        raise Unserved(row["reason"] if row else f"KvGroupUnsupported/{name}", f"{name} KV groups are not supported")
     if not getattr(spec, "prefix_cacheable", True) or int(getattr(spec, "prefix_replay_tokens", None) or 0):
-        raise Unserved(f"KvGroupUnsupported/{name}", "blocks of this group are not addressed by prefix hashes")
+        raise Unserved(f"KvGroupUnsupported/{name}", "vLLM does not cache blocks of this KV group by prefix")
     if getattr(spec, "non_causal", False):
-        raise Unserved("PrefixUnsupported", "the attention of a layer is not causal: a prefix depends on what follows")
+        raise Unserved("PrefixUnsupported", "a layer's attention is not causal: KV depends on later tokens")
     return dict(row)
 
 
@@ -176,7 +176,7 @@ def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
         spec = group.kv_cache_spec
         row = _spec_row(spec)
         if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
-            raise Unserved("KvGroupUnsupported/NoTransfer", "a group cannot be transferred")
+            raise Unserved("KvGroupUnsupported/NoTransfer", "vLLM does not transfer a KV group of this model")
         sharded = _context_sharded(spec)
         base = vllm_config.cache_config.block_size if len(groups) == 1 else spec.block_size
         window = 0
@@ -234,16 +234,16 @@ def _member(tensor: torch.Tensor, num_blocks: int, placed: Any, index: int, stor
     ratio, rest = divmod(tensor.shape[0], num_blocks)
     if rest or ratio == 0:
         raise Unserved(
-            "LayoutUnknown/Blocks", f"a layer has {tensor.shape[0]} kernel blocks for {num_blocks} block ids"
+            "LayoutUnknown/Blocks", f"a layer has {tensor.shape[0]} kernel blocks: expected a multiple of {num_blocks}"
         )
     block_stride = tensor.stride(0) * ratio * itemsize
     base = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
     if base != placed.offset + index * placed.layer_stride or block_stride != placed.block_stride:
-        raise Unserved("LayoutUnknown/Placement", "the address of a layer differs from its KVCacheTensor")
+        raise Unserved("LayoutUnknown/Placement", "a layer's tensor is not where its KVCacheTensor places it")
     shape = (ratio, *tensor.shape[1:])
     offsets, length = runs(shape, tuple(tensor.stride()), itemsize)
     if length * len(offsets) != math.prod(shape) * itemsize or len(offsets) > 1024:
-        raise Unserved("LayoutUnknown/Strides", f"a block of shape {shape} has {len(offsets)} runs of {length} bytes")
+        raise Unserved("LayoutUnknown/Strides", f"expected up to 1024 runs without overlap in a block of shape {shape}")
     strides = tuple(tensor.stride())
     member = Member(storage, base, shape, strides, str(tensor.dtype), itemsize)
     return member, [Plane(storage, base + offset, block_stride, length) for offset in offsets]
@@ -258,7 +258,7 @@ def detect(
     name = _layout_name(vllm_config, kv_cache_config)
     row = table()["layouts"].get(name)
     if row is None or not row["served"]:
-        raise Unserved(f"LayoutUnknown/{name}", "this arrangement of KV blocks is not in the layout table")
+        raise Unserved(f"LayoutUnknown/{name}", "vLLM's KV cache layout is not supported")
     shapes = group_shapes(vllm_config, kv_cache_config)
     storages: dict[int, int] = {}
     flat: list[torch.Tensor] = []
@@ -274,7 +274,7 @@ def detect(
                     continue
                 tensor = kv_caches.get(layer)
                 if not isinstance(tensor, torch.Tensor):
-                    raise Unserved("LayoutUnknown/Tensor", f"layer {layer} has no single KV tensor")
+                    raise Unserved("LayoutUnknown/Tensor", f"expected one KV tensor for layer {layer}")
                 device = tensor.device.type
                 key = tensor.untyped_storage().data_ptr()
                 if key not in storages:
@@ -284,17 +284,18 @@ def detect(
                             torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
                         )
                 if layer in layers:
-                    raise Unserved("LayoutUnknown/Layers", f"layer {layer} has two places in the KV cache")
+                    raise Unserved("LayoutUnknown/Layers", f"layer {layer} is in two KVCacheTensors")
                 member, found = _member(tensor, kv_cache_config.num_blocks, placed, index, storages[key])
                 inside += found
                 layers[layer] = member
             planes += merged(inside)
         if set(layers) != set(group.layer_names):
-            raise Unserved("LayoutUnknown/Layers", "not every layer of a group has a place in the KV cache")
+            missing = min(set(group.layer_names) - set(layers))
+            raise Unserved("LayoutUnknown/Layers", f"layer {missing} is in no KVCacheTensor")
         for plane in planes:
             end = plane.offset + (kv_cache_config.num_blocks - 1) * plane.block_stride + plane.nbytes
             if end > flat[plane.storage].numel():
-                raise Unserved("LayoutUnknown/Bounds", "a block is outside of its allocation")
+                raise Unserved("LayoutUnknown/Bounds", "a KV block ends beyond its allocation")
         spec = group.kv_cache_spec
         spec_row = _spec_row(spec)
         parts = _tp_shards(ranks, spec, spec_row)
@@ -338,7 +339,7 @@ def _describe(
     for layer in layers:
         module = modules.get(layer)
         if module is None:
-            raise Unserved("LayoutUnknown/Module", f"layer {layer} has no attention module")
+            raise Unserved("LayoutUnknown/Module", f"vLLM has no attention module for layer {layer}")
         backends.add(str(module.get_attn_backend().get_name()))
         paths.add(str(getattr(module, "isa", "")))
     for backend in sorted(backends):
@@ -349,9 +350,7 @@ def _describe(
             or spec_name not in known["specs"]
             or row["name"] not in known["layouts"]
         ):
-            raise Unserved(
-                f"LayoutUnknown/{backend}", f"{spec_name} in {row['name']} on {device} is not in the layout table"
-            )
+            raise Unserved(f"LayoutUnknown/{backend}", f"{spec_name} in {row['name']} on {device} is not supported")
         contents.add(known["content"])
     head_size = [int(spec.head_size), int(getattr(spec, "head_size_v", spec.head_size) or 0)]
     members = list(layers.values())

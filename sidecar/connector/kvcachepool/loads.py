@@ -39,7 +39,7 @@ class Loads:
         self._jobs: deque[Job] = deque()
         self._forget: deque[int] = deque()
         self._loads: dict[str, _Load] = {}
-        #: Requests whose loads must not be used any more, and those of them that vLLM has not been told yet.
+        #: Requests whose loads must not be used any more, and those of them that were not reported to vLLM yet.
         self.outdated: set[str] = set()
         self._again: set[str] = set()
         self._keys: dict[tuple[bytes, bytes], str] = {}  # (namespace, chunk hash) -> request that loads it
@@ -89,7 +89,7 @@ class Loads:
             bounds = index * lookup.geometry.chunk, lookup.end_of(index + 1)
             chunk = _chunk(refs, lookup.geometry.groups, tables, bounds, (plan.local, end))
             if chunk is None:
-                logger.warning("request %s: a promised block cannot be loaded and is recomputed", request_id)
+                logger.warning("request %s: a found block cannot be loaded, vLLM recomputes it", request_id)
                 self.fail_load(request_id, tokens, beyond)
                 return {"memory": tokens}
             chunks.append(chunk)

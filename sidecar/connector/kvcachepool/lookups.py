@@ -24,9 +24,9 @@ from .registration import Registration
 from .requests import PendingPoll, RequestState
 from .wire import Op
 
-#: Results of a poll: nothing will be loaded, and "ask again".
+#: Results of a poll: nothing will be loaded, and "poll again".
 NOTHING: tuple[int, bool] = (0, False)
-ASK_AGAIN: tuple[None, bool] = (None, False)
+POLL_AGAIN: tuple[None, bool] = (None, False)
 
 
 class Lookups:
@@ -77,7 +77,7 @@ class Lookups:
                 if state is not None and state.request.lora_request.lora_path != path:
                     continue
                 del self._unnamed[request_id]
-                if state is not None and not state.holds_blocks and state.lookup is None and state.asked is None:
+                if state is not None and not (state.holds_blocks or state.lookup or state.pending_lookup):
                     self.probe_early(state)
 
     def _why_not(self, state: RequestState) -> str | None:
@@ -128,20 +128,20 @@ class Lookups:
         )
         if request.request_id in self._to_release:
             self.send_releases()  # before this PROBE, because RELEASE ends all earlier ones
-        lookup.tag = self._client.ask(Op.PROBE, body, lookup.on_reply)
+        lookup.tag = self._client.request(Op.PROBE, body, lookup.on_reply)
         if lookup.tag is None:
             return
-        if state.asked is not None and state.asked.tag is not None:
-            self._client.drop(state.asked.tag)
-        state.asked = lookup
+        if state.pending_lookup is not None and state.pending_lookup.tag is not None:
+            self._client.drop(state.pending_lookup.tag)
+        state.pending_lookup = lookup
 
     def _usable(self, state: RequestState, now_s: float) -> Lookup | None:
         """The request's lookup, unless it belongs to another connection, epoch or prompt, or is too old."""
-        asked = state.asked
-        if asked is not None and (
-            asked.result is not None or state.lookup is None or not self._fits(state, state.lookup, now_s)
+        pending_lookup = state.pending_lookup
+        if pending_lookup is not None and (
+            pending_lookup.result is not None or state.lookup is None or not self._fits(state, state.lookup, now_s)
         ):
-            state.lookup, state.asked = asked, None
+            state.lookup, state.pending_lookup = pending_lookup, None
         lookup = state.lookup
         return lookup if lookup is not None and self._fits(state, lookup, now_s) else None
 
@@ -170,25 +170,25 @@ class Lookups:
         """Whether a poll has the same result as the last one, the common case of a waiting request. If vLLM has nothing
         else to do, this first waits for a newer answer. Call without the lock.
         """
-        lookup, asked = state.lookup, state.asked
+        lookup, pending_lookup = state.lookup, state.pending_lookup
         if not (
             pending.version == self._version
             and pending.local == local
             and lookup is not None
             and lookup.result is pending.result
-            and (asked is None or asked.result is None)
+            and (pending_lookup is None or pending_lookup.result is None)
             and (not pending.blocker or pending.blocker in self._loads)
             and time.monotonic() < pending.until_s
         ):
             return False
         if not self._idle or pending.blocker:
             return True
-        newest = asked or lookup
+        newest = pending_lookup or lookup
         known = newest.result
         return known is None or known.final or not self._wait_budget.wait_idle(newest, known)
 
     def poll(self, state: RequestState, local: int) -> tuple[int | None, bool]:
-        """Tokens beyond `local` that will be loaded asynchronously; None = ask again. Call without the lock."""
+        """Tokens beyond `local` that will be loaded asynchronously; None = poll again. Call without the lock."""
         version = self._version
         with self._lock:
             if self._local_cache.outdated:
@@ -198,7 +198,7 @@ class Lookups:
             state.plan = None
             why = self._why_not(state)
             if why == CONTENT_UNKNOWN and self._namespaces.known_soon(state.request.lora_request):
-                return ASK_AGAIN
+                return POLL_AGAIN
             if why is not None:
                 state.missed = ((why, math.inf),)
                 return NOTHING
@@ -220,7 +220,7 @@ class Lookups:
         with self._lock:
             result = lookup.result
             decided = self._decide(state, lookup, result, local)
-            if decided is ASK_AGAIN:
+            if decided is POLL_AGAIN:
                 arrived_s = result.arrived_s if result is not None else 0.0
                 renew_s = math.inf if lookup.renewed else arrived_s + lookup.renew_after_s
                 until_s = min(state.deadline_s, renew_s)
@@ -232,7 +232,7 @@ class Lookups:
     ) -> tuple[int | None, bool]:
         if result is None:
             if self._wait_budget.may_poll_again(state.first_poll_s):
-                return ASK_AGAIN
+                return POLL_AGAIN
             state.missed = (("unanswered", math.inf),)
             return NOTHING
         self._wait_budget.answered()
@@ -252,14 +252,14 @@ class Lookups:
         left = hits.pending_end - max(plan.end, hits.held_end) if why else 0
         # The early PROBE fetches nothing, or not enough. Chunks in memory need no second PROBE.
         more = longer and end > hits.held_end if lookup.local is None else not_queried(lookup, answer, local)
-        if more and in_time and state.asked is None:
+        if more and in_time and state.pending_lookup is None:
             self._probe(state, local)
         self._renew(state, lookup, now_s - result.arrived_s)
-        if in_time and ((longer and not result.final) or ((longer or more) and state.asked is not None)):
-            return ASK_AGAIN
+        if in_time and ((longer and not result.final) or ((longer or more) and state.pending_lookup is not None)):
+            return POLL_AGAIN
         if plan.tokens and left_ms > 0:
             state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
-        return ASK_AGAIN if state.blocker else self._promise(state, plan, why, left)
+        return POLL_AGAIN if state.blocker else self._promise(state, plan, why, left)
 
     def _promise(self, state: RequestState, plan: Plan, why: str, left: int) -> tuple[int, bool]:
         """Promises a hit if it is large enough. `left` tokens behind it stay in a lower tier for the reason `why`."""
@@ -282,7 +282,7 @@ class Lookups:
 
     def _renew(self, state: RequestState, lookup: Lookup, age_s: float) -> None:
         """Soft pins expire, so a waiting request sends another PROBE in the background and keeps its current answer."""
-        if state.asked is None and not lookup.renewed and age_s > lookup.renew_after_s:
+        if state.pending_lookup is None and not lookup.renewed and age_s > lookup.renew_after_s:
             lookup.renewed = True
             self._aged.append((state, lookup))
 
@@ -294,7 +294,7 @@ class Lookups:
             with self._lock:
                 state, lookup = self._aged.popleft()
                 alive = self._requests.get(state.request.request_id) is state
-                if alive and state.lookup is lookup and state.asked is None:
+                if alive and state.lookup is lookup and state.pending_lookup is None:
                     self._probe(state, state.local)
             time.sleep(0.001)
 
@@ -312,15 +312,15 @@ class Lookups:
 
     def consume(self, state: RequestState) -> None:
         """Drops the lookup. An answer is used once, and the request's next poll sends another PROBE."""
-        if state.asked is not None and state.asked.tag is not None:
-            self._client.drop(state.asked.tag)
-        state.lookup = state.asked = None
+        if state.pending_lookup is not None and state.pending_lookup.tag is not None:
+            self._client.drop(state.pending_lookup.tag)
+        state.lookup = state.pending_lookup = None
         state.first_poll_s = state.deadline_s = 0.0
 
     def end(self, state: RequestState) -> None:
         """The request no longer needs its lookup. Its leases end unless it loads."""
         self._unnamed.pop(state.request.request_id, None)
-        if not state.loading and (state.lookup is not None or state.asked is not None):
+        if not state.loading and (state.lookup is not None or state.pending_lookup is not None):
             self.release(state.request.request_id)
         self.consume(state)
 

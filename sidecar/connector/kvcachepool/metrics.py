@@ -39,7 +39,7 @@ class CacheStats(KVConnectorStats):
 
 
 class Counters:
-    """Increments since the last REPORT, and since vLLM last asked. Any thread may add."""
+    """Increments since the last REPORT, and since vLLM last collected its stats. Any thread may add."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -158,7 +158,7 @@ class PageKernels:
         """
         blocks = np.concatenate([np.asarray(piece.blocks, dtype=np.uint32) for piece in pieces])
         if len(blocks) > self._blocks_max:
-            raise NoKernelsError("TooManyBlocks", f"{len(blocks)} blocks at once, of at most {self._blocks_max}")
+            raise NoKernelsError("TooManyBlocks", f"{len(blocks)} blocks in one copy, at most {self._blocks_max} fit")
         # The count of skipped blocks, and the ids behind it. Kept alive, because a driver may read pageable memory
         # late.
         self._kept = np.concatenate((np.zeros(_COUNT_BYTES // 4, dtype=np.uint32), blocks))
@@ -209,7 +209,7 @@ class PageKernels:
             self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
         if (major.value, minor.value) < _CAPABILITY:
             needed, found = "{}.{}".format(*_CAPABILITY), f"{major.value}.{minor.value}"
-            raise NoKernelsError("DeviceTooOld", f"its compute capability is {found}, the kernels need {needed}")
+            raise NoKernelsError("DeviceTooOld", f"the GPU has compute capability {found}, the kernels need {needed}")
 
     def _load(self) -> dict[str, _Entry]:
         package = resources.files(__package__)

@@ -52,7 +52,7 @@ class Planner:
         nbytes = 0
         for chunk in chunks:
             if len(chunk.refs) != self._count * 16 or len(chunk.blocks) != len(self._groups):
-                raise ValueError(f"a chunk has {len(chunk.refs) // 16} references for {self._count} sections")
+                raise ValueError(f"a chunk has {len(chunk.refs) // 16} references, expected {self._count} sections")
             for index, (group, section) in enumerate(zip(self._groups, self._sections, strict=True)):
                 blocks = chunk.blocks[index]
                 if store and not group.mine.writer:
@@ -70,7 +70,7 @@ class Planner:
                 if store and len(wanted) != len(blocks):
                     raise ValueError("a store lacks blocks of a section")
                 if length != len(blocks) * group.block_bytes:
-                    raise ValueError(f"a section of {length} bytes for {len(blocks)} blocks of {group.block_bytes}")
+                    raise ValueError(f"a section has {length} bytes, expected {len(blocks)} x {group.block_bytes}")
                 if any(not 0 < block < self._num_blocks for _, block in wanted):
                     raise ValueError("a block id is outside of the KV cache")
                 start = slot * ROW_BYTES

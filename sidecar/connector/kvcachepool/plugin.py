@@ -44,7 +44,7 @@ def register() -> None:
             setattr(EngineArgs, _MARK, original)
             EngineArgs.create_engine_config = _wrapped(original)
     except Exception:
-        logger.exception("the KV cache pool's plugin could not hook into vLLM")
+        logger.exception("installing the KV cache pool's plugin failed; vLLM runs without the cache")
 
 
 def _wrapped(original: Any) -> Any:
@@ -56,7 +56,7 @@ def _wrapped(original: Any) -> Any:
         try:
             chosen, reason = _choose(self)
         except Exception as error:
-            logger.exception("the KV cache pool's checks failed")
+            logger.exception("the KV cache pool's checks of vLLM's arguments failed")
             chosen, reason = None, f"PluginFailed/{type(error).__name__}"
         if chosen is None and reason:
             report_off(reason)
@@ -66,7 +66,7 @@ def _wrapped(original: Any) -> Any:
                 if own_config(config.kv_transfer_config):
                     _pass_facts(original, self, turned_off, config, *args, **kwargs)
             except Exception:
-                logger.exception("facts about the engine could not be passed to the connector")
+                logger.exception("passing facts about this vLLM to its KV cache connector failed")
             return _with_records(config)
         self.kv_transfer_config = chosen
         try:
@@ -75,9 +75,9 @@ def _wrapped(original: Any) -> Any:
             reason = model_refusal(config)
         except Exception as error:
             config, reason = None, f"RefusedByVllm/{type(error).__name__}"
-            logger.warning("vLLM refuses the KV cache connector here: %s", error)
+            logger.warning("vLLM refused its config with the KV cache connector: %s", error)
         if not reason:
-            logger.info("KV cache pool: connector set, sidecar at %s", place.socket_path())
+            logger.info("vLLM uses the KV cache pool's connector: sidecar=%s", place.socket_path())
             return _with_records(config)
         self.kv_transfer_config = given
         # An error in the user's own arguments is raised here, as without this plugin.
@@ -89,25 +89,25 @@ def _wrapped(original: Any) -> Any:
 
 
 def _with_records(config: Any) -> Any:
-    """Records what only this process can see: the model's files before they are loaded, and who names images."""
+    """Records what only this process can see: the model's files before their load, and the origin of image names."""
     if not own_config(config.kv_transfer_config):
         return config
     try:
         witness(config)
     except Exception:
-        logger.exception("the model's files could not be read")
+        logger.exception("reading the model's files failed; vLLM processes may not share its KV")
     try:
         # Results of an external encoder are identified by name, and their content is unknown here.
         alone = getattr(config, "ec_transfer_config", None) is None
         if alone and config.model_config.multimodal_config is not None:
             watch_front()
     except Exception:
-        logger.exception("requests with images are not cached: the origin of image names is unknown")
+        logger.exception("hooking into vLLM's image hashes failed; requests with images are not cached")
     return config
 
 
 def _pass_facts(original: Any, engine_args: Any, turned_off: bool, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Passes facts that only this process knows to the connector.
+    """Passes facts that only this process can determine to the connector.
 
     Args:
         turned_off: the user gave `--no-enable-prefix-caching`.
@@ -123,18 +123,18 @@ def _pass_facts(original: Any, engine_args: Any, turned_off: bool, config: Any, 
 def _keeps_prefix_caching(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> bool:
     """Whether prefix caching would be on in this engine if the user had not turned it off.
 
-    vLLM turns it off for backends and models that cannot continue from a prefix, and only vLLM knows them. So its
-    config is built once more, with vLLM's default.
+    vLLM turns it off for backends and models that cannot continue from a prefix, and only vLLM can decide that. So
+    this builds a second config, with vLLM's default.
     """
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
         # Backends that do not support prefixes are known only after the model has been loaded.
         return False
-    asked = copy.copy(engine_args)
-    asked.enable_prefix_caching = None
+    default_args = copy.copy(engine_args)
+    default_args.enable_prefix_caching = None
     try:
-        return bool(original(asked, *args, **kwargs).cache_config.enable_prefix_caching)
+        return bool(original(default_args, *args, **kwargs).cache_config.enable_prefix_caching)
     except Exception as error:
-        logger.warning("vLLM refuses prefix caching here: %s", error)
+        logger.warning("vLLM refused its config with prefix caching: %s", error)
         return False
 
 
@@ -150,11 +150,11 @@ def _choose(args: Any) -> tuple[Any, str | None]:
     from vllm.config import KVTransferConfig
 
     if getattr(given, "kv_connector", None) is None:
-        return KVTransferConfig(**_ours()), None
+        return KVTransferConfig(**_own_connector()), None
     return KVTransferConfig(**composed(given)), None
 
 
-def _ours() -> dict[str, Any]:
+def _own_connector() -> dict[str, Any]:
     return {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": MODULE,
@@ -164,8 +164,8 @@ def _ours() -> dict[str, Any]:
 
 
 def composed(given: Any) -> dict[str, Any]:
-    """A MultiConnector of the user's P/D transports, which come first, and this connector. Failed loads of all are
-    recomputed.
+    """A MultiConnector of the user's P/D transports, in first place, and this connector. vLLM recomputes failed loads
+    of all of them.
     """
     if given.kv_connector == "MultiConnector":
         children = list(given.kv_connector_extra_config["connectors"])
@@ -187,16 +187,16 @@ def composed(given: Any) -> dict[str, Any]:
         "engine_id": given.engine_id,
         "kv_buffer_device": given.kv_buffer_device,
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"connectors": [*children, _ours()]},
+        "kv_connector_extra_config": {"connectors": [*children, _own_connector()]},
     }
 
 
 def report_off(reason: str) -> None:
     """Reports why there is no cache: in the log, and to the sidecar, in the background for 60 s."""
-    logger.warning("the KV cache pool is off in this vLLM: %s", reason)
+    logger.warning("the KV cache pool is off, vLLM runs without it: %s", reason)
     try:
         import vllm
 
         send_report(place.socket_path(), reason, str(getattr(vllm, "__version__", "")))
     except Exception:
-        logger.exception("the reason could not be reported to the sidecar")
+        logger.exception("reporting to the sidecar why the cache is off failed")

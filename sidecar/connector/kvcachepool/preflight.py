@@ -183,7 +183,7 @@ def engine_refusal(vllm_config: Any) -> str | None:
     return transfer_refusal(vllm_config.kv_transfer_config) or device_refusal() or model_refusal(vllm_config)
 
 
-def layout_wish(vllm_config: Any) -> str | None:
+def preferred_layout(vllm_config: Any) -> str | None:
     """Block-major on NVIDIA GPUs, if vLLM supports that layout.
 
     None beside other connectors: a MultiConnector does not start with two different layouts, and the peers of a

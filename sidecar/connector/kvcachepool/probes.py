@@ -129,7 +129,7 @@ def refs_of(answer: ProbeReply, first: int, last: int) -> list[bytes]:
 class Plan(NamedTuple):
     """A promised hit: tokens `local..end` from chunks `first..last` of one answer to the lookup.
 
-    The lookup may have a later answer in which one of these chunks is gone, and its references belong to others.
+    The lookup may have a later answer in which one of these chunks was evicted, and its references belong to others.
     """
 
     lookup: Lookup

@@ -111,7 +111,7 @@ def _watched_hashes(original: Any) -> Any:
         try:
             _note(self, result)
         except Exception:
-            logger.debug("the origin of item names is not known", exc_info=True)
+            logger.debug("cannot trace who named an image; its request is not cached", exc_info=True)
         return result
 
     return get_mm_hashes
@@ -147,7 +147,7 @@ def _watched_requests(original: Any) -> Any:
         try:
             _prove(request)
         except Exception:
-            logger.debug("the origin of item names is not known", exc_info=True)
+            logger.debug("cannot trace who named an image; its request is not cached", exc_info=True)
         return request
 
     return process_inputs
@@ -177,7 +177,7 @@ def _watched_injection(original: Any) -> Any:
                 for name in names:
                     _front.given.add(name)
         except Exception:
-            logger.debug("the origin of item names is not known", exc_info=True)
+            logger.debug("cannot trace who named an image; its request is not cached", exc_info=True)
         return original(self, mm_hashes, *args, **kwargs)
 
     return inject_into_mm_cache

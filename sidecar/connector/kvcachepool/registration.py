@@ -55,16 +55,16 @@ class Registration:
             chunk_tokens=self.geometry.chunk,
             hashing=hashing,
         )
-        if client.ask(Op.REGISTER, body, self._on_reply) is None:
+        if client.request(Op.REGISTER, body, self._on_reply) is None:
             return False
         self._connection = client.connection
-        self.reporter.ask_events(client.connection)
+        self.reporter.start_events(client.connection)
         return True
 
     def _on_reply(self, reply: Reply) -> None:
         if reply.error is not None:
             self.counters.event(f"register_refused/{reply.error.code}")
-            logger.warning("the sidecar refused this engine: %s: %s", reply.error.code, reply.error.message)
+            logger.warning("the sidecar refused to register this vLLM: %s: %s", reply.error.code, reply.error.message)
 
     def take_chunk_tokens(self, chunk_tokens: int) -> bool:
         """Sets the chunk size of a HELLO. Returns whether it changed, so that lookups and stores must restart."""

@@ -107,14 +107,14 @@ class Reporter:
         if self._feed is not None:
             self._feed.forget()
 
-    def ask_events(self, connection: int) -> None:
+    def start_events(self, connection: int) -> None:
         """Starts the long poll on this connection."""
         if self._feed is not None:
             self._stale |= self._page is not None
             self._page = None
-            self._ask(self._feed, connection)
+            self._request_events(self._feed, connection)
 
-    def _ask(self, feed: EventFeed, connection: int) -> None:
+    def _request_events(self, feed: EventFeed, connection: int) -> None:
         if self._client.connection != connection:
             return
         if self._stale and self._page is None:
@@ -136,10 +136,10 @@ class Reporter:
             if feed.over_limit:
                 self._counters.event("events_over_limit", feed.over_limit)
                 feed.over_limit = 0
-            self._ask(feed, connection)
+            self._request_events(feed, connection)
 
         body = Events(cursor=self._cursor, wait_ms=_EVENTS_WAIT_MS, boot=self._boot, snapshot=page)
-        self._client.ask(Op.EVENTS, body, on_reply)
+        self._client.request(Op.EVENTS, body, on_reply)
 
     def _changes(self, feed: EventFeed, answer: EventsReply) -> None:
         self._cursor = answer.cursor

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from .probes import Lookup, LookupResult, Plan
 
 #: States of a chunk on its way into the cache.
-TODO, ASKED, DONE = 0, 1, 2
+TODO, REQUESTED, DONE = 0, 1, 2
 NEVER = math.inf
 
 
 class PendingPoll(NamedTuple):
-    """The inputs of a poll with the result "ask again". A poll before `until_s` with the same inputs has the same
+    """The inputs of a poll with the result "poll again". A poll before `until_s` with the same inputs has the same
     result.
     """
 
@@ -81,7 +81,7 @@ class Progress:
         before = len(self.statuses) if index < 0 else index
         return self.statuses[before - 1] if 0 < before <= len(self.statuses) else DONE
 
-    def again(self, index: int, after_s: float) -> None:
+    def retry(self, index: int, after_s: float) -> None:
         """Moves the chunk to the backlog, to be requested again after this many seconds."""
         self.mark(index, TODO)
         self.next_end = 0
@@ -97,11 +97,11 @@ class RequestState:
     since_s: monotonic time since which vLLM may have loaded its adapter for it: its arrival or its last preemption.
     first_poll_s, deadline_s: monotonic times of its first poll and of the end of its `loadTimeout`; 0 before.
     lookup: the PROBE that polls read.
-    asked: a newer one, whose answer will replace it.
+    pending_lookup: a newer PROBE, whose answer will replace it.
     plan: the promise of the last poll.
     missed: why it did not promise more.
     blocker: the request whose load it waits for, or "".
-    pending_poll: the last poll, if its result was "ask again".
+    pending_poll: the last poll, if its result was "poll again".
     loading: its load was promised and not reported yet; no byte of it is known to have arrived.
     holds_blocks: vLLM has allocated blocks for it.
     stale: its blocks are from before `reset_cache`, and are not stored.
@@ -123,7 +123,7 @@ class RequestState:
     pending_poll: PendingPoll | None = None
     blocker: str = ""
     lookup: Lookup | None = None
-    asked: Lookup | None = None
+    pending_lookup: Lookup | None = None
     plan: Plan | None = None
     missed: tuple[tuple[str, float], ...] = ()
     hit_tiers: dict[str, int] = field(default_factory=dict)

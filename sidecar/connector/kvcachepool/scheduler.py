@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from . import provenance
 from .controls import parse_controls
 from .jobs import StepMetadata, WorkerReport
-from .lookups import ASK_AGAIN
+from .lookups import POLL_AGAIN
 from .metrics import CacheStats, hit_sources
 from .requests import RequestState
 from .session import Session
@@ -82,13 +82,13 @@ class Scheduler:
         return state
 
     def matched_tokens(self, request: Request, local: int) -> tuple[int | None, bool]:
-        """Tokens beyond `local` that will be loaded asynchronously; None = ask again."""
+        """Tokens beyond `local` that will be loaded asynchronously; None = poll again."""
         state = self._states.get(request.request_id)
         if state is None:
             with self._lock:
                 state = self._add(request)
         elif state.pending_poll is not None and self._lookups.is_unchanged(state, state.pending_poll, local):
-            return ASK_AGAIN
+            return POLL_AGAIN
         return self._lookups.poll(state, local)
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
@@ -173,7 +173,7 @@ class Scheduler:
         )
 
     def _preempted(self, request_id: str) -> None:
-        """The request's blocks are gone. Sends the PROBE for its resumption."""
+        """vLLM freed the request's blocks. Sends the PROBE for its resumption."""
         state = self._states.get(request_id)
         if state is None:
             return
@@ -198,7 +198,7 @@ class Scheduler:
             metadata.timed, self._speed.due = self._speed.due, 0
 
     def output(self, output: KVConnectorOutput) -> None:
-        """Processes the workers' reports, aggregated over all ranks. After an exception it is called once more, and
+        """Processes the workers' reports, aggregated over all ranks. After an exception it is called again, and
         does not count reports twice.
         """
         with self._lock:

@@ -129,7 +129,7 @@ class Session:
         with self.lock:
             self.lookups.invalidate()
             for request_id, state in self.requests.items():
-                state.plan = state.pending_poll = state.lookup = state.asked = None
+                state.plan = state.pending_poll = state.lookup = state.pending_lookup = None
                 state.failed = state.stale = True
                 state.loading = request_id in self.loads
             self.stores.give_up()
@@ -146,7 +146,7 @@ class Session:
         with self.lock:
             return Held(requests=self.loads.request_ids())
 
-    def behind_hello(self) -> None:
+    def after_hello(self) -> None:
         """Aborts every GRANT that the last connection left unanswered."""
         with self.lock:
             self.stores.repeat_aborts()

@@ -122,7 +122,7 @@ class Mapping:
                 raise SharedMemoryError(f"{name} is not sealed against shrinking")
             size = os.fstat(fd).st_size
             if expected == 0 or size < expected:
-                raise SharedMemoryError(f"{name} has {size} bytes, {expected} were announced")
+                raise SharedMemoryError(f"{name} has {size} bytes, expected {expected}")
         self.region = region
         self.arena_bytes = arena_bytes
         self.table_bytes = table_bytes
@@ -143,9 +143,9 @@ class Mapping:
             _TABLE_HEADER.unpack(raw)
         )
         if magic != _MAGIC or version != _TABLE_VERSION or row_bytes != ROW_BYTES:
-            raise SharedMemoryError(f"slot table has another format (magic {magic!r}, version {version})")
+            raise SharedMemoryError(f"slot table has an unknown format (magic {magic!r}, version {version})")
         if region != self.region or arena_bytes != self.arena_bytes:
-            raise SharedMemoryError(f"slot table is of region {region} with {arena_bytes} bytes, not of this arena")
+            raise SharedMemoryError(f"slot table is of another arena: region {region}, {arena_bytes} bytes")
         if rows * ROW_BYTES > arena_bytes or rows_offset + rows * _ROW_WORDS * 4 > self.table_bytes:
             raise SharedMemoryError(f"slot table of {self.table_bytes} bytes cannot hold {rows} rows")
         self.segment_bytes = segment_bytes
@@ -225,10 +225,10 @@ class Participant(Protocol):
 
 
 class Shared:
-    """Process-wide state; thread safe. `greeting` is held while a HELLO is created, sent and answered."""
+    """Process-wide state; thread safe. `hello_lock` is held while a HELLO is created, sent and answered."""
 
     def __init__(self) -> None:
-        self.greeting = threading.Lock()
+        self.hello_lock = threading.Lock()
         self._lock = threading.RLock()
         self._lock_fds: list[int] = []
         self._participants: dict[str, Participant] = {}
@@ -339,7 +339,7 @@ class Shared:
                 raise SharedMemoryError(f"region {self.mapping.region} is mapped, but the sidecar sent region {region}")
 
     def unmap(self, by: Participant) -> None:
-        """Ends all copies of the process, then unmaps. All parts except `by`, which does so anyway, send another
+        """Ends all copies of the process, then unmaps. All parts except `by`, which sends HELLO itself, send another
         HELLO.
         """
         with self._lock:

@@ -24,7 +24,7 @@ from .keys import Geometry, last_hash, packed_blocks
 from .messages import GRANT_EXISTS, GRANT_GRANTED, GRANT_INVALID, GRANT_NO_PARENT, Abort, Grant, GrantChunk, GrantReply
 from .namespaces import Namespaces
 from .registration import Registration
-from .requests import ASKED, DONE, NEVER, TODO, Progress, RequestState
+from .requests import DONE, NEVER, REQUESTED, TODO, Progress, RequestState
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAX_CHUNKS_PER_STEP = 64
 #: Delay before a refused chunk is requested again.
 RETRY_S = 0.05
-#: Delay before a chunk that the workers dropped, or whose parent is gone, is requested again, a few times.
+#: Delay before a chunk that the workers dropped, or whose parent was evicted, is requested again, a few times.
 REWIND_S = 1.0
 MAX_REWINDS = 3
 _REF_BYTES = 16
@@ -185,14 +185,14 @@ class Stores:
         """Holds the blocks, then sends the GRANT. Returns False if there is no connection."""
         for chunk, (blocks, size) in zip(grant.chunks, held, strict=True):
             chunk.hold = self._held.hold(blocks, size)
-        tag = self._client.ask(Op.GRANT, body, lambda reply: self._on_reply(grant, reply))
+        tag = self._client.request(Op.GRANT, body, lambda reply: self._on_reply(grant, reply))
         if tag is None:
             self._release(grant, RETRY_S)
             return False
         grant.tag = tag
         self._open[tag] = grant
         for chunk in grant.chunks:
-            grant.progress.mark(chunk.index, ASKED)
+            grant.progress.mark(chunk.index, REQUESTED)
         return True
 
     def _on_reply(self, grant: _Grant, reply: Reply) -> None:
@@ -313,21 +313,21 @@ class Stores:
             if progress.parent_status(chunk.index) == DONE:
                 self._rewind(progress, chunk.index)
             else:  # the parent was refused too, and is requested again before this one
-                progress.again(chunk.index, RETRY_S)
+                progress.retry(chunk.index, RETRY_S)
             return
         self._counters.event("grant_refused/NoRoom" if result == 3 else "grant_refused/NotReady")
-        progress.again(chunk.index, RETRY_S)
+        progress.retry(chunk.index, RETRY_S)
 
     @staticmethod
     def _rewind(progress: Progress, index: int) -> None:
-        """The chunks before this one are gone. Requests all of them again, a few times per request."""
+        """The chunks before this one were evicted. Requests all of them again, a few times per request."""
         progress.drops += 1
         if progress.drops > MAX_REWINDS:
             progress.mark(index, DONE)
             return
         upto = len(progress.statuses) if index < 0 else index
         progress.statuses[:upto] = progress.statuses[:upto].replace(bytes([DONE]), bytes([TODO]))
-        progress.again(index, REWIND_S)
+        progress.retry(index, REWIND_S)
 
     def ended(self, reports: dict[int, Ended]) -> None:
         """Removes the workers' reports from `reports`. Blocks are released once all ranks have ended a job."""
@@ -370,7 +370,7 @@ class Stores:
     def _release(self, grant: _Grant, retry_s: float) -> None:
         self._let_go(grant)
         for chunk in reversed(grant.chunks):
-            grant.progress.again(chunk.index, retry_s)
+            grant.progress.retry(chunk.index, retry_s)
 
     def _let_go(self, grant: _Grant) -> None:
         for chunk in reversed(grant.chunks):
@@ -430,8 +430,8 @@ class Stores:
         for tag, sent in list(self._aborts.items()):
             if sent:
                 continue
-            asked = self._client.ask(Op.ABORT, Abort(grant=tag), functools.partial(self._aborted, tag))
-            if asked is None:
+            sent = self._client.request(Op.ABORT, Abort(grant=tag), functools.partial(self._aborted, tag))
+            if sent is None:
                 return
             if tag in self._aborts:
                 self._aborts[tag] = True
@@ -457,7 +457,7 @@ def _todo(statuses: bytearray, full: int, most: int) -> list[int]:
 def _blocks_of(
     table: Sequence[Sequence[Any]], begin: int, end: int, geometry: Geometry
 ) -> tuple[int, tuple[tuple[int, ...], ...], list[Any]] | None:
-    """(groups to store, block ids per group, blocks to hold) of tokens `begin..end`. None if a needed block is gone.
+    """(groups to store, block ids per group, blocks to hold) of tokens `begin..end`. None if a needed block was freed.
 
     A window group with a freed block is left out: its ids are 0.
     """

@@ -250,7 +250,7 @@ def _lower_priority() -> None:
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     except OSError:
-        logger.debug("the priority of a thread could not be lowered", exc_info=True)
+        logger.debug("lowering the priority of a hashing thread failed", exc_info=True)
 
 
 def _cache_folder() -> Path:
@@ -279,7 +279,7 @@ class _Cache:
                 stack.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_EX)
             except OSError as error:
-                logger.info("each rank hashes the weights separately: %s", error)
+                logger.info("each rank hashes the weights, because no lock file can be created: %s", error)
             yield
 
     def read(self) -> dict[Stat, str]:
@@ -297,14 +297,14 @@ class _Cache:
             temporary.write_text(json.dumps({"files": [[*stat, digest] for stat, digest in fresh.items()]}))
             os.replace(temporary, self._folder / "weights.json")
         except OSError as error:
-            logger.info("hashes of weights cannot be cached: %s", error)
+            logger.info("hashes of weights cannot be saved, so the next start computes them: %s", error)
             with contextlib.suppress(OSError):
                 temporary.unlink()
 
 
 def _checked(digest: Any) -> str:
     if not isinstance(digest, str) or not _SHA256.match(digest):
-        raise ValueError("no SHA-256")
+        raise ValueError("not a SHA-256 hash")
     return digest
 
 

@@ -1,7 +1,7 @@
 """A worker's window from REGISTER's response to its end, and the grants of stores that were lost with a window.
 
-Copies that the sidecar had started before it died may still run for a moment, and no later boot knows them. So the
-grants of such a store stay in the list of every HELLO until the boot that copied has answered their ABORT, or until
+Copies that the sidecar started before it died may still run for a moment, and later boots have no record of them. So
+the grants of such a store stay in the list of every HELLO until the boot that copied has answered their ABORT, or until
 `_DEAD_COPIES_S` after the end of that boot.
 """
 
@@ -36,8 +36,8 @@ _EARLY = ("cpu",)
 
 @dataclass(eq=False)
 class LostGrants:
-    """Grants of a store that the sidecar may still copy for. `boot`: the boot that copied. `ended_at`: when its end was
-    seen.
+    """Grants of a store that the sidecar may still copy for. `boot`: the boot that copied. `ended_at`: when this
+    worker noticed its end.
     """
 
     body: Sections
@@ -59,35 +59,35 @@ class WindowKeeper:
         self.live: WindowCopier | None = None
         self._pending: WindowCopier | None = None
         self._retired: list[WindowCopier] = []
-        #: A window is to be requested.
-        self._wanted: Client | None = None
-        #: When the pending response is late. Nothing waits for it: meanwhile the worker copies by itself.
+        #: The client to request a window with, if one is due.
+        self._window_client: Client | None = None
+        #: Time at which the pending response is late. Meanwhile the worker copies without a window.
         self._late_at: float | None = None
         self._serving = layout.device in _EARLY
         self.lost: list[LostGrants] = []
-        #: Why there is no window, by name; and why the current one does not use kernels.
+        #: Name of the reason why there is no window; and of why the current window does not use kernels.
         self.reason = ""
         self._no_kernels = ""
 
-    # -- making one
+    # -- creating a window
 
     def registered(self, client: Client, answer: RegisterReply) -> None:
-        """REGISTER was answered. Requests a window if the sidecar uses one, now or with the first job."""
-        self._wanted = client if answer.transfer == WINDOW else None
-        self._ask()
+        """The sidecar answered REGISTER. Requests a window, now or with the first job, if the sidecar uses windows."""
+        self._window_client = client if answer.transfer == WINDOW else None
+        self._request_window()
 
     def job_begins(self) -> None:
-        """vLLM serves requests."""
+        """A job begins, so vLLM serves requests. Requests a window if that had to wait for this."""
         self._serving = True
-        self._ask()
+        self._request_window()
 
-    def _ask(self) -> None:
-        client = self._wanted
+    def _request_window(self) -> None:
+        client = self._window_client
         if client is None or not self._serving:
             return
-        self._wanted = None
+        self._window_client = None
         self._late_at = time.monotonic() + _ANSWER_S
-        client.ask(Op.WINDOW, Window(device_uuid=self._device_uuid), lambda reply: self._on_window(client, reply))
+        client.request(Op.WINDOW, Window(device_uuid=self._device_uuid), lambda reply: self._on_window(client, reply))
 
     def _on_window(self, client: Client, reply: Reply) -> None:
         if reply.error is not None:
@@ -105,7 +105,7 @@ class WindowKeeper:
             return
         self._pending = pending
         self._late_at = time.monotonic() + _ANSWER_S
-        tag = client.ask(Op.WINDOW, Window(seen=True), lambda reply: self._on_confirmed(pending, reply))
+        tag = client.request(Op.WINDOW, Window(seen=True), lambda reply: self._on_confirmed(pending, reply))
         if tag is None and self._pending is pending:
             # The connection ended meanwhile, so the retirement of windows may have run before.
             self._pending = None
@@ -117,11 +117,10 @@ class WindowKeeper:
         self._pending = self._late_at = None
         if reply.error is not None or not reply.read(WindowReply).working:
             self._retired.append(pending)
-            self._unavailable(
-                reply.error.message if reply.error is not None else "NotMapped: the test pattern did not match"
-            )
+            message = "NotMapped: the sidecar sees other memory" if reply.error is None else reply.error.message
+            self._unavailable(message)
             return
-        logger.info("copies use a window of the sidecar in %s", pending.memory.where)
+        logger.info("copies use the sidecar's window: memory=%s", pending.memory.where)
         self.reason = self._no_kernels = ""
         self.live = pending
         self._count_kernels()
@@ -131,14 +130,14 @@ class WindowKeeper:
         left = None if self._late_at is None else self._late_at - time.monotonic()
         if left is None or left > 0:
             return left
-        self._unavailable("TimedOut: the sidecar does not answer")
+        self._unavailable(f"TimedOut: no answer to WINDOW in {_ANSWER_S:g} s; a later answer is still used")
         return None
 
     def _unavailable(self, message: str) -> None:
         self._late_at = None
         self.reason = message.split(":")[0]
         self._count(f"window_unavailable/{self.reason}")
-        logger.warning("no window, this worker copies by itself: %s", message)
+        logger.warning("the sidecar's window is not available, so this worker copies without it: %s", message)
 
     def _count_kernels(self) -> None:
         """Counts once that the current window does not use kernels."""
@@ -147,14 +146,14 @@ class WindowKeeper:
             self._no_kernels = reason
             self._count(f"window_without_kernels/{reason}")
 
-    # -- its end
+    # -- end of a window
 
     def retire(self) -> None:
         """No further copy uses the window. The copy thread closes it."""
         for window in (self.live, self._pending):
             if window is not None:
                 self._retired.append(window)
-        self.live = self._pending = self._wanted = self._late_at = None
+        self.live = self._pending = self._window_client = self._late_at = None
 
     def give_up(self, message: str) -> None:
         """The current window failed. Retires it, and requests no other before the next response to REGISTER."""
@@ -168,7 +167,7 @@ class WindowKeeper:
         self._count_kernels()
         return [self._retired.pop() for _ in range(len(self._retired))]
 
-    # -- grants that were lost with it
+    # -- grants that were lost with a window
 
     def add_lost(self, client: Client | None, boot: int, body: Sections) -> None:
         """A window of this boot ended in the middle of a store of these sections."""
@@ -185,10 +184,10 @@ class WindowKeeper:
 
     def _abort(self, client: Client, lost: LostGrants) -> None:
         if lost.ended_at is None:
-            client.ask(Op.ABORT, lost.body, lambda reply: self._answered(lost, reply))
+            client.request(Op.ABORT, lost.body, lambda reply: self._answered(lost, reply))
 
     def _answered(self, lost: LostGrants, reply: Reply) -> None:
-        """The boot that copied has confirmed that no copy is running. If it refused, the request is repeated later."""
+        """The boot that copied has confirmed that no copy is running. If it refused, ABORT is sent again later."""
         if reply.error is None and lost in self.lost:
             self.lost.remove(lost)
 
@@ -214,5 +213,5 @@ class WindowKeeper:
         return wait
 
     def forget(self) -> None:
-        """The region was unmapped, so its grants are void."""
+        """The region was unmapped, so its grants do not exist any more."""
         self.lost.clear()

@@ -47,7 +47,7 @@ logger = logging.getLogger("kvcachepool")
 _IDLE_WAIT_S = 0.002
 _PAUSED_STORE_S = 1.0
 #: Interval at which the copy thread checks for jobs if it is not woken.
-_LOOK_AGAIN_S = 1.0
+_QUEUE_CHECK_S = 1.0
 _REPORT_EVERY_S = 1.0
 #: Refusals of a stage that concern the window more than the job.
 _BROKEN_WINDOW = ("/window/CopyFailed", "/window/BadRecord", "/window/Closed")
@@ -73,7 +73,7 @@ class Worker:
     """One rank. Calls from vLLM's thread never raise and never block (see `take_ended_loads`)."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, socket_path: str) -> None:
-        """Nothing happens before `register_kv_caches`."""
+        """Starts nothing: `register_kv_caches` does."""
         self._config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._socket_path = socket_path
@@ -111,7 +111,7 @@ class Worker:
         """
         try:
             if self._layout is not None:
-                raise Unserved("RegisteredTwice", "the KV cache was allocated again while copies used the old one")
+                raise Unserved("RegisteredTwice", "vLLM allocated its KV cache again while copies use the old one")
             ranks = current_ranks(self._config)
             version = vllm_version()
             layout = detect(self._config, self._kv_cache_config, kv_caches, ranks, version)
@@ -122,10 +122,10 @@ class Worker:
             self._device_uuid = current_device_uuid(layout.device)
             self._windows = WindowKeeper(layout, self._device_uuid, self._count_locked)
         except Unserved as error:
-            self._go_off(error.reason, str(error))
+            self._go_off(error.reason, error.message)
             return
         except Exception as error:
-            logger.exception("the KV cache could not be registered")
+            logger.exception("registering vLLM's KV cache with the connector failed")
             self._go_off("RegisterFailed", str(error))
             return
         atexit.register(_end_copies, weakref.ref(self))
@@ -195,7 +195,7 @@ class Worker:
         try:
             self._send_report()
         except Exception:
-            logger.exception("copies could not be reported to the sidecar")
+            logger.exception("reporting copies to the sidecar failed; the next report includes them")
         deadline = time.monotonic() + _IDLE_WAIT_S
         with self._wake:
             while (
@@ -216,11 +216,11 @@ class Worker:
                 report.stores.update([self._ended_stores.popitem()])
 
     def turn_off(self, reason: str) -> None:
-        """Turns off for this reason, in the background. All jobs end as failed."""
-        self._go_off_later(reason, "see the log of vLLM")
+        """Turns this rank off for this reason, in the background. All jobs end as failed."""
+        self._go_off_later(reason, "see the errors before this line")
 
     def shutdown(self) -> None:
-        """Ends permanently: waits for the current copy, unmaps, unlocks."""
+        """Turns this rank off permanently: waits for the current copy, unmaps the arena and releases its lock."""
         client = self._client
         if client is not None:
             client.go_off("Shutdown")
@@ -234,7 +234,7 @@ class Worker:
             try:
                 plan = self._planner.plan(job.chunks, job.kind == STORE)
             except Exception as error:
-                logger.warning("dropping job %d of request %s: %s", job.id, job.request_id, error)
+                logger.warning("dropping a %s of request %s: chunks do not match: %s", job.kind, job.request_id, error)
                 self._count("job_malformed")
         return _Task(job, plan)
 
@@ -245,7 +245,7 @@ class Worker:
         try:
             event = None if self._copier is None else self._copier.record()
         except Exception:
-            logger.exception("no event could be recorded; dropping the jobs of this step")
+            logger.exception("recording a device event failed; dropping the loads and stores of this step")
             while tasks:
                 self._count(f"{tasks[0].job.kind}_dropped/event")
                 self._finish(tasks.popleft(), False, True)
@@ -256,7 +256,7 @@ class Worker:
             if task.plan is None or self.off_reason or self._asleep:
                 self._finish(tasks.popleft(), False, False)
             elif not task.plan.pieces:
-                # This rank writes nothing of it: another replica does.
+                # Another replica writes the sections of this job.
                 self._finish(tasks.popleft(), True, False)
             else:
                 self._queue.append(tasks.popleft())
@@ -301,7 +301,7 @@ class Worker:
         try:
             copier.begin_thread()
         except Exception:
-            logger.exception("the copy thread could not be prepared; continuing")
+            logger.exception("preparing the copy thread failed; it still tries to copy")
         try:
             with torch.inference_mode():
                 while True:
@@ -317,7 +317,7 @@ class Worker:
                     if task is not None:
                         self._run(task, mapping, copier, window)
         except Exception as error:
-            logger.exception("unexpected error in the copy thread")
+            logger.exception("the copy thread ended by an unexpected error")
             with self._wake:
                 running, self._running = self._running, None
                 if running is not None:
@@ -341,7 +341,7 @@ class Worker:
                     wait = left if wait is None else min(wait, left)
         runnable = [t for t in self._queue if t.job.kind != STORE] or ([] if self._stores_paused else self._queue)
         if not runnable:
-            self._wake.wait(_LOOK_AGAIN_S if wait is None else min(wait, _LOOK_AGAIN_S))
+            self._wake.wait(_QUEUE_CHECK_S if wait is None else min(wait, _QUEUE_CHECK_S))
             return None
         task = runnable[0]
         self._queue.remove(task)
@@ -357,22 +357,22 @@ class Worker:
         try:
             failure = copy_job(task.job, task.plan, task.event, mapping, copier, window)
         except WindowLostError as error:
-            logger.warning("the window was lost during job %d: %s", task.job.id, error)
+            logger.warning("a %s failed and ended the window: job=%d: %s", task.job.kind, task.job.id, error)
             lost = True
         except Exception as error:
-            logger.exception("copying job %d failed", task.job.id)
+            logger.exception("a %s failed: job=%d", task.job.kind, task.job.id)
             crashed = error
             try:
                 copier.synchronize()
             except Exception:
-                logger.exception("the copy stream could not be synchronised")
+                logger.exception("waiting for the device's copy stream failed")
         took = time.monotonic() - start
         good = not failure and not lost and crashed is None
         with self._wake:
             if failure:
                 self._count(failure)
             if failure.endswith(_BROKEN_WINDOW):
-                self._give_window_up(window, f"{failure.rpartition('/')[2]}: the sidecar refused a stage")
+                self._give_window_up(window, f"{failure.rpartition('/')[2]}: the sidecar refused to copy a stage")
             if good and task.plan is not None:
                 kind = task.job.kind
                 self._report.copied_bytes[kind] = self._report.copied_bytes.get(kind, 0) + task.plan.nbytes
@@ -382,7 +382,7 @@ class Worker:
             elif crashed and window is not None:
                 self._count(f"{task.job.kind}_failed/window/CopyFailed")
                 self._give_window_up(window, f"CopyFailed: {crashed}")
-            # If anything above raised, the copy loop would report the job.
+            # Only now: if anything above raises, the copy loop ends the running job as failed.
             self._running = None
             self._finish(task, good, not lost)
             broken = crashed is not None and window is None
@@ -407,7 +407,7 @@ class Worker:
             self._windows.add_lost(self._client, window.boot, body)
 
     def _give_window_up(self, window: WindowCopier | None, message: str) -> None:
-        """The worker copies by itself from now on. The lock is held."""
+        """The worker copies without a window from now on. The lock is held."""
         if self._windows is not None and self._windows.live is window is not None:
             self._windows.give_up(message)
 
@@ -418,7 +418,7 @@ class Worker:
     # -- the client's hooks (reader thread)
 
     def held(self, region: int | None) -> Held:
-        """Slots of another region are excluded, although a slot here may have the same number and generation."""
+        """Excludes slots of other regions, because a slot of this region may have the same number and generation."""
         with self._wake:
             self._stores_paused = True
             tasks = [task for task in (self._running, *self._queue, *self._arrived) if task is not None]
@@ -427,7 +427,7 @@ class Worker:
             lost = [] if self._windows is None else [(lost.body.region, lost.body.refs) for lost in self._windows.lost]
             return Held(grants=b"".join(packed for of, packed in [*refs, *ended, *lost] if of == region))
 
-    def behind_hello(self) -> None:
+    def after_hello(self) -> None:
         with self._wake:
             outbox, self._outbox = self._outbox, []
             for op, body in outbox:
@@ -440,7 +440,7 @@ class Worker:
                 return
             with self._wake:
                 if mapping.closed:
-                    # The other role of this process was told to unmap meanwhile. A HELLO of this one follows.
+                    # Meanwhile the sidecar made the other role of this process unmap. This role sends another HELLO.
                     return
                 self._mapping = mapping
                 self._stores_paused = False
@@ -454,7 +454,7 @@ class Worker:
                 self._wake.notify_all()
         chunk_tokens = reply.settings.chunk_tokens
         register.chunk_tokens = keys.effective_chunk_tokens(chunk_tokens, register.scheduler_block_tokens)
-        client.ask(Op.REGISTER, register, self._on_registered)
+        client.request(Op.REGISTER, register, self._on_registered)
 
     def _attach(self, mapping: Mapping) -> bool:
         try:
@@ -462,22 +462,22 @@ class Worker:
                 self._copier.attach(mapping)
             return True
         except Exception as error:
-            logger.exception("the arena cannot be used")
+            logger.exception("preparing copies to the arena failed")
             self._go_off_later("AttachFailed", str(error))
             return False
 
     def _go_off_later(self, reason: str, message: str) -> None:
-        """For threads that `_go_off` waits for."""
+        """Like `_go_off`, for threads that it waits for."""
         threading.Thread(target=self._go_off, args=(reason, message), name="kvcachepool-off", daemon=True).start()
 
     def _on_registered(self, reply: Reply) -> None:
         if reply.error is not None:
-            logger.warning("the sidecar refused this rank: %s: %s", reply.error.code, reply.error.message)
+            logger.warning("the sidecar refused to register this rank: %s: %s", reply.error.code, reply.error.message)
             if reply.error.code in _FINAL:
                 self._go_off_later(reply.error.code, reply.error.message)
             return
         answer = reply.read(RegisterReply)
-        logger.info("registered with the sidecar: layout %s, ready %s", answer.layout_id.hex()[:16], answer.ready)
+        logger.info("registered with the sidecar: layout=%s ready=%s", answer.layout_id.hex()[:16], answer.ready)
         if self._windows is not None and self._client is not None:
             with self._wake:
                 self._windows.registered(self._client, answer)
@@ -535,9 +535,9 @@ class Worker:
                     self._register, pending = describe()
                 client.reconnect()
         except Unserved as error:
-            self._go_off(error.reason, str(error))
+            self._go_off(error.reason, error.message)
         except Exception as error:
-            logger.exception("the registration of this rank could not be created")
+            logger.exception("describing this rank to the sidecar failed")
             self._go_off("RegisterFailed", str(error))
 
     def end_copies(self, timeout_s: float) -> None:
@@ -564,7 +564,7 @@ class Worker:
             self._stopping = True
             self._wake.notify_all()
         if report:
-            logger.warning("the KV cache pool is off in this worker: %s: %s", reason, message)
+            logger.warning("the KV cache pool is off in this worker, vLLM runs without it: %s: %s", reason, message)
             report_off(self._socket_path, reason, vllm_version(), instance(self._config))
 
     def _send_report(self) -> None:
@@ -585,7 +585,7 @@ class Worker:
 
 
 def _end_copies(worker: weakref.ref[Worker]) -> None:
-    """Runs at exit: a copy without the GIL must not outlive the KV cache that the interpreter frees."""
+    """Runs at exit: a copy that does not hold the GIL must end before the interpreter frees the KV cache."""
     alive = worker()
     if alive is not None:
         alive.end_copies(_EXIT_WAIT_S)

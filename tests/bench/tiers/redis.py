@@ -44,7 +44,7 @@ class Redis:
         connections = min(CONNECTIONS, cell.in_flight * values)
         self._empty(amount)
         put = self._values_per_second("set", count, ANY, connections, value)
-        self._server.ask("FLUSHALL", "SYNC")
+        self._server.command("FLUSHALL", "SYNC")
         # Enough that almost every key has a value.
         self._values_per_second("set", 10 * KEYS, KEYS, connections, value)
         # For about as long as the tier's gets take.
@@ -54,7 +54,7 @@ class Redis:
     def _empty(self, amount: Amount) -> None:
         """Empties the server. Its memory must have been used before, because a virtual machine returns idle memory."""
         self._values_per_second("set", amount.most // VALUE, ANY, CONNECTIONS, VALUE, encrypted=False)
-        self._server.ask("FLUSHALL", "SYNC")
+        self._server.command("FLUSHALL", "SYNC")
 
     def _values_per_second(
         self, what: str, count: int, keys: int, connections: int, value: int, *, encrypted: bool = True
