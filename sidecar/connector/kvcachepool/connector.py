@@ -67,7 +67,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             refusal = engine_refusal(vllm_config) or changed_internals()
             if refusal:
-                raise Unserved(refusal, "docs/guides/troubleshooting.md explains this reason")
+                raise Unserved(refusal, "this configuration of vLLM is not supported")
             if role == KVConnectorRole.SCHEDULER:
                 self._scheduler = Scheduler(vllm_config, kv_cache_config, socket_path(), str(vllm.__version__))
                 self._scheduler.session.start()
