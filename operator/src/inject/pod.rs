@@ -67,7 +67,7 @@ fn memory_bytes(pod: &Value, settings: &Settings) -> Result<u64, Refusal> {
         Some(most) if bytes > most => Err(Refusal::new(
             Reason::ResourcesExceeded,
             format!(
-                "annotation {} requests {text}, but the pool allows {} (injection.memoryMax)",
+                "annotation {} requests {text}, but the pool allows at most {} (injection.memoryMax)",
                 names::MEMORY,
                 Quantity::bytes(most)
             ),

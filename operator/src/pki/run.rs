@@ -234,7 +234,8 @@ impl Keeper {
             }
         }
         let served = self.upkeep.served.get();
-        let served = served.ok_or_else(|| PkiError::Certificate("not available yet".to_owned()))?;
+        let served =
+            served.ok_or_else(|| PkiError::Certificate("it is not available yet".to_owned()))?;
         let bundle = match &self.trust {
             Some(trust) => trust.bundle.as_slice(),
             None => &[],

@@ -36,7 +36,7 @@ const PASSING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Unchecked {
     /// The pool is invalid.
-    #[error("NotAccepted: {0}")]
+    #[error("NotAccepted: the pool's spec is invalid: {0}")]
     NotAccepted(String),
     /// The pool has nothing to check.
     #[error("NoSharedTier: pool {0} has no shared tier")]
@@ -45,7 +45,7 @@ pub enum Unchecked {
     #[error("ImageUnknown: ConfigMap {0} does not have the image of sidecars; set --image")]
     ImageUnknown(String),
     /// The API server rejected the Job.
-    #[error("JobNotCreated: {0}")]
+    #[error("JobNotCreated: the API server rejected the Job: {0}")]
     JobNotCreated(String),
     /// The Job has no pod: missing service account, a quota, an admission policy.
     #[error("PodNotCreated: {0}")]
@@ -58,13 +58,13 @@ pub enum Unchecked {
         why: String,
     },
     /// The container does not start.
-    #[error("NotStarted: {0}")]
+    #[error("NotStarted: the container of the Job did not start: {0}")]
     NotStarted(String),
     /// The container ended without a report.
-    #[error("NoReport: {0}")]
+    #[error("NoReport: the Job ended without a report: {0}")]
     NoReport(String),
     /// The Job exceeded the timeout.
-    #[error("TimedOut: after {0:?}: {1}")]
+    #[error("TimedOut: the Job did not end within {0:?}: {1}")]
     TimedOut(Duration, String),
 }
 
@@ -204,7 +204,7 @@ fn progress(pod: Option<&Pod>, image: &str) -> Result<Progress, Unchecked> {
         let unscheduled = conditions
             .filter(|c| c.type_ == "PodScheduled" && c.status == "False")
             .find_map(|c| c.message);
-        let what = unscheduled.unwrap_or_else(|| format!("its pod is {phase}"));
+        let what = unscheduled.unwrap_or_else(|| format!("the Job's pod is {phase}"));
         return Ok(Progress::Waits(what));
     };
     let reason = waiting.reason.unwrap_or_default();
@@ -217,7 +217,7 @@ fn progress(pod: Option<&Pod>, image: &str) -> Result<Progress, Unchecked> {
             image: image.to_owned(),
             why,
         }),
-        "" => Ok(Progress::Waits(format!("its pod is {phase}"))),
+        "" => Ok(Progress::Waits(format!("the Job's pod is {phase}"))),
         _ if PASSING.contains(&&*reason) => Ok(Progress::Waits(why)),
         _ => Err(Unchecked::NotStarted(why)),
     }
@@ -226,10 +226,10 @@ fn progress(pod: Option<&Pod>, image: &str) -> Result<Progress, Unchecked> {
 async fn report(pods: &Api<Pod>, pod: &str, why: &str) -> Result<Report, Unchecked> {
     let log = pods.logs(pod, &LogParams::default()).await;
     let log =
-        log.map_err(|e| Unchecked::NoReport(format!("{why}: its log cannot be read: {e}")))?;
+        log.map_err(|e| Unchecked::NoReport(format!("{why}; its log cannot be read: {e}")))?;
     read(&log).ok_or_else(|| {
         let last = log.trim().lines().last().unwrap_or_default();
-        Unchecked::NoReport(format!("{why}: {last}"))
+        Unchecked::NoReport(format!("{why}; the last line of its log: {last}"))
     })
 }
 
@@ -274,7 +274,7 @@ mod tests {
         let waits = |text: &str| Ok(Progress::Waits(text.to_owned()));
         assert_eq!(
             seen(json!({"phase": "Pending"})),
-            waits("its pod is Pending")
+            waits("the Job's pod is Pending")
         );
         let full = "0/3 nodes are available";
         let condition = json!({"type": "PodScheduled", "status": "False", "message": full});
