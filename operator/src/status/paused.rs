@@ -74,6 +74,12 @@ pub fn sentence(breaker: &Breaker) -> String {
         Position::Watching(_) => "one pod with a sidecar is running as a probe",
         _ => "a later pod gets a sidecar as a probe",
     };
+    // The pause of a pool is restored with the sentence of the previous leader as its message.
+    if pause.cause.reason.is_empty() {
+        let before = &*pause.cause.message;
+        let start = before.rsplit_once("; ").map_or(before, |(start, _)| start);
+        return format!("{start}; {next}");
+    }
     format!(
         "{which} start without a sidecar: {}; {next}",
         cause(&pause.cause)
@@ -94,6 +100,10 @@ fn which_pods(owner: Option<&Owner>, owners: usize) -> String {
 
 /// A cause as text.
 pub fn cause(cause: &Cause) -> String {
+    // A restored cause has the text of the previous leader as its message.
+    if cause.example.is_empty() && cause.message.starts_with(&*cause.reason) {
+        return cause.message.to_string();
+    }
     let pod = match &*cause.example {
         "" => String::new(),
         pod => format!(" (pod {pod})"),

@@ -232,6 +232,32 @@ fn a_pause_names_the_owner_and_the_cause() {
 }
 
 #[test]
+fn a_restored_pause_repeats_neither_the_reason_nor_the_sentence() {
+    let restored = |pause: StoredPause| {
+        let mut scene = scene([]);
+        scene.breaker = if pause.owner.is_some() {
+            Breaker::restored("h", None, [pause])
+        } else {
+            Breaker::restored("h", Some(pause), [])
+        };
+        scene.status().injection_paused.unwrap()
+    };
+    let cause = "ErrImagePull (pod a): no such image";
+    let owner = restored(StoredPause {
+        message: cause.into(),
+        ..kept(Some("web"), false)
+    });
+    assert_eq!(owner.owners[0].message, cause);
+    let sentence = "all new pods of the pool start without a sidecar: ErrImagePull: no such image; a later pod gets a sidecar as a probe";
+    let pool = restored(StoredPause {
+        reason: "".into(),
+        message: sentence.into(),
+        ..kept(None, true)
+    });
+    assert_eq!(pool.message, sentence.replace("a later", "the next"));
+}
+
+#[test]
 fn a_status_stays_small_however_many_owners_are_paused() {
     let owners = (0..100).map(|i| StoredPause {
         message: "x".repeat(5000).into(),
