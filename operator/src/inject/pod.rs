@@ -164,7 +164,7 @@ fn mount(vllm: &mut Value) {
         .iter_mut()
         .find(|one| json::name(one) == names::SHARED_VOLUME)
     {
-        Some(there) => overlay(there, &wanted),
+        Some(existing) => overlay(existing, &wanted),
         None => mounts.push(wanted),
     }
 }
@@ -181,9 +181,10 @@ fn exclude_from_mesh(pod: &mut Value, port: u16) {
         return;
     }
     let proxy = has("istio-proxy");
-    let asked = [json::label(pod, INJECT), json::annotation(pod, INJECT)].contains(&Some("true"));
+    let requested =
+        [json::label(pod, INJECT), json::annotation(pod, INJECT)].contains(&Some("true"));
     let given = json::annotation(pod, MESH_PORTS).map(str::to_string);
-    if !proxy && !asked && given.is_none() {
+    if !proxy && !requested && given.is_none() {
         return;
     }
     let given = given.unwrap_or_default();

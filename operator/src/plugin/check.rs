@@ -83,17 +83,17 @@ enum Progress {
 pub async fn check(cluster: &Cluster, args: &Check) -> Result<Report, Box<dyn std::error::Error>> {
     let pool = cluster.one(&args.pool).await?;
     let settings = sidecar_settings(cluster, &pool, args).await?;
-    let chance: String = (0..5).map(|_| fastrand::lowercase()).collect();
-    let longest = args.timeout;
+    let suffix: String = (0..5).map(|_| fastrand::lowercase()).collect();
+    let time_limit = args.timeout;
     let account = &args.service_account;
-    let wanted = job::check(&pool, &settings, account, longest + OVERTIME, &chance);
+    let wanted = job::check(&pool, &settings, account, time_limit + OVERTIME, &suffix);
     let wanted: Job = serde_json::from_value(wanted)?;
     let name = wanted.name_any();
     let jobs: Api<Job> = cluster.api();
     jobs.create(&PostParams::default(), &wanted)
         .await
         .map_err(|e| Unchecked::JobNotCreated(e.to_string()))?;
-    let report = watch(cluster, &name, &settings.image, longest).await;
+    let report = watch(cluster, &name, &settings.image, time_limit).await;
     if let Err(e) = jobs.delete(&name, &DeleteParams::background()).await {
         eprintln!("warning: Job {name} was not deleted: {e}");
     }
@@ -143,11 +143,11 @@ async fn watch(
     cluster: &Cluster,
     job: &str,
     image: &str,
-    longest: Duration,
+    time_limit: Duration,
 ) -> Result<Report, Box<dyn std::error::Error>> {
     let pods: Api<Pod> = cluster.api();
     let of = ListParams::default().labels(&format!("batch.kubernetes.io/job-name={job}"));
-    let until = Instant::now() + longest;
+    let until = Instant::now() + time_limit;
     loop {
         let found = pods.list(&of).await.map_err(|source| ReadError::Api {
             what: "pods".to_owned(),
@@ -162,7 +162,7 @@ async fn watch(
             },
         };
         if Instant::now() > until {
-            return Err(Unchecked::TimedOut(longest, waits).into());
+            return Err(Unchecked::TimedOut(time_limit, waits).into());
         }
         sleep(PAUSE).await;
     }
