@@ -21,7 +21,7 @@ const RECONCILE: &[f64] = &[
 #[rustfmt::skip]
 pub const ALL: &[Metric] = &[
     gauge("operator_build_info", &["version"], "Always 1; the label names the running binary."),
-    gauge("operator_ready", &["part"], "1 for every part of /readyz that is ready: certificate, pools, serving."),
+    gauge("operator_ready", &["part"], "1 if this part of /readyz is ready: certificate, pools, serving."),
     counter("injections_total", &["result", "reason"], "Answered admission reviews by result (injected, unchanged, refused, skipped) and reason: why the pod was not injected, or what an injected pod lacks. Dry runs are not counted."),
     seconds(HANDLER, "injection_seconds", &[], "Time from the last byte of an admission review to its answer."),
     counter("webhook_unreadable_total", &["reason"], "Requests to the webhook's port that were not a readable admission review, by reason."),
@@ -35,15 +35,15 @@ pub const ALL: &[Metric] = &[
     counter("certificate_rotations_total", &["certificate"], "Certificates that were created or reloaded: leaf, authority."),
     counter("certificate_errors_total", &["step"], "Failed steps of certificate maintenance, which are retried: secret, configuration, sign, files, call."),
     gauge("leader", &[], "1 while this replica holds the lease."),
-    counter("leader_transitions_total", &["to"], "Times that this replica became the leader or stopped leading: leading, following."),
+    counter("leader_transitions_total", &["to"], "Changes of this replica's leadership, by its new state: leading, following."),
     counter("canary_checks_total", &["result"], "Dry runs of a labelled pod by the leader: injected, webhook_unreachable, unknown."),
     counter("reconciles_total", &["result"], "Reconcile passes of a pool by the leader: done, failed."),
     seconds(RECONCILE, "reconcile_seconds", &[], "Duration of a reconcile pass, including its writes."),
     counter("status_writes_total", &[], "Writes of pools' statuses."),
     counter("evictions_total", &["result"], "Evictions of missed pods (`onMissed: Evict`): evicted, refused."),
     counter("injection_pauses_total", &["reason"], "Pauses of injection for an owner of pods, by cause. The leader pauses injection if the sidecar keeps pods from running."),
-    counter("replacements_total", &["result"], "Hung pods that the leader replaced, so that their owner creates one without a sidecar: evicted, deleted, refused."),
-    counter("sidecar_questions_total", &["result"], "Queries of sidecars' statuses: answered, failed."),
+    counter("replacements_total", &["result"], "Replacements of pods that hang because of injection, so that their owner creates one without a sidecar: evicted, deleted, refused."),
+    counter("sidecar_questions_total", &["result"], "Queries of sidecars for their status: answered, failed."),
 ];
 
 #[cfg(test)]

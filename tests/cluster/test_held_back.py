@@ -275,7 +275,7 @@ def test_a_disruption_budget_does_not_protect_a_failing_pod(scenes: dict[str, Sc
         notes = [
             note for _, _, reason, note in operator_events(scene.kubernetes, scene.namespace) if reason == "PodReplaced"
         ]
-        return any(note.endswith("hung and was deleted") for note in notes)
+        return any("hung because of injection and was deleted" in note for note in notes)
 
     scene.kubernetes.wait_for(deleted, 30, "the pod that the budget protects deleted", namespace=scene.namespace)
 
@@ -308,7 +308,7 @@ def test_injection_continues_for_a_vllm_that_fails_without_a_sidecar_too(
     )
 
     def acquitted() -> bool:
-        return ("ReplicaSet", "NotOurs") in {
+        return ("ReplicaSet", "NotCausedByInjection") in {
             (kind, reason) for kind, _, reason, _ in operator_events(kubernetes, namespace)
         }
 

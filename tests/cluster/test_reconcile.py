@@ -68,7 +68,7 @@ def test_a_changed_field_of_a_child_is_restored_once_and_foreign_fields_stay(
 
     def named() -> bool:
         return any(
-            (kind, name, reason) == ("KVCachePool", "demo", "SetRight") and "kvcachepool-demo" in note
+            (kind, name, reason) == ("KVCachePool", "demo", "ChangeReverted") and "kvcachepool-demo" in note
             for kind, name, reason, note in operator_events(kubernetes, namespace)
         )
 

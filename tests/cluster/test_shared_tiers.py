@@ -244,7 +244,9 @@ def test_a_bucket_that_another_pool_uses_is_not_purged(
         ]
 
     kubernetes.wait_for(skipped, 20, "an event on the pool that was", namespace=namespace)
-    assert skipped() == [f"PurgeSkipped: s3 is not purged: pool {namespace}/stays uses it too"]
+    assert skipped() == [
+        f"PurgeSkipped: objects of the deleted pool remain in s3, because pool {namespace}/stays uses it too"
+    ]
     assert json.loads(kubernetes.kubectl("get", "jobs", "-o", "json", namespace=namespace))["items"] == []
 
 

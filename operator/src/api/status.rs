@@ -165,7 +165,7 @@ pub enum TierState {
     Degraded,
     /// No pod reaches the tier.
     Unavailable,
-    /// No sidecar could be asked recently.
+    /// No sidecar has answered recently.
     Stale,
     /// No sidecar has reported or opened the tier yet.
     #[default]

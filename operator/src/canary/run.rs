@@ -74,11 +74,16 @@ pub async fn run(canary: Canary) {
         }
         if canary.result.send_replace(result.clone()) != result {
             match &result {
-                CanaryResult::Injected => info!("canary injected"),
+                CanaryResult::Injected => info!("canary got a sidecar"),
                 CanaryResult::Unknown(why) => {
-                    warn!(reason = why, "canary refused by the API server")
+                    warn!(
+                        reason = why,
+                        "dry run of the canary failed; it is unknown whether pods get a sidecar"
+                    )
                 }
-                _ => warn!("canary not injected: the API server does not reach the webhook"),
+                _ => warn!(
+                    "canary got no sidecar: the API server does not reach the webhook or does not trust its certificate"
+                ),
             }
         }
         let pause = if result == CanaryResult::Injected {

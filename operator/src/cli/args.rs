@@ -213,12 +213,12 @@ impl Args {
         let interval = self.pki_interval.as_secs();
         if lifetimes.authority / 3 < 2 * (lifetimes.settle + 2 * interval) {
             return wrong(
-                "--pki-authority-lifetime is too short: a third of it must be at least twice the sum of --pki-settle and two times --pki-interval",
+                "--pki-authority-lifetime is too short: it must be at least 6 * (--pki-settle + 2 * --pki-interval)",
             );
         }
         if lifetimes.leaf / 3 < 2 * interval {
             return wrong(
-                "--pki-leaf-lifetime is too short: a third of it must be at least two times --pki-interval",
+                "--pki-leaf-lifetime is too short: it must be at least 6 * --pki-interval",
             );
         }
         if self.status_interval.as_secs() > 60 {

@@ -30,7 +30,7 @@ pub fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            tracing::error!(error = %e, "the operator cannot run");
+            tracing::error!(reason = %e, "the operator cannot run");
             ExitCode::FAILURE
         }
     }

@@ -82,13 +82,15 @@ pub enum StartError {
         source: io::Error,
     },
     /// The runtime or the signal handlers cannot be created.
-    #[error("the process cannot be set up: {0}")]
+    #[error("the runtime or the signal handlers cannot be created: {0}")]
     Process(#[from] io::Error),
     /// No API server can be reached.
-    #[error("no API server: {0}; set KUBECONFIG, or run in a pod with a service account")]
+    #[error(
+        "cannot connect to an API server: {0}; set KUBECONFIG, or run in a pod with a service account"
+    )]
     Kube(#[from] kube::Error),
     /// An unsupported TLS configuration.
-    #[error("TLS: {0}")]
+    #[error("unsupported TLS configuration: {0}")]
     Tls(#[from] rustls::Error),
     /// A part ended unexpectedly.
     #[error("part {0} ended unexpectedly; restart the operator")]
@@ -110,7 +112,7 @@ pub async fn run(parts: Parts) -> Result<(), StartError> {
         version = parts.defaults.version,
         identity = parts.identity,
         image = parts.defaults.image,
-        "running"
+        "operator started"
     );
 
     let ended = tokio::select! {
@@ -133,7 +135,7 @@ pub async fn run(parts: Parts) -> Result<(), StartError> {
     info!(drain = ?parts.drain, "shutting down");
     sleep(parts.drain).await;
     phase.send_replace(Phase::Stopping);
-    info!(in_time = finish(tasks).await, "stopped");
+    info!(in_time = finish(tasks).await, "operator stopped");
     Ok(())
 }
 

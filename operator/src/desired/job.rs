@@ -206,9 +206,9 @@ mod tests {
 
     #[test]
     fn a_tier_that_another_pool_uses_too_is_not_purged() {
-        let ours =
+        let pool =
             of(json!({"shared": {"s3": s3("prod"), "redis": redis("rediss://Cache.example/1")}}));
-        let with = |shared: Value| purged(&ours, &another(json!({"shared": shared})));
+        let with = |shared: Value| purged(&pool, &another(json!({"shared": shared})));
         let both = || vec!["redis", "s3"];
         assert_eq!(with(json!({})), (both(), vec![]));
         // Objects below a longer prefix do not belong to this prefix.

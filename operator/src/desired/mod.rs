@@ -34,8 +34,8 @@ fn objects(pool: &KVCachePool, settings: &Settings) -> Vec<DynamicObject> {
     let config_map = config_map::config_map(pool, settings);
     let monitoring = &pool.spec.monitoring;
     let pod_monitor = monitoring.pod_monitor.as_ref();
-    let pod_monitor = pod_monitor.map(|asked| pod_monitor::pod_monitor(pool, asked));
-    let redis = redis::managed(pool).map(|asked| redis::objects(pool, asked));
+    let pod_monitor = pod_monitor.map(|spec| pod_monitor::pod_monitor(pool, spec));
+    let redis = redis::managed(pool).map(|spec| redis::objects(pool, spec));
     std::iter::once(config_map)
         .chain(pod_monitor)
         .chain(redis.into_iter().flatten())

@@ -8,7 +8,7 @@ use kube::api::{DynamicObject, TypeMeta};
 use serde_json::json;
 
 /// Scrapes the admin port of every pod of the pool.
-pub(super) fn pod_monitor(pool: &KVCachePool, asked: &PodMonitor) -> DynamicObject {
+pub(super) fn pod_monitor(pool: &KVCachePool, settings: &PodMonitor) -> DynamicObject {
     let types = TypeMeta {
         api_version: "monitoring.coreos.com/v1".to_string(),
         kind: "PodMonitor".to_string(),
@@ -22,7 +22,7 @@ pub(super) fn pod_monitor(pool: &KVCachePool, asked: &PodMonitor) -> DynamicObje
     let mut monitor = object(pool, types, format!("kvcachepool-{name}"), data);
     // A user may set the labels that a Prometheus selects, but not those by which the operator finds its objects.
     let labels = monitor.metadata.labels.get_or_insert_default();
-    for (key, value) in &asked.labels {
+    for (key, value) in &settings.labels {
         labels.entry(key.clone()).or_insert_with(|| value.clone());
     }
     monitor

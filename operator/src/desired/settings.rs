@@ -83,8 +83,8 @@ const FIXED: [&str; 2] = ["socket", "admin.listen"];
 /// The sidecar's config: the fields of the pool, and `spec.sidecar.settings`.
 fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
     let placed = placed(pool);
-    let asked = leaves(&pool.spec.sidecar.settings);
-    let mut problems: Vec<_> = asked
+    let user_settings = leaves(&pool.spec.sidecar.settings);
+    let mut problems: Vec<_> = user_settings
         .iter()
         .filter_map(|(key, _)| misplaced(key, &placed))
         .collect();
@@ -92,7 +92,7 @@ fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
     let placed_values = placed
         .iter()
         .filter_map(|p| Some((p.key.to_string(), p.value.clone()?)));
-    let file: Map<String, Value> = placed_values.chain(asked.iter().cloned()).collect();
+    let file: Map<String, Value> = placed_values.chain(user_settings.iter().cloned()).collect();
     // JSON is valid YAML.
     let parsed = Config::parse(&Value::Object(file).to_string(), false);
     problems.extend(parsed.as_ref().err().into_iter().flat_map(|error| {
@@ -101,7 +101,11 @@ fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
             let path = path(wrong);
             let by_field = placed.iter().filter(|p| Some(p.key) == path);
             match by_field.filter_map(|p| p.field).next() {
-                Some(field) if !asked.iter().any(|(key, _)| Some(key.as_str()) == path) => {
+                Some(field)
+                    if !user_settings
+                        .iter()
+                        .any(|(key, _)| Some(key.as_str()) == path) =>
+                {
                     Problem {
                         reason: Reason::InvalidSpec,
                         field: field.to_string(),

@@ -29,7 +29,7 @@ pub async fn run(stream: TcpStream, port: Arc<Port>, activity: Arc<Activity>, sh
     match timeout(port.bounds.handshake_time_max, tls.accept(stream)).await {
         Ok(Ok(stream)) => requests(stream, port, activity, shutdown).await,
         Ok(Err(e)) => {
-            debug!(port = port.name, error = %e, "handshake failed");
+            debug!(port = port.name, reason = %e, "handshake failed");
             port.ended("handshake");
         }
         Err(_) => port.ended("handshake"),
@@ -87,7 +87,12 @@ async fn bounded(
             port.ended("request_time");
             // The rest of the body is still in transit, so this connection cannot carry another request.
             let close = [(CONNECTION, HeaderValue::from_static("close"))];
-            (StatusCode::REQUEST_TIMEOUT, close, "too slow\n").into_response()
+            (
+                StatusCode::REQUEST_TIMEOUT,
+                close,
+                "the request took too long\n",
+            )
+                .into_response()
         }
     }
 }

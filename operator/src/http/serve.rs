@@ -115,7 +115,7 @@ async fn accept(listener: &TcpListener, port: &Port, shutdown: &mut Shutdown) ->
         match accepted {
             Ok((stream, _)) => return Some(stream),
             Err(e) => {
-                warn!(port = port.name, error = %e, "accept failed");
+                warn!(port = port.name, reason = %e, "accept failed");
                 sleep(ACCEPT_RETRY).await;
             }
         }

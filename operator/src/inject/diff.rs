@@ -63,24 +63,24 @@ fn by_name(
 ) {
     // Names that are in the list at this point of the patch, in order, after those that are already in place.
     let mut waiting: Vec<&Value> = old.iter().rev().collect();
-    let mut there: HashSet<&str> = old.iter().map(json::name).collect();
+    let mut remaining: HashSet<&str> = old.iter().map(json::name).collect();
     for (place, value) in new.iter().enumerate() {
         let name = json::name(value);
         let path_here = below_place(path, place);
         while let Some(next) = waiting.last() {
             let blocks = !fresh.contains(json::name(next))
-                || (json::name(next) != name && there.contains(name));
+                || (json::name(next) != name && remaining.contains(name));
             if !blocks {
                 break;
             }
             out.push(remove(path_here.clone()));
-            there.remove(json::name(next));
+            remaining.remove(json::name(next));
             waiting.pop();
         }
         match waiting.last() {
             Some(next) if json::name(next) == name => {
                 compare(next, value, &path_here, out);
-                there.remove(name);
+                remaining.remove(name);
                 waiting.pop();
             }
             _ => out.push(add(path_here, value)),

@@ -42,8 +42,8 @@ impl Gpu {
                 let own = own_devices(vllm);
                 // Devices named for the sidecar by the user imply that there are some.
                 if own.is_none() && !requests_gpu(vllm) && !names(&settings.env, DEVICES) {
-                    let asks = "requests no NVIDIA GPU";
-                    return Self::unavailable(Shortfall::GpuNotRequested, vllm, asks);
+                    let why = "requests no NVIDIA GPU";
+                    return Self::unavailable(Shortfall::GpuNotRequested, vllm, why);
                 }
                 let devices = own.unwrap_or(ALL).to_string();
                 Self::Variables([(DEVICES, devices), (CAPABILITIES, COMPUTE.to_string())])

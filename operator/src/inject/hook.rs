@@ -35,7 +35,7 @@ pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
         Err(Refusal::new(
             Reason::HookUnsupported,
             format!(
-                "annotation {}: args, but {why}; remove the annotation",
+                "annotation {} is args, but {why}; remove the annotation",
                 names::HOOK
             ),
         ))

@@ -128,7 +128,7 @@ fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<ShortfallDeta
         return Err(Refusal::new(
             Reason::AnnotationInvalid,
             format!(
-                "{}: {:?} is not a valid label value: write at most 63 letters, digits, - and .",
+                "annotation {}: {:?} is not a valid label value; write at most 63 letters, digits, - and .",
                 names::POOL,
                 settings.pool
             ),
@@ -163,7 +163,7 @@ fn sound_patch(before: &Value, after: &Value) -> Result<Patch, Refusal> {
         return Err(Refusal::new(
             Reason::PodTooLarge,
             format!(
-                "with the sidecar the pod has {bytes} bytes of at most {POD_BYTES}; shorten its annotations or variables"
+                "with the sidecar the pod would have {bytes} bytes, and the limit is {POD_BYTES}; shorten its annotations or environment variables"
             ),
         ));
     }

@@ -21,9 +21,9 @@ pub(super) fn overlay(onto: &mut Value, wanted: &Value) {
             }
             for (key, value) in wanted {
                 match onto.get_mut(key) {
-                    Some(there) => match list_key(key) {
-                        Some(list_key) => overlay_list(there, value, list_key),
-                        None => overlay(there, value),
+                    Some(existing) => match list_key(key) {
+                        Some(list_key) => overlay_list(existing, value, list_key),
+                        None => overlay(existing, value),
                     },
                     None => {
                         onto.insert(key.clone(), value.clone());
@@ -60,7 +60,7 @@ fn overlay_list(onto: &mut Value, wanted: &Value, key: &str) {
     };
     for value in wanted {
         match onto.iter_mut().find(|one| one.get(key) == value.get(key)) {
-            Some(there) => overlay(there, value),
+            Some(existing) => overlay(existing, value),
             None => onto.push(value.clone()),
         }
     }
@@ -87,15 +87,15 @@ mod tests {
             "volumeMounts": [{"name": "v", "mountPath": "/v"}],
             "securityContext": {"capabilities": {"drop": ["ALL"]}},
         });
-        let mut there = json!({
+        let mut existing = json!({
             "name": "k", "command": ["a"], "terminationMessagePath": "/dev/termination-log",
             "env": [{"name": "AWS_ROLE_ARN", "value": "r"}, {"name": "X", "valueFrom": {}}],
             "volumeMounts": [{"name": "aws", "mountPath": "/aws"}],
             "securityContext": {"capabilities": {"drop": ["NET_RAW", "ALL"]}, "procMount": "Default"},
         });
-        overlay(&mut there, &wanted);
+        overlay(&mut existing, &wanted);
         assert_eq!(
-            there,
+            existing,
             json!({
                 "name": "k", "restartPolicy": "Always", "command": ["a", "b"],
                 "terminationMessagePath": "/dev/termination-log",
@@ -104,8 +104,8 @@ mod tests {
                 "securityContext": {"capabilities": {"drop": ["ALL"]}, "procMount": "Default"},
             })
         );
-        let once = there.clone();
-        overlay(&mut there, &wanted);
-        assert_eq!(there, once);
+        let once = existing.clone();
+        overlay(&mut existing, &wanted);
+        assert_eq!(existing, once);
     }
 }

@@ -67,7 +67,7 @@ fn memory_bytes(pod: &Value, settings: &Settings) -> Result<u64, Refusal> {
         Some(most) if bytes > most => Err(Refusal::new(
             Reason::ResourcesExceeded,
             format!(
-                "annotation {} requests {text}, but the pool allows {} (injection.memoryMax)",
+                "annotation {} requests {text}, but the pool allows at most {} (injection.memoryMax)",
                 names::MEMORY,
                 Quantity::bytes(most)
             ),
@@ -164,7 +164,7 @@ fn mount(vllm: &mut Value) {
         .iter_mut()
         .find(|one| json::name(one) == names::SHARED_VOLUME)
     {
-        Some(there) => overlay(there, &wanted),
+        Some(existing) => overlay(existing, &wanted),
         None => mounts.push(wanted),
     }
 }
@@ -181,9 +181,10 @@ fn exclude_from_mesh(pod: &mut Value, port: u16) {
         return;
     }
     let proxy = has("istio-proxy");
-    let asked = [json::label(pod, INJECT), json::annotation(pod, INJECT)].contains(&Some("true"));
+    let requested =
+        [json::label(pod, INJECT), json::annotation(pod, INJECT)].contains(&Some("true"));
     let given = json::annotation(pod, MESH_PORTS).map(str::to_string);
-    if !proxy && !asked && given.is_none() {
+    if !proxy && !requested && given.is_none() {
         return;
     }
     let given = given.unwrap_or_default();

@@ -16,7 +16,7 @@ pub(super) fn target(pod: &Value, spec: &Value, settings: &Settings) -> Result<u
             Refusal::new(
                 Reason::ContainerNotFound,
                 format!(
-                    "the {source} names {name}, the pod has {}",
+                    "the {source} names the container {name}, but the pod has only {}",
                     all_names(containers)
                 ),
             )
@@ -30,7 +30,7 @@ pub(super) fn target(pod: &Value, spec: &Value, settings: &Settings) -> Result<u
         Refusal::new(
             Reason::ContainerAmbiguous,
             format!(
-                "not exactly one of {} has an accelerator; name vLLM's container in the annotation kvcachepool.io/container",
+                "the pod has the containers {}, and not exactly one of them requests an accelerator; name vLLM's container in the annotation kvcachepool.io/container",
                 all_names(containers)
             ),
         )

@@ -89,12 +89,12 @@ mod tests {
         let pod = tool(&settings(), &["check"], "default");
         let typed: PodTemplateSpec = serde_json::from_value(pod.clone()).unwrap();
         let spec = serde_json::to_value(typed).unwrap()["spec"].take();
-        let (asked, known) = (pod["spec"].as_object().unwrap(), spec.as_object().unwrap());
-        let lost: Vec<_> = asked
+        let (built, known) = (pod["spec"].as_object().unwrap(), spec.as_object().unwrap());
+        let unknown: Vec<_> = built
             .keys()
             .filter(|key| !known.contains_key(*key))
             .collect();
-        assert!(lost.is_empty(), "{lost:?}");
+        assert!(unknown.is_empty(), "{unknown:?}");
         assert_eq!(crate::inject::requested_pool(&pod), None);
     }
 

@@ -116,7 +116,7 @@ impl Elector {
         };
         match timeout(left, self.check()).await {
             Ok(Ok(())) => {}
-            Ok(Err(e)) => warn!(error = %e, "the Lease could not be read or written; retrying"),
+            Ok(Err(e)) => warn!(reason = %e, "the Lease could not be read or written; retrying"),
             Err(_) => warn!("timeout reading or writing the Lease; retrying"),
         }
     }
@@ -193,7 +193,7 @@ impl Elector {
         };
         match timeout(self.timing.retry_period, self.lease.replace(last, released)).await {
             Ok(Ok(_)) => info!("Lease released"),
-            Ok(Err(e)) => warn!(error = %e, "the Lease could not be released; it expires"),
+            Ok(Err(e)) => warn!(reason = %e, "the Lease could not be released; it expires"),
             Err(_) => warn!("timeout releasing the Lease; it expires"),
         }
     }

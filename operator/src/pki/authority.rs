@@ -66,13 +66,13 @@ pub fn make(now: u64, lifetimes: Lifetimes) -> Result<Authority, PkiError> {
 pub fn usable(stored: &Authority) -> Result<(), PkiError> {
     let key = KeyPair::from_pem(&stored.key)?;
     let certificate = CertificateDer::from_pem_slice(stored.certificate.as_bytes())
-        .map_err(|e| PkiError::Certificate(format!("authority: {e}")))?;
+        .map_err(|e| PkiError::Certificate(format!("certificate authority: {e}")))?;
     let (_, parsed) = X509Certificate::from_der(&certificate)
-        .map_err(|e| PkiError::Certificate(format!("authority: {e}")))?;
+        .map_err(|e| PkiError::Certificate(format!("certificate authority: {e}")))?;
     match parsed.public_key().subject_public_key.data == key.public_key_raw() {
         true => Ok(()),
         false => Err(PkiError::Certificate(
-            "authority: its key does not match its certificate".to_owned(),
+            "the key of the certificate authority does not match its certificate".to_owned(),
         )),
     }
 }

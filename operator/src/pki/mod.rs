@@ -33,14 +33,14 @@ async fn in_time<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Resul
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// The Secret with the authorities cannot be read or written.
-    #[error("Secret {name}: {source}")]
+    #[error("Secret {name} cannot be read or written: {source}")]
     Secret {
         name: String,
         /// The error of the API server or the client.
         source: Box<kube::Error>,
     },
     /// The webhook's configuration cannot be read or written.
-    #[error("MutatingWebhookConfiguration {name}: {source}")]
+    #[error("MutatingWebhookConfiguration {name} cannot be read or written: {source}")]
     Configuration {
         name: String,
         /// The error of the API server or the client.
@@ -50,10 +50,10 @@ pub enum PkiError {
     #[error("there is no MutatingWebhookConfiguration {0}: install the chart with its webhook")]
     NoConfiguration(String),
     /// The caBundle is empty or has no certificate.
-    #[error("caBundle of MutatingWebhookConfiguration {0} is empty: {1}")]
+    #[error("the caBundle of MutatingWebhookConfiguration {0} has no certificate: {1}")]
     NoBundle(String, &'static str),
     /// A certificate cannot be created or read.
-    #[error("certificate: {0}")]
+    #[error("the webhook's certificate is not usable: {0}")]
     Certificate(String),
     /// No authority is available for signing.
     #[error("no certificate yet: the leader has not stored an authority in Secret {0}")]
@@ -62,7 +62,9 @@ pub enum PkiError {
     #[error("{path}: {message}")]
     Files { path: String, message: String },
     /// The call to the own port failed.
-    #[error("a TLS call to the own port with the caBundle of the configuration failed: {0}")]
+    #[error(
+        "a TLS call to the webhook's own port that trusts only the configuration's caBundle failed: {0}"
+    )]
     Call(String),
 }
 

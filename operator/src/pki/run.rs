@@ -234,7 +234,8 @@ impl Keeper {
             }
         }
         let served = self.upkeep.served.get();
-        let served = served.ok_or_else(|| PkiError::Certificate("not available yet".to_owned()))?;
+        let served =
+            served.ok_or_else(|| PkiError::Certificate("it is not available yet".to_owned()))?;
         let bundle = match &self.trust {
             Some(trust) => trust.bundle.as_slice(),
             None => &[],
@@ -295,8 +296,8 @@ async fn lead(
         match step {
             Step::Wait => return Ok(()),
             Step::Make => {
-                let made = authority::make(now, upkeep.lifetimes)?;
-                let authorities = authorities.into_iter().chain([made]).collect();
+                let created = authority::make(now, upkeep.lifetimes)?;
+                let authorities = authorities.into_iter().chain([created]).collect();
                 if store.write(stored, authorities).await? {
                     info!("certificate authority created");
                     upkeep
@@ -304,9 +305,9 @@ async fn lead(
                         .add("certificate_rotations_total", &["authority"], 1);
                 }
             }
-            Step::Forget(gone) => {
+            Step::Forget(unused) => {
                 let mut authorities = authorities;
-                authorities.retain(|a| !gone.contains(&a.certificate));
+                authorities.retain(|a| !unused.contains(&a.certificate));
                 store.write(stored, authorities).await?;
             }
             Step::Trust(bundle) => {

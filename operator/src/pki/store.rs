@@ -57,14 +57,14 @@ impl Store {
             None => Vec::new(),
             Some(Ok(content)) => content.authorities,
             Some(Err(e)) => {
-                error!(secret = self.name, key = KEY, error = %e, "stored authorities cannot be read");
+                error!(secret = self.name, key = KEY, reason = %e, "stored certificate authorities cannot be read");
                 Vec::new()
             }
         };
         authorities.retain(|a| match authority::usable(a) {
             Ok(()) => true,
             Err(e) => {
-                error!(secret = self.name, error = %e, "a stored authority cannot sign; ignoring it");
+                error!(secret = self.name, reason = %e, "a stored certificate authority cannot sign; ignoring it");
                 false
             }
         });

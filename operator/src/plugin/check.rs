@@ -36,7 +36,7 @@ const PASSING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Unchecked {
     /// The pool is invalid.
-    #[error("NotAccepted: {0}")]
+    #[error("NotAccepted: the pool's spec is invalid: {0}")]
     NotAccepted(String),
     /// The pool has nothing to check.
     #[error("NoSharedTier: pool {0} has no shared tier")]
@@ -45,7 +45,7 @@ pub enum Unchecked {
     #[error("ImageUnknown: ConfigMap {0} does not have the image of sidecars; set --image")]
     ImageUnknown(String),
     /// The API server rejected the Job.
-    #[error("JobNotCreated: {0}")]
+    #[error("JobNotCreated: the API server rejected the Job: {0}")]
     JobNotCreated(String),
     /// The Job has no pod: missing service account, a quota, an admission policy.
     #[error("PodNotCreated: {0}")]
@@ -58,13 +58,13 @@ pub enum Unchecked {
         why: String,
     },
     /// The container does not start.
-    #[error("NotStarted: {0}")]
+    #[error("NotStarted: the container of the Job did not start: {0}")]
     NotStarted(String),
     /// The container ended without a report.
-    #[error("NoReport: {0}")]
+    #[error("NoReport: the Job ended without a report: {0}")]
     NoReport(String),
     /// The Job exceeded the timeout.
-    #[error("TimedOut: after {0:?}: {1}")]
+    #[error("TimedOut: the Job did not end within {0:?}: {1}")]
     TimedOut(Duration, String),
 }
 
@@ -83,17 +83,17 @@ enum Progress {
 pub async fn check(cluster: &Cluster, args: &Check) -> Result<Report, Box<dyn std::error::Error>> {
     let pool = cluster.one(&args.pool).await?;
     let settings = sidecar_settings(cluster, &pool, args).await?;
-    let chance: String = (0..5).map(|_| fastrand::lowercase()).collect();
-    let longest = args.timeout;
+    let suffix: String = (0..5).map(|_| fastrand::lowercase()).collect();
+    let time_limit = args.timeout;
     let account = &args.service_account;
-    let wanted = job::check(&pool, &settings, account, longest + OVERTIME, &chance);
+    let wanted = job::check(&pool, &settings, account, time_limit + OVERTIME, &suffix);
     let wanted: Job = serde_json::from_value(wanted)?;
     let name = wanted.name_any();
     let jobs: Api<Job> = cluster.api();
     jobs.create(&PostParams::default(), &wanted)
         .await
         .map_err(|e| Unchecked::JobNotCreated(e.to_string()))?;
-    let report = watch(cluster, &name, &settings.image, longest).await;
+    let report = watch(cluster, &name, &settings.image, time_limit).await;
     if let Err(e) = jobs.delete(&name, &DeleteParams::background()).await {
         eprintln!("warning: Job {name} was not deleted: {e}");
     }
@@ -143,11 +143,11 @@ async fn watch(
     cluster: &Cluster,
     job: &str,
     image: &str,
-    longest: Duration,
+    time_limit: Duration,
 ) -> Result<Report, Box<dyn std::error::Error>> {
     let pods: Api<Pod> = cluster.api();
     let of = ListParams::default().labels(&format!("batch.kubernetes.io/job-name={job}"));
-    let until = Instant::now() + longest;
+    let until = Instant::now() + time_limit;
     loop {
         let found = pods.list(&of).await.map_err(|source| ReadError::Api {
             what: "pods".to_owned(),
@@ -162,7 +162,7 @@ async fn watch(
             },
         };
         if Instant::now() > until {
-            return Err(Unchecked::TimedOut(longest, waits).into());
+            return Err(Unchecked::TimedOut(time_limit, waits).into());
         }
         sleep(PAUSE).await;
     }
@@ -204,7 +204,7 @@ fn progress(pod: Option<&Pod>, image: &str) -> Result<Progress, Unchecked> {
         let unscheduled = conditions
             .filter(|c| c.type_ == "PodScheduled" && c.status == "False")
             .find_map(|c| c.message);
-        let what = unscheduled.unwrap_or_else(|| format!("its pod is {phase}"));
+        let what = unscheduled.unwrap_or_else(|| format!("the Job's pod is {phase}"));
         return Ok(Progress::Waits(what));
     };
     let reason = waiting.reason.unwrap_or_default();
@@ -217,7 +217,7 @@ fn progress(pod: Option<&Pod>, image: &str) -> Result<Progress, Unchecked> {
             image: image.to_owned(),
             why,
         }),
-        "" => Ok(Progress::Waits(format!("its pod is {phase}"))),
+        "" => Ok(Progress::Waits(format!("the Job's pod is {phase}"))),
         _ if PASSING.contains(&&*reason) => Ok(Progress::Waits(why)),
         _ => Err(Unchecked::NotStarted(why)),
     }
@@ -226,10 +226,10 @@ fn progress(pod: Option<&Pod>, image: &str) -> Result<Progress, Unchecked> {
 async fn report(pods: &Api<Pod>, pod: &str, why: &str) -> Result<Report, Unchecked> {
     let log = pods.logs(pod, &LogParams::default()).await;
     let log =
-        log.map_err(|e| Unchecked::NoReport(format!("{why}: its log cannot be read: {e}")))?;
+        log.map_err(|e| Unchecked::NoReport(format!("{why}; its log cannot be read: {e}")))?;
     read(&log).ok_or_else(|| {
         let last = log.trim().lines().last().unwrap_or_default();
-        Unchecked::NoReport(format!("{why}: {last}"))
+        Unchecked::NoReport(format!("{why}; the last line of its log: {last}"))
     })
 }
 
@@ -274,7 +274,7 @@ mod tests {
         let waits = |text: &str| Ok(Progress::Waits(text.to_owned()));
         assert_eq!(
             seen(json!({"phase": "Pending"})),
-            waits("its pod is Pending")
+            waits("the Job's pod is Pending")
         );
         let full = "0/3 nodes are available";
         let condition = json!({"type": "PodScheduled", "status": "False", "message": full});

@@ -131,7 +131,12 @@ fn without_valid_pool(evidence: &Evidence) -> Found {
 
 fn label(evidence: &Evidence) -> Option<Step> {
     Some(match requested_pool(&evidence.pod) {
-        Some(name) => step("label", Found::Ok, "", format!("requests pool {name}")),
+        Some(name) => step(
+            "label",
+            Found::Ok,
+            "",
+            format!("the pod requests pool {name}"),
+        ),
         None => step(
             "label",
             Found::No,
@@ -144,12 +149,12 @@ fn label(evidence: &Evidence) -> Option<Step> {
 fn pool(evidence: &Evidence) -> Option<Step> {
     let name = requested_pool(&evidence.pod)?;
     Some(match evidence.pool.as_ref()? {
-        PoolFound::Yes(_) => step("pool", Found::Ok, "", format!("{name} exists")),
+        PoolFound::Yes(_) => step("pool", Found::Ok, "", format!("pool {name} exists")),
         PoolFound::Broken(error) => step(
             "pool",
             without_valid_pool(evidence),
             "Malformed",
-            format!("{name} cannot be read: {error}"),
+            format!("pool {name} cannot be read: {error}"),
         ),
         PoolFound::No => step(
             "pool",
@@ -222,7 +227,7 @@ fn injection(evidence: &Evidence) -> Option<Step> {
             "injection",
             Found::No,
             "",
-            "the annotation says Injected, but there is no sidecar: the pod was changed afterwards or copied. Create it again",
+            "the annotation kvcachepool.io/injection says Injected, but the pod has no sidecar: it was changed afterwards, or is a copy. Create it again",
         ),
         None => missed(evidence),
     })
@@ -233,7 +238,7 @@ fn has_shortfall(report: &Report) -> bool {
     report.result == Verdict::Injected && !report.reason.is_empty()
 }
 
-fn asks_by_annotation(evidence: &Evidence) -> bool {
+fn requests_by_annotation(evidence: &Evidence) -> bool {
     let labels = evidence.pod.pointer("/metadata/labels");
     labels.and_then(|l| l.get(names::POOL)).is_none()
 }
@@ -242,7 +247,7 @@ fn missed(evidence: &Evidence) -> Step {
     let created = slim(evidence).map(|p| p.created);
     let pool = readable(evidence).and_then(|p| p.meta().creation_timestamp.as_ref().map(|t| t.0));
     match (created, pool) {
-        _ if asks_by_annotation(evidence) => step(
+        _ if requests_by_annotation(evidence) => step(
             "injection",
             Found::No,
             "Missed",
@@ -252,7 +257,7 @@ fn missed(evidence: &Evidence) -> Step {
             "injection",
             Found::No,
             "PoolNotFound",
-            "the pod is older than its pool; create it again",
+            "the pod was created before its pool; create it again",
         ),
         _ => step(
             "injection",
@@ -286,7 +291,7 @@ fn container(evidence: &Evidence) -> Option<Step> {
                 Found::Ok,
                 "",
                 format!(
-                    "the sidecar runs for {seconds} s, {} restarts",
+                    "the sidecar has run for {seconds} s, {} restarts",
                     sidecar.restarts
                 ),
             )
@@ -301,7 +306,7 @@ fn container(evidence: &Evidence) -> Option<Step> {
             name,
             Found::No,
             &**reason,
-            format!("the sidecar waits: {message}"),
+            format!("the sidecar's container is waiting: {message}"),
         ),
         SidecarState::Terminated { reason } => step(
             name,
@@ -336,14 +341,14 @@ fn answer(evidence: &Evidence) -> Option<Step> {
                 .map(|r| r.code.clone())
                 .unwrap_or_default();
             let (found, sentence) = match status.state {
-                State::Ready => (Found::Ok, "serves as configured"),
+                State::Ready => (Found::Ok, "the sidecar serves as configured"),
                 State::Degraded => (
                     Found::Unclear,
-                    "serves, but not everything that is configured",
+                    "the sidecar serves, but not everything that is configured",
                 ),
-                State::Starting => (Found::Unclear, "is starting"),
-                State::Draining => (Found::Unclear, "is shutting down"),
-                State::Off => (Found::No, "serves nothing"),
+                State::Starting => (Found::Unclear, "the sidecar is starting"),
+                State::Draining => (Found::Unclear, "the sidecar is shutting down"),
+                State::Off => (Found::No, "the sidecar serves nothing"),
             };
             step(
                 name,
@@ -381,7 +386,7 @@ fn attached(evidence: &Evidence) -> Option<Step> {
             ATTACHED,
             Found::No,
             &off.off,
-            "vLLM has registered and switched its cache off",
+            "vLLM has registered with the sidecar, but its connector has switched the cache off. Search vLLM's log for kvcachepool",
         ),
         None if !status.sessions.is_empty() => step(
             ATTACHED,

@@ -80,7 +80,7 @@ fn an_attached_pod_is_followed_to_its_vllm() {
     let text = explained.text();
     assert!(text.starts_with("pod/web-1 in namespace serving: attached\n"));
     assert!(text.contains("87 of 100 requested tokens"));
-    assert!(text.contains("runs for 60 s, 2 restarts"));
+    assert!(text.contains("has run for 60 s, 2 restarts"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 /// All pools, or one in detail.
 pub fn text(seen: &Pools) -> String {
     if seen.pools.is_empty() && seen.broken.is_empty() {
-        return "no KVCachePools in this namespace; -A shows those of all namespaces".to_owned();
+        return "no KVCachePools found; -A lists those of all namespaces".to_owned();
     }
     let head = [
         "NAMESPACE",
@@ -63,10 +63,10 @@ fn status_of(pool: &KVCachePool) -> KVCachePoolStatus {
 
 fn row(pool: &KVCachePool) -> Vec<String> {
     let status = status_of(pool);
-    let (ready, reason) = condition(&status.conditions, READY)
-        .map_or(("Unknown", "no operator has reported on it"), |c| {
-            (&c.status, &c.reason)
-        });
+    let (ready, reason) = condition(&status.conditions, READY).map_or(
+        ("Unknown", "no status yet; check that the operator runs"),
+        |c| (&c.status, &c.reason),
+    );
     let pods = &status.pods;
     vec![
         pool.namespace().unwrap_or_default(),

@@ -26,10 +26,10 @@ const SIDECAR_TIME_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// The cluster cannot be reached.
-    #[error("no cluster: {0}; set KUBECONFIG or --context")]
+    #[error("cannot connect to a cluster: {0}; set KUBECONFIG or --context")]
     Config(String),
     /// The API server refused a request.
-    #[error("{what}: {source}")]
+    #[error("cannot read {what}: {source}")]
     Api {
         what: String,
         /// The API server's error.
@@ -39,8 +39,13 @@ pub enum ReadError {
     /// The object does not exist.
     #[error("there is no {0}")]
     NotFound(String),
+    /// The cluster does not have the kind of the object.
+    #[error(
+        "cannot read {0}: the cluster does not have this kind of object; check that kvcachepool is installed"
+    )]
+    UnknownKind(String),
     /// The object exists, but this version cannot read it.
-    #[error("{0} cannot be read: {1}")]
+    #[error("this version of the plugin cannot read {0}: {1}")]
     Broken(String, String),
     /// The argument is not a pod.
     #[error("{0} is not a pod; write pod/NAME")]
@@ -213,7 +218,7 @@ impl Cluster {
         match timeout(SIDECAR_TIME_MAX, self.client.request::<Status>(request)).await {
             Ok(Ok(status)) => Ok(status),
             Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-                Err("you may not use pods/proxy in this namespace".to_owned())
+                Err("you lack the permission `get` on `pods/proxy` in this namespace".to_owned())
             }
             Ok(Err(e)) => Err(e.to_string()),
             Err(_) => Err(format!("no answer within {SIDECAR_TIME_MAX:?}")),
@@ -234,9 +239,7 @@ fn raw(pod: DynamicObject) -> Value {
 fn failed(what: &str) -> impl FnOnce(kube::Error) -> ReadError {
     let what = what.to_owned();
     move |source| match source {
-        kube::Error::Api(status) if status.code == 404 => ReadError::NotFound(format!(
-            "{what}: the cluster does not know the kind; is kvcachepool installed?"
-        )),
+        kube::Error::Api(status) if status.code == 404 => ReadError::UnknownKind(what),
         source => ReadError::Api {
             what,
             source: Box::new(source),

@@ -209,8 +209,8 @@ impl Breaker {
                 self.up.insert((*uid).into());
             }
         }
-        let there: HashSet<&str> = groups.keys().copied().collect();
-        self.replacing.retain(|uid, _| there.contains(&**uid));
+        let existing: HashSet<&str> = groups.keys().copied().collect();
+        self.replacing.retain(|uid, _| existing.contains(&**uid));
     }
 
     /// Whether the pod has a sidecar with the current settings.

@@ -73,7 +73,7 @@ pub fn evidence(pod: &Pod) -> Option<Cause> {
         };
         let gap = if exit.message.is_empty() { "" } else { ": " };
         let message = format!(
-            "container {} ended with code {} ({}) {} s after its start{gap}{}{hint}",
+            "container {} exited with code {} ({}) {} s after its start{gap}{}{hint}",
             engine.name,
             exit.code,
             exit.reason,

@@ -37,12 +37,12 @@ pub async fn fetch(ip: IpAddr) -> Result<Status, FetchError> {
 }
 
 async fn fetch_from(at: SocketAddr, deadline: Duration) -> Result<Status, FetchError> {
-    timeout(deadline, ask(at))
+    timeout(deadline, query(at))
         .await
         .unwrap_or(Err(FetchError::TimedOut))
 }
 
-async fn ask(at: SocketAddr) -> Result<Status, FetchError> {
+async fn query(at: SocketAddr) -> Result<Status, FetchError> {
     let stream = TcpStream::connect(at)
         .await
         .map_err(|_| FetchError::Unreachable)?;

@@ -30,7 +30,7 @@ pub use pod::{Fault, ImageChange, Injection, Owner, Phase, Pod, Sidecar, Sidecar
 pub use refused::{Refusals, Refused, watch_refusals};
 pub use template::template_pool;
 pub use update::{Goal, PreviousSidecar, Step, Update, UpdateBlocker};
-pub use usage::{ASKED_MAX, PoolUsage, SHARED, Summary, TierUse, Trouble};
+pub use usage::{PoolUsage, QUERIED_MAX, SHARED, Summary, TierUse, Trouble};
 pub use watch::watch_pods;
 pub use window::{HitRate, MINUTES as WINDOW_MINUTES};
 

@@ -92,7 +92,7 @@ pub fn watch_refusals(
             let (owners, refusals) = (owners.clone(), refusals.clone());
             let event = event.inspect_err(|e| {
                 metrics.add("watch_errors_total", &["Event"], 1);
-                warn!(error = %e, "watch of events failed; restarting it");
+                warn!(reason = %e, "watch of events failed; restarting it");
             });
             async move {
                 let event = event.ok()?;
@@ -179,7 +179,7 @@ impl Owners {
         let (namespace, name) = (owner.namespace.as_deref()?, owner.name.as_deref()?);
         template_pool(self.client.clone(), api_version, kind, namespace, name)
             .await
-            .inspect_err(|e| debug!(error = %e, kind, "workload cannot be read"))
+            .inspect_err(|e| debug!(reason = %e, kind, "workload cannot be read"))
             .ok()?
     }
 }

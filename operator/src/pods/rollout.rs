@@ -106,7 +106,7 @@ impl Rollout {
 }
 
 impl Failure {
-    /// The message about this pod.
+    /// What happened, for a sentence that begins with the sidecar of this pod.
     pub fn sentence(self, pod: &Pod, image: &str) -> String {
         let why = match pod.fault() {
             Some(fault) if fault.message.is_empty() => format!(" ({})", fault.reason),
@@ -114,10 +114,10 @@ impl Failure {
             None => String::new(),
         };
         match self {
-            Self::NotStarted => format!("was not up with image {image} within 60 s{why}"),
-            Self::Crashed => format!("did not stay up with image {image}{why}"),
+            Self::NotStarted => format!("did not start within 60 s with image {image}{why}"),
+            Self::Crashed => format!("did not keep running with image {image}{why}"),
             Self::DoesNotServe => {
-                format!("does not answer on port 9797 that it serves, with image {image}{why}")
+                format!("does not report on port 9797 that it serves, with image {image}{why}")
             }
         }
     }

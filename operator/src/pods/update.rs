@@ -165,7 +165,7 @@ impl Update {
         self.done.remove(&pod.uid);
         self.backoff.record_success(&pod.uid);
         let message = format!(
-            "pod {} {}, and its old image was restored; edit the pool to retry",
+            "the sidecar of pod {} {}, and its previous image was restored; correct the image, or edit the pool to retry",
             pod.name,
             previous.failure.sentence(pod, &self.image)
         );

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Maximum pods of one pool that are queried per round.
-pub const ASKED_MAX: usize = 20;
+pub const QUERIED_MAX: usize = 20;
 /// Maximum interval between two rounds.
 const ROUND: SignedDuration = SignedDuration::from_secs(60);
 /// Minimum time for which an answer is valid.
@@ -118,13 +118,13 @@ pub struct Summary {
 impl PoolUsage {
     /// The pods to query in this round: those with the oldest queries, so that every pod is queried in turn. Removes deleted pods.
     pub fn round(&mut self, pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
-        let there: HashSet<&str> = pods.iter().map(|p| &*p.uid).collect();
-        self.pods.retain(|uid, _| there.contains(&**uid));
+        let existing: HashSet<&str> = pods.iter().map(|p| &*p.uid).collect();
+        self.pods.retain(|uid, _| existing.contains(&**uid));
         let mut due: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.address().is_some()).collect();
-        let asked = |p: &&Arc<Pod>| self.pods.get(&p.uid).is_some_and(|k| k.turn.is_some());
-        self.completes = due.iter().filter(|p| !asked(p)).count() <= ASKED_MAX;
+        let queried = |p: &&Arc<Pod>| self.pods.get(&p.uid).is_some_and(|k| k.turn.is_some());
+        self.completes = due.iter().filter(|p| !queried(p)).count() <= QUERIED_MAX;
         due.sort_by_key(|p| self.pods.get(&p.uid).and_then(|k| k.turn));
-        due.truncate(ASKED_MAX);
+        due.truncate(QUERIED_MAX);
         for pod in &due {
             self.turn += 1;
             self.pods.entry(pod.uid.clone()).or_default().turn = Some(self.turn);
@@ -223,7 +223,7 @@ fn fresh(pods: usize) -> SignedDuration {
 
 /// Rounds, and so minutes, until each pod was queried.
 fn cycle(pods: usize) -> i64 {
-    i64::try_from(pods.div_ceil(ASKED_MAX)).unwrap_or(i64::MAX)
+    i64::try_from(pods.div_ceil(QUERIED_MAX)).unwrap_or(i64::MAX)
 }
 
 fn is_of_another_pool(status: &Status, pod: &Pod) -> bool {
@@ -375,16 +375,16 @@ mod tests {
                 .chain([waiting("w", "ErrImagePull")]),
         );
         let mut usage = PoolUsage::default();
-        let mut asked: HashMap<Box<str>, u32> = HashMap::new();
+        let mut queried: HashMap<Box<str>, u32> = HashMap::new();
         for _ in 0..9 {
             let due = usage.round(&pods);
-            assert_eq!(due.len(), ASKED_MAX);
+            assert_eq!(due.len(), QUERIED_MAX);
             for pod in due {
-                *asked.entry(pod.name.clone()).or_default() += 1;
+                *queried.entry(pod.name.clone()).or_default() += 1;
             }
         }
-        assert_eq!(asked.len(), 45);
-        assert!(asked.values().all(|n| *n == 4), "{asked:?}");
+        assert_eq!(queried.len(), 45);
+        assert!(queried.values().all(|n| *n == 4), "{queried:?}");
         usage.round(&pods[..3]);
         assert_eq!(usage.pods.len(), 3, "deleted pods are removed");
     }

@@ -55,7 +55,7 @@ fn pods(api: Api<WirePod>, metrics: Arc<Metrics>) -> impl Stream<Item = Event<Wi
                     }
                     Err(e) => {
                         metrics.add("watch_errors_total", &["Pod"], 1);
-                        warn!(error = %e, "watch of pods failed; restarting it");
+                        warn!(reason = %e, "watch of pods failed; restarting it");
                     }
                 }
             }

@@ -216,8 +216,8 @@ impl Pod {
     #[must_use]
     pub fn read(mut pod: serde_json::Value) -> Option<Self> {
         let meta = pod.get_mut("metadata")?.as_object_mut()?;
-        let asked = meta.get("annotations").and_then(|a| a.get(names::POOL));
-        if let Some(asked) = asked.cloned() {
+        let annotation = meta.get("annotations").and_then(|a| a.get(names::POOL));
+        if let Some(annotation) = annotation.cloned() {
             let labels = meta.entry("labels").or_insert(serde_json::Value::Null);
             if labels.is_null() {
                 *labels = serde_json::Map::new().into();
@@ -225,7 +225,7 @@ impl Pod {
             let label = labels.as_object_mut()?.entry(names::POOL);
             let label = label.or_insert(serde_json::Value::Null);
             if label.is_null() {
-                *label = asked;
+                *label = annotation;
             }
         }
         serde_json::from_value::<WirePod>(pod).ok()?.into_pod()

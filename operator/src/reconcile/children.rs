@@ -193,11 +193,11 @@ pub fn watch(
                     Ok(event) => children.apply(kind, event),
                     Err(e) if required => {
                         metrics.add("watch_errors_total", &[kind], 1);
-                        warn!(error = %e, kind, "watch of the pools' objects failed; restarting it");
+                        warn!(reason = %e, kind, "watch of the pools' objects failed; restarting it");
                         None
                     }
                     Err(e) => {
-                        debug!(error = %e, kind, "kind cannot be watched: the cluster does not have it, or does not permit it");
+                        debug!(reason = %e, kind, "kind cannot be watched: the cluster does not have it, or does not permit it");
                         None
                     }
                 };

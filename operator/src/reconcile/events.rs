@@ -98,7 +98,7 @@ impl Events {
             secondary: None,
         };
         if let Err(e) = self.recorder.publish(&written, about).await {
-            warn!(error = %e, reason, about = ?about.name, "event could not be written");
+            warn!(reason = %e, event = reason, object = ?about.name, "event could not be written");
         }
     }
 }

@@ -88,7 +88,7 @@ fn pools(
         .filter_map(move |pool| {
             let pool = pool.inspect_err(|e| {
                 metrics.add("watch_errors_total", &["KVCachePool"], 1);
-                warn!(error = %e, "watch of pools failed; restarting it");
+                warn!(reason = %e, "watch of pools failed; restarting it");
             });
             std::future::ready(pool.ok().map(|pool| ObjectRef::from_obj(&pool)))
         })

@@ -65,7 +65,7 @@ pub fn not_applied(pool: &ObjectReference, e: &ApplyError) -> Event {
 /// Event about an object that another writer had changed.
 pub fn reverted(pool: &ObjectReference, object: &str) -> Event {
     let note = format!("{object} was changed by another client; the change was reverted");
-    let reason = Reason::SetRight.name();
+    let reason = Reason::ChangeReverted.name();
     Event::new(pool, WarningHourly, "Apply", reason, note)
 }
 
@@ -97,7 +97,7 @@ pub fn breaker_change(
                 name(owner.as_ref()),
                 cause_message(cause)
             );
-            (owner, Normal, Reason::NotOurs, note)
+            (owner, Normal, Reason::NotCausedByInjection, note)
         }
     };
     let reference = owner.as_ref().map(|o| owner_reference(o, namespace));
@@ -136,7 +136,7 @@ pub fn pods(
             .or_else(|| {
                 missed.iter().find(|m| m.uid == pod.uid)?;
                 let note = format!(
-                    "pod {} started without a cache: the injection webhook was not called",
+                    "pod {} started without a cache, because the injection webhook was not called; create the pod again",
                     pod.name
                 );
                 Some((Reason::Missed.name(), note))
@@ -167,7 +167,7 @@ fn is_recent(pod: &Pod, now: Timestamp) -> bool {
 /// Reason and note about an injected pod with a shortfall.
 fn shortfall(pod: &Pod) -> Option<(&str, String)> {
     let message = pod.injection.as_ref().map_or("", |i| &i.message);
-    let note = format!("pod {} has its sidecar: {message}", pod.name);
+    let note = format!("pod {} has a sidecar, but {message}", pod.name);
     Some((pod.shortfall()?, note))
 }
 
@@ -180,14 +180,20 @@ fn refusal(pod: &Pod) -> Option<(&str, String)> {
 
 /// Events about a hung pod that was evicted or deleted.
 pub fn replaced(pod: &Pod, how: &str, pool: &ObjectReference) -> [Event; 2] {
-    let note = format!("pod {} hung and was {how}", pod.name);
+    let note = format!(
+        "pod {} hung because of injection and was {how}; its owner creates one without a sidecar",
+        pod.name
+    );
     let reason = Reason::PodReplaced.name();
     on_both(pod, pool, Normal, "Replace", reason, &note)
 }
 
 /// Events about a hung pod that was not replaced.
 pub fn not_replaced(pod: &Pod, why: &str, pool: &ObjectReference) -> [Event; 2] {
-    let note = format!("pod {} hangs and is not replaced: {why}", pod.name);
+    let note = format!(
+        "pod {} hangs because of injection and was not replaced, so delete it yourself: {why}",
+        pod.name
+    );
     let reason = Reason::PodNotReplaced.name();
     on_both(pod, pool, WarningHourly, "Replace", reason, &note)
 }
@@ -220,7 +226,7 @@ pub fn eviction_skipped(pod: &Pod, why: &SkipReason) -> Event {
         SkipReason::Futile => (
             Reason::EvictionFutile,
             format!(
-                "pod {name} has no sidecar and is not evicted: the replacement of an evicted pod of the same controller has none either"
+                "pod {name} has no sidecar and is not evicted: the replacement of an evicted pod of the same controller has none either; check whether the webhook's namespaceSelector excludes the namespace"
             ),
         ),
         SkipReason::NotReplaced => (
@@ -231,7 +237,9 @@ pub fn eviction_skipped(pod: &Pod, why: &SkipReason) -> Event {
         ),
         SkipReason::Kind => (
             Reason::NotEvicted,
-            format!("pod {name} has no sidecar and is not evicted: its controller is a {kind}"),
+            format!(
+                "pod {name} has no sidecar and is not evicted: its controller is a {kind}, and only pods of a ReplicaSet, StatefulSet or DaemonSet are evicted"
+            ),
         ),
         SkipReason::Template(why) => (
             Reason::NotEvicted,

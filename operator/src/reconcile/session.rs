@@ -116,7 +116,7 @@ impl LeaderSession {
     fn pass_failed(&self, pool: &Stored, error: &PassError) -> Duration {
         let pool = pool_ref(&ObjectRef::from_obj(pool));
         let delay = self.backoff.record_failure(&pool).min(error.within());
-        warn!(%pool, %error, ?delay, "reconcile pass failed; retrying");
+        warn!(%pool, reason = %error, ?delay, "reconcile pass failed; retrying");
         delay
     }
 }
@@ -155,7 +155,7 @@ pub async fn run(context: Context) {
             }
             // `pass_failed` has logged it.
             Err(Error::ReconcilerFailed(..)) => {}
-            Err(e) => error!(error = %e, "the reconcile queue failed"),
+            Err(e) => error!(reason = %e, "the reconcile queue failed"),
         }
     });
     info!("leader session started");

@@ -77,7 +77,7 @@ pub fn malformed(
     let accepted = Verdict {
         status: FALSE,
         reason: api::Reason::Malformed.name().to_owned(),
-        message: format!("the stored object cannot be read: {error}"),
+        message: format!("this version of the operator cannot read the stored pool: {error}"),
     };
     let parts = summed(vec![(ACCEPTED, accepted)], None);
     dated(parts, generation, previous, now)
@@ -213,7 +213,7 @@ fn accepted(problems: &[Problem]) -> Verdict {
 /// The shared tiers, as sidecars report them. The operator itself has no credentials.
 fn shared(observed: &Observation<'_>) -> Verdict {
     if !observed.problems.is_empty() {
-        return verdict(UNKNOWN, Reason::NotAccepted, "the spec is not accepted");
+        return verdict(UNKNOWN, Reason::NotAccepted, "the pool's spec is invalid");
     }
     let configured = SHARED
         .iter()
@@ -236,14 +236,18 @@ fn shared_tier(name: &str, observed: &Observation<'_>) -> Verdict {
             true => verdict(
                 UNKNOWN,
                 Reason::NoSidecarYet,
-                format!("{name}: no sidecar has reported on it yet"),
+                format!("no sidecar has reported the state of tier {name} yet"),
             ),
-            false => verdict(UNKNOWN, Reason::Unreachable, format!("{name}: {silent}")),
+            false => verdict(
+                UNKNOWN,
+                Reason::Unreachable,
+                format!("tier {name}: {silent}"),
+            ),
         };
     };
     let report = || {
         format!(
-            "{name}: {}: {} (pod {})",
+            "tier {name}: {}: {} (reported by pod {})",
             tier.reason, tier.message, tier.example
         )
     };
@@ -253,7 +257,7 @@ fn shared_tier(name: &str, observed: &Observation<'_>) -> Verdict {
         State::Starting | State::Draining => verdict(
             UNKNOWN,
             Reason::TierStarting,
-            format!("{name}: no sidecar has opened it yet"),
+            format!("no sidecar has opened tier {name} yet"),
         ),
         State::Ready => verdict(TRUE, Reason::TiersServe, ""),
     }
@@ -275,7 +279,7 @@ fn injection(observed: &Observation<'_>) -> Verdict {
         return verdict(
             FALSE,
             Reason::NotAccepted,
-            "new pods start without a sidecar while the spec is not accepted",
+            "new pods start without a sidecar while the pool's spec is invalid",
         );
     }
     if observed.pool.spec.injection.mode == Mode::Disabled {
@@ -291,7 +295,7 @@ fn injection(observed: &Observation<'_>) -> Verdict {
         (Canary::Unreachable, _) => verdict(
             FALSE,
             Reason::WebhookUnreachable,
-            "the canary got no sidecar, and neither do new pods",
+            "the API server does not call the injection webhook or does not trust its certificate: a pod that the operator created by dry run got no sidecar, and neither do new pods",
         ),
         (_, Some(pause)) => {
             let reason = match pause.position {
@@ -303,12 +307,12 @@ fn injection(observed: &Observation<'_>) -> Verdict {
         (Canary::Pending, None) => verdict(
             UNKNOWN,
             Reason::CanaryPending,
-            "the first dry run has not returned yet",
+            "the operator has not finished its first dry run of a labelled pod yet",
         ),
         (Canary::Refused(why), None) => verdict(
             UNKNOWN,
             Reason::CanaryRefused,
-            format!("the canary was refused: {why}"),
+            format!("the operator's dry run of a labelled pod failed: {why}"),
         ),
         (Canary::Works, None) => verdict(TRUE, Reason::WebhookAnswers, ""),
     }
@@ -326,7 +330,7 @@ fn sidecars(observed: &Observation<'_>, counts: &Counts) -> Verdict {
     }
     if let Some(off) = observed.usage.troubles.iter().find(|t| t.off > 0) {
         let message = format!(
-            "{} of {} asked (pod {}): {}: {}",
+            "{} of {} queried sidecars serve nothing, for example in pod {}: {}: {}",
             off.off, observed.usage.observed, off.example, off.reason, off.message
         );
         return verdict(FALSE, Reason::SidecarsOff, message);
@@ -343,7 +347,7 @@ fn sidecars(observed: &Observation<'_>, counts: &Counts) -> Verdict {
     match observed.usage.troubles.first() {
         Some(t) => {
             let message = format!(
-                "{} of {} asked (pod {}): {}: {}",
+                "{} of {} queried sidecars report this, for example in pod {}: {}: {}",
                 t.pods, observed.usage.observed, t.example, t.reason, t.message
             );
             verdict(TRUE, Reason::SomeDegraded, message)
@@ -365,7 +369,7 @@ fn held_back(blocker: &UpdateBlocker) -> Verdict {
 fn failing(counts: &Counts, first: &Pod, fault: Fault<'_>) -> String {
     let gap = if fault.message.is_empty() { "" } else { ": " };
     format!(
-        "{} of {} (pod {}): {}{gap}{}",
+        "{} of {} sidecars fail, for example in pod {}: {}{gap}{}",
         size(counts.failing.len()),
         counts.pods.injected,
         first.name,
@@ -377,8 +381,9 @@ fn failing(counts: &Counts, first: &Pod, fault: Fault<'_>) -> String {
 fn silent(observed: &Observation<'_>) -> String {
     match &observed.usage.unreachable_example {
         Some((pod, why)) => format!(
-            "{} did not answer (pod {pod}: {why})",
-            observed.usage.unreachable
+            "{} of {} queried sidecars did not answer, for example in pod {pod}: {why}",
+            observed.usage.unreachable,
+            observed.usage.unreachable + observed.usage.answering
         ),
         None => String::new(),
     }

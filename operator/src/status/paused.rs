@@ -65,24 +65,31 @@ pub fn sentence(breaker: &Breaker) -> String {
     let Some(pause) = breaker.pool_pause().or(owners.first().copied()) else {
         return String::new();
     };
-    let whose = match breaker.pool_pause() {
-        Some(_) => "all pods".to_owned(),
-        None => whose(pause.owner.as_ref(), owners.len()),
+    let which = match breaker.pool_pause() {
+        Some(_) => "all new pods of the pool".to_owned(),
+        None => which_pods(pause.owner.as_ref(), owners.len()),
     };
     let next = match pause.position {
-        Position::Probing => "the next one gets a sidecar as a probe",
-        Position::Watching(_) => "one with a sidecar is running as a probe",
-        _ => "a probe with a sidecar follows later",
+        Position::Probing => "the next pod gets a sidecar as a probe",
+        Position::Watching(_) => "one pod with a sidecar is running as a probe",
+        _ => "a later pod gets a sidecar as a probe",
     };
+    // The pause of a pool is restored with the sentence of the previous leader as its message.
+    if pause.cause.reason.is_empty() {
+        let before = &*pause.cause.message;
+        let start = before.rsplit_once("; ").map_or(before, |(start, _)| start);
+        return format!("{start}; {next}");
+    }
     format!(
-        "{whose} start without a sidecar: {}; {next}",
+        "{which} start without a sidecar: {}; {next}",
         cause(&pause.cause)
     )
 }
 
-fn whose(owner: Option<&Owner>, owners: usize) -> String {
+fn which_pods(owner: Option<&Owner>, owners: usize) -> String {
     let others = match owners {
         0 | 1 => String::new(),
+        2 => " and of 1 other owner".to_owned(),
         more => format!(" and of {} other owners", more - 1),
     };
     match owner {
@@ -93,6 +100,10 @@ fn whose(owner: Option<&Owner>, owners: usize) -> String {
 
 /// A cause as text.
 pub fn cause(cause: &Cause) -> String {
+    // A restored cause has the text of the previous leader as its message.
+    if cause.example.is_empty() && cause.message.starts_with(&*cause.reason) {
+        return cause.message.to_string();
+    }
     let pod = match &*cause.example {
         "" => String::new(),
         pod => format!(" (pod {pod})"),

@@ -221,14 +221,40 @@ fn a_pause_names_the_owner_and_the_cause() {
     };
     assert_eq!(
         paused(whole(false)),
-        "all pods start without a sidecar: ErrImagePull: no such image; a probe with a sidecar follows later"
+        "all new pods of the pool start without a sidecar: ErrImagePull: no such image; a later pod gets a sidecar as a probe"
     );
     let owners = ["web", "batch"].map(|name| kept(Some(name), true));
     let paused = paused(Breaker::restored("h", None, owners));
     assert_eq!(
         paused,
-        "new pods of ReplicaSet batch and of 1 other owners start without a sidecar: ErrImagePull: no such image; the next one gets a sidecar as a probe"
+        "new pods of ReplicaSet batch and of 1 other owner start without a sidecar: ErrImagePull: no such image; the next pod gets a sidecar as a probe"
     );
+}
+
+#[test]
+fn a_restored_pause_repeats_neither_the_reason_nor_the_sentence() {
+    let restored = |pause: StoredPause| {
+        let mut scene = scene([]);
+        scene.breaker = if pause.owner.is_some() {
+            Breaker::restored("h", None, [pause])
+        } else {
+            Breaker::restored("h", Some(pause), [])
+        };
+        scene.status().injection_paused.unwrap()
+    };
+    let cause = "ErrImagePull (pod a): no such image";
+    let owner = restored(StoredPause {
+        message: cause.into(),
+        ..kept(Some("web"), false)
+    });
+    assert_eq!(owner.owners[0].message, cause);
+    let sentence = "all new pods of the pool start without a sidecar: ErrImagePull: no such image; a later pod gets a sidecar as a probe";
+    let pool = restored(StoredPause {
+        reason: "".into(),
+        message: sentence.into(),
+        ..kept(None, true)
+    });
+    assert_eq!(pool.message, sentence.replace("a later", "the next"));
 }
 
 #[test]
@@ -261,9 +287,15 @@ fn every_reason_of_sidecars() {
     let message = &condition(&failing.conditions, SIDECARS_READY)
         .unwrap()
         .message;
-    assert_eq!(message, "1 of 2 (pod b): ErrImagePull: no such image");
+    assert_eq!(
+        message,
+        "1 of 2 sidecars fail, for example in pod b: ErrImagePull: no such image"
+    );
 
-    for (off, state, reason) in [(1, "False", "SidecarsOff"), (0, "True", "SomeDegraded")] {
+    for (off, state, reason, what) in [
+        (1, "False", "SidecarsOff", "serve nothing"),
+        (0, "True", "SomeDegraded", "report this"),
+    ] {
         let mut scene = scene([running("a")]);
         scene.usage.observed = 1;
         scene.usage.troubles = vec![Trouble {
@@ -279,8 +311,10 @@ fn every_reason_of_sidecars() {
             .unwrap()
             .message;
         assert_eq!(
-            message,
-            "1 of 1 asked (pod a): ArenaTooLarge: raise the limit"
+            *message,
+            format!(
+                "1 of 1 queried sidecars {what}, for example in pod a: ArenaTooLarge: raise the limit"
+            )
         );
     }
 }
@@ -300,7 +334,7 @@ fn unreachable_sidecars_are_reported_and_are_no_error() {
         .message;
     assert_eq!(
         message,
-        "1 did not answer (pod a: no connection to its port 9797)"
+        "1 of 1 queried sidecars did not answer, for example in pod a: no connection to its port 9797"
     );
     let tier = &status.tiers[0];
     assert_eq!(
@@ -339,7 +373,10 @@ fn a_tier_is_stale_only_if_no_sidecar_answers() {
     let message = &condition(&status.conditions, SIDECARS_READY)
         .unwrap()
         .message;
-    assert!(message.starts_with("20 did not answer"), "{message}");
+    assert!(
+        message.starts_with("20 of 1000 queried sidecars did not answer"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn tier(
     reported: Option<&TierUse>,
     before: Option<&Tier>,
 ) -> Tier {
-    let asked = observed
+    let running = observed
         .pods
         .iter()
         .filter(|p| p.address().is_some())
@@ -45,7 +45,7 @@ fn tier(
     let stale = observed.usage.unreachable > 0 && observed.usage.answering == 0;
     let (used, capacity) = match reported {
         Some(tier) => (size(tier.used), size(tier.capacity)),
-        None if asked > 0 => (
+        None if running > 0 => (
             before.and_then(|t| t.used.clone()),
             before.and_then(|t| t.capacity.clone()),
         ),

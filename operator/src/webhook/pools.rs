@@ -98,7 +98,7 @@ fn keep(
                 Ok(_) => {}
                 Err(e) => {
                     metrics.add("watch_errors_total", &["KVCachePool"], 1);
-                    warn!(error = %e, "watch of pools failed; restarting it");
+                    warn!(reason = %e, "watch of pools failed; restarting it");
                 }
             }
             let invalid = cache.state_filter(|pool| pool.0.is_err()).len();
@@ -161,7 +161,7 @@ impl Pools {
                 ("missing", not_found(namespace, name))
             }
             Ok(Err(e)) => {
-                warn!(namespace, pool = name, error = %e, "pool cannot be read");
+                warn!(namespace, pool = name, reason = %e, "pool cannot be read");
                 ("failed", Found::Unread)
             }
             Err(_) => {
@@ -195,7 +195,8 @@ impl Pools {
         let pool = match &stored.0 {
             Ok(pool) => pool,
             Err(e) => {
-                let message = format!("the stored pool cannot be read: {e}");
+                let message =
+                    format!("this version of the operator cannot read the stored pool: {e}");
                 return Found::Refused(Reason::PoolNotAccepted, message);
             }
         };

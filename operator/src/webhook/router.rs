@@ -113,7 +113,7 @@ impl NoReview {
         Self {
             status: StatusCode::PAYLOAD_TOO_LARGE,
             reason: "TooLarge",
-            message: format!("a body has at most {} bytes", limits.body_bytes_max),
+            message: format!("the request body exceeds {} bytes", limits.body_bytes_max),
         }
     }
 
@@ -178,7 +178,9 @@ impl<D: Decide> Webhook<D> {
         }
         let (body, room) = timeout(limits.body_time_max, self.receive(body))
             .await
-            .unwrap_or_else(|_| Err(NoReview::too_slow("the body", limits.body_time_max)))?;
+            .unwrap_or_else(|_| {
+                Err(NoReview::too_slow("the request body", limits.body_time_max))
+            })?;
         let began = Instant::now();
         let review = Review::read(&body).map_err(|e| NoReview {
             status: StatusCode::BAD_REQUEST,
@@ -197,7 +199,8 @@ impl<D: Decide> Webhook<D> {
         let mut room = self.take(0).await?;
         loop {
             let chunk = timeout(limits.body_pause_max, chunks.next()).await;
-            let slow = |_| NoReview::too_slow("the next bytes", limits.body_pause_max);
+            let slow =
+                |_| NoReview::too_slow("the next part of the request body", limits.body_pause_max);
             let Some(chunk) = chunk.map_err(slow)? else {
                 return Ok((bytes, room));
             };

@@ -20,7 +20,7 @@ const CPU: &str = "500m";
 /// The program has one of two names, depending on the image.
 const SERVER: &str = r#"exec "$(command -v valkey-server || command -v redis-server)" "$@""#;
 /// Uses the password that is mounted now, so that a server with an older password (the Secret was created again) is restarted.
-const ASK: &str = r#"REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" "$(command -v valkey-cli || command -v redis-cli)" -p 6379 ping | grep -q PONG"#;
+const PING: &str = r#"REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" "$(command -v valkey-cli || command -v redis-cli)" -p 6379 ping | grep -q PONG"#;
 
 /// One server per shard. They are independent, so all are started and stopped at once.
 pub(super) fn stateful_set(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicObject {
@@ -96,7 +96,7 @@ fn container(redis: &ManagedRedis) -> Value {
     let maxmemory = redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0);
     let probe = |seconds: u32, failures: u32| {
         json!({
-            "exec": {"command": ["sh", "-c", ASK]},
+            "exec": {"command": ["sh", "-c", PING]},
             "periodSeconds": seconds,
             "timeoutSeconds": 5,
             "failureThreshold": failures,
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn no_command_contains_a_password() {
         let text = of(&managing(json!({})), "StatefulSet").data.to_string();
-        assert!(!text.contains("requirepass") && ASK.contains(&format!("{PATH}/{PASSWORD}")));
-        assert!(ASK.contains(&format!("-p {PORT}")));
+        assert!(!text.contains("requirepass") && PING.contains(&format!("{PATH}/{PASSWORD}")));
+        assert!(PING.contains(&format!("-p {PORT}")));
     }
 }

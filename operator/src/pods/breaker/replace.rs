@@ -79,12 +79,12 @@ impl Breaker {
             return false;
         };
         let start = whole_seconds(replacing.at);
-        let there = pods.iter().any(|p| p.uid == replacing.pod);
+        let exists = pods.iter().any(|p| p.uid == replacing.pod);
         let started = pods.iter().any(|p| {
             let old = now.duration_since(p.created) >= REPLACEMENT;
             p.created >= start && p.uid != replacing.pod && (p.has_started() || old)
         });
-        (there || !started) && now.duration_since(replacing.at) < REPLACEMENT_MAX
+        (exists || !started) && now.duration_since(replacing.at) < REPLACEMENT_MAX
     }
 
     /// Records that a pod is about to be replaced. Called before the API request, because its response may be lost.

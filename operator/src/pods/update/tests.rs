@@ -166,7 +166,7 @@ fn an_updated_sidecar_that_crashes_is_rolled_back_and_ends_the_update() {
     };
     let note = update.record_rollback(pod, previous);
     assert!(
-        note.contains("did not stay up with image i:2 (CrashLoopBackOff"),
+        note.contains("did not keep running with image i:2 (CrashLoopBackOff"),
         "{note}"
     );
     pods[0] = Arc::new(with("a", "i:1"));
@@ -222,7 +222,7 @@ fn a_canary_that_does_not_start_within_a_minute_is_rolled_back_and_ends_the_upda
     let silent = updated("a", 0);
     for (pod, why) in [
         (stopped("a"), "ImageNotPulled"),
-        (silent, "does not answer"),
+        (silent, "does not report"),
     ] {
         let mut update = canary();
         let mut pods = arcs([pod, with("b", "i:1")]);

@@ -53,16 +53,22 @@ fn first_steps(observed: &Observed<'_>, purge: &Purge, memory: &mut Memory) -> V
         Purge::NotWanted => return vec![release(observed, None)],
         Purge::NotAccepted(problems) => {
             let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
-            let note = format!("the pool is not accepted: {}", all.join("; "));
+            let note = format!(
+                "objects of the deleted pool were not removed, because its spec is invalid: {}",
+                all.join("; ")
+            );
             return vec![give_up(observed, note)];
         }
         Purge::Malformed(e) => {
-            let note = format!("the stored pool cannot be read: {e}");
+            let note = format!(
+                "objects of the deleted pool were not removed, because the stored pool cannot be read: {e}"
+            );
             return vec![give_up(observed, note)];
         }
     };
     let skipped = shared.iter().map(|(tier, by)| {
-        let note = format!("{tier} is not purged: pool {by} uses it too");
+        let note =
+            format!("objects of the deleted pool remain in {tier}, because pool {by} uses it too");
         Step::Event(event(observed, WarningHourly, Reason::PurgeSkipped, note))
     });
     let next = match job {
@@ -79,7 +85,7 @@ fn job_step(observed: &Observed<'_>, job: &PurgeJob, memory: &mut Memory) -> Opt
         Ok(Some(JobState::Running)) => None,
         Ok(Some(JobState::Complete)) => {
             let note =
-                format!("Job {name} deleted the objects of the pool; its log has the counts");
+                format!("Job {name} deleted the objects of the pool; the counts are in its log");
             let event = event(observed, Normal, Reason::Purged, note);
             Some(release(observed, Some(event)))
         }
@@ -88,7 +94,8 @@ fn job_step(observed: &Observed<'_>, job: &PurgeJob, memory: &mut Memory) -> Opt
             Some(give_up(observed, note))
         }
         Err(e) => {
-            let note = format!("Job {name} cannot be read: {e}");
+            let note =
+                format!("Job {name} cannot be read, and objects of the pool may remain: {e}");
             is_overdue(observed.now, memory).then(|| give_up(observed, note))
         }
     }

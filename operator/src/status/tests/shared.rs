@@ -41,7 +41,10 @@ fn shared_tiers_are_ready_when_sidecars_report_it() {
     let message = &condition(&down.conditions, SHARED_TIERS_READY)
         .unwrap()
         .message;
-    assert_eq!(message, "s3: Denied: may not s3:PutObject (pod a)");
+    assert_eq!(
+        message,
+        "tier s3: Denied: may not s3:PutObject (reported by pod a)"
+    );
 }
 
 #[test]

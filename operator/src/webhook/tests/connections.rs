@@ -67,7 +67,11 @@ async fn a_received_body_holds_memory_until_its_client_times_out() {
     assert!(began.elapsed() < Duration::from_secs(20));
     let (status, _, body) = answer(&mut stopped).await.unwrap();
     assert_eq!(status, 408);
-    assert!(String::from_utf8(body).unwrap().contains("next bytes"));
+    assert!(
+        String::from_utf8(body)
+            .unwrap()
+            .contains("next part of the request body")
+    );
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ fn a_vllm_that_fails_twice_is_compared_with_one_without_a_sidecar() {
     let cause = &rig.breaker.pauses["r"].cause;
     assert_eq!(&*cause.reason, "EngineFails");
     assert!(
-        cause.message.contains("container vllm ended with code 1"),
+        cause.message.contains("container vllm exited with code 1"),
         "{}",
         cause.message
     );
