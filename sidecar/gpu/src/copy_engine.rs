@@ -95,7 +95,7 @@ impl CopyEngine {
             if !moving.in_doubt {
                 tracing::error!(
                     stage = number,
-                    "a copy still runs long after its window ended"
+                    "a window copy still runs long after its window ended"
                 );
                 self.device.doubt(moving.ticket);
                 slots.in_doubt(&moving.order);
@@ -132,7 +132,7 @@ impl CopyEngine {
                 }
                 Progress::Unknown(error) => {
                     if !moving.in_doubt {
-                        tracing::error!(stage = number, %error, "a window copy failed, and its end is unknown");
+                        tracing::error!(stage = number, %error, "a window copy failed and may still run");
                         slots.in_doubt(&moving.order);
                         moving.in_doubt = true;
                     }
@@ -188,7 +188,7 @@ impl CopyEngine {
         let record = self.page.record(number);
         let order =
             decode(word, &record, self.arena.length(), self.stage_bytes).map_err(|bad| {
-                tracing::warn!(stage = number, %bad, "the record of a window stage is invalid");
+                tracing::warn!(stage = number, error = %bad, "invalid record of a window stage; its copy is refused");
                 Reason::BadRecord
             })?;
         slots.begins(&order)?;

@@ -17,12 +17,12 @@ const FDS_MAX: usize = 4;
 /// The other side ended, or sent an invalid message.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    #[error("link between two processes: {0}")]
+    #[error("socket between two processes of the sidecar: {0}")]
     Io(#[from] Errno),
-    #[error("link between two processes: the other side has ended")]
+    #[error("socket between two processes of the sidecar: the other process has ended")]
     Ended,
     /// A message that this version does not know.
-    #[error("link between two processes: {0}")]
+    #[error("socket between two processes of the sidecar: invalid message: {0}")]
     Garbled(#[from] serde_json::Error),
 }
 

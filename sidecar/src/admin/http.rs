@@ -29,7 +29,7 @@ pub fn start(daemon: Arc<Daemon>, listener: TcpListener) -> std::io::Result<()> 
                     Ok(listener) => {
                         serve(listener, router(daemon), Bounds::default(), metrics).await;
                     }
-                    Err(e) => tracing::error!(error = %e, "no admin HTTP"),
+                    Err(e) => tracing::error!(error = %e, "cannot serve HTTP on the admin port"),
                 }
             });
         })?;

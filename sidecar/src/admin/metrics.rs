@@ -57,7 +57,11 @@ pub const SHELL: &[Metric] = &[
         &[],
         "Failed accept() calls on the Unix socket and the admin port.",
     ),
-    counter("frames_total", &["op"], "Frames read, by opcode."),
+    counter(
+        "frames_total",
+        &["op"],
+        "Protocol frames read from connectors and tools, by opcode.",
+    ),
     counter(
         "descriptors_surplus_total",
         &[],
@@ -160,7 +164,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "connector_events_total",
         &["event"],
-        "Skips, drops and refusals on the vLLM side, by name.",
+        "Skips, drops and refusals that connectors report from vLLM, by name.",
     ),
     counter(
         "connector_copied_bytes_total",
@@ -210,7 +214,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "frames_ignored_total",
         &["reason"],
-        "Frames, or parts of frames, that were ignored, by reason.",
+        "Protocol frames, or parts of them, that the sidecar ignored, by reason.",
     ),
     counter(
         "session_events_total",
@@ -274,7 +278,11 @@ pub const CORE: &[Metric] = &[
     ),
     gauge("memory_capacity_bytes", &[], "Size of the arena in bytes."),
     gauge("memory_used_bytes", &[], "Bytes of slots in use."),
-    gauge("granted_bytes", &[], "Bytes granted and not committed."),
+    gauge(
+        "granted_bytes",
+        &[],
+        "Bytes of slots that were granted to workers and are not committed.",
+    ),
     gauge("leased_bytes", &[], "Bytes under read leases."),
     gauge("soft_pinned_bytes", &[], "Bytes under soft pins."),
     gauge(
@@ -360,7 +368,7 @@ pub const CORE: &[Metric] = &[
     gauge(
         "tier_estimated_bytes_per_second",
         &["tier"],
-        "Expected throughput of loads from a lower tier, without the latency. Absent when the latency is absent.",
+        "Expected throughput of loads from a lower tier, without the latency. Absent when kvcachepool_tier_estimated_latency_seconds is absent.",
     ),
     gauge(
         "prefill_tokens_per_second",
@@ -385,12 +393,12 @@ pub const CORE: &[Metric] = &[
     counter(
         "load_took_seconds_total",
         &[],
-        "Actual seconds of the loads in load_expected_seconds_total.",
+        "Actual seconds of the loads in kvcachepool_load_expected_seconds_total.",
     ),
     gauge(
         "tier_waiting_bytes",
         &["tier"],
-        "Bytes queued for a write to a tier. Until then they are only in memory. Dropped writes (tier_write_chunks_total, queue_full) are not included.",
+        "Bytes queued for a write to a tier. Until they are written, they are only in memory. Dropped writes (kvcachepool_tier_write_chunks_total, result queue_full) are not included.",
     ),
     counter(
         "tier_operations_total",
@@ -400,7 +408,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "tier_operation_seconds_total",
         &["tier", "operation"],
-        "Total seconds of these operations.",
+        "Total seconds of finished operations on a lower tier, over all attempts.",
     ),
     gauge(
         "tier_operations_running",
@@ -460,13 +468,9 @@ pub const CORE: &[Metric] = &[
     counter(
         "pacing_waited_seconds_total",
         &["direction"],
-        "Total seconds that tiers and checks waited because of these limits.",
+        "Total seconds that tiers and background checks waited because of pacing.readBytesPerSecond or pacing.writeBytesPerSecond.",
     ),
-    gauge(
-        "events_cursor",
-        &[],
-        "Number of the newest event of EVENTS.",
-    ),
+    gauge("events_cursor", &[], "Number of the newest KV event."),
 ];
 
 pub fn all() -> impl Iterator<Item = &'static Metric> {

@@ -53,7 +53,7 @@ fn perform(daemon: &Daemon, shell: &Shell, request: &Admin) -> Result<Vec<u8>, E
             return Err(refuse(
                 ErrorCode::NotFound,
                 format!(
-                    "no operation {other:?}; there are status, health, flush, lookup, clear, pin, unpin"
+                    "unknown operation {other:?}; expected status, health, flush, lookup, clear, pin or unpin"
                 ),
             ));
         }

@@ -93,7 +93,7 @@ pub fn over_socket<T: DeserializeOwned>(path: &Path, operation: &str) -> Result<
 }
 
 fn ask(stream: &mut UnixStream, op: Op, tag: u64, body: &[u8]) -> Result<Vec<u8>, String> {
-    let io = |e: std::io::Error| format!("{op:?}: {e}");
+    let io = |e: std::io::Error| format!("the sidecar did not answer {op:?}: {e}");
     stream.write_all(&frame(op, 0, tag, body)).map_err(io)?;
     loop {
         let mut head = [0u8; HEADER_BYTES];

@@ -37,7 +37,7 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {source}", path.display())]
+#[error("cannot write {}: {source}", path.display())]
 pub struct ExportError {
     path: PathBuf,
     /// The kernel's error.

@@ -58,11 +58,11 @@ impl Link {
         let arena = match (boot.region, fds.next(), fds.next()) {
             (Some(region), Some(arena), Some(table)) => match Arena::adopt(arena, table) {
                 Ok(arena) => {
-                    info!(region, "adopted the memory of the last engine");
+                    info!(region, "adopted the memory of the last engine process");
                     Some(arena)
                 }
                 Err(e) => {
-                    error!(region, error = %e, "cannot use the memory of the last engine");
+                    error!(region, error = %e, "cannot use the memory of the last engine process");
                     None
                 }
             },
@@ -140,7 +140,7 @@ impl Link {
             let fds: Vec<_> = message.fds.iter().map(|fd| fd.as_fd()).collect();
             match link::send(&self.fd, &message.body, &fds) {
                 Err(LinkError::Io(Errno::AGAIN)) => return,
-                Err(e) => warn!(error = %e, "failed to send to the supervisor"),
+                Err(e) => warn!(error = %e, "cannot send a message to the supervisor"),
                 Ok(()) => {}
             }
             unsent.pop_front();

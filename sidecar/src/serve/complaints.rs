@@ -68,9 +68,9 @@ impl Complaints {
             objects.unlogged += 1;
             return false;
         }
-        let others = std::mem::take(&mut objects.unlogged);
+        let suppressed = std::mem::take(&mut objects.unlogged);
         objects.logged = now;
-        warn!(tier, reason, others, error = %e, "unusable object in a tier");
+        warn!(tier, reason, suppressed, error = %e, "unusable object in a tier");
         true
     }
 

@@ -79,7 +79,7 @@ impl Daemon {
 
     /// Reports a reason why less is served than configured.
     pub fn degrade(&self, code: &'static str, message: String) {
-        tracing::error!(reason = code, message, "degraded");
+        tracing::error!(reason = code, error = %message, "degraded");
         self.reasons.lock().insert(code, message);
     }
 
@@ -147,7 +147,7 @@ impl Daemon {
             Some(shell) => shell.with_core(|core, _, _| core.lookup(keys))?,
             None => {
                 return Err(AdminError::NoArena(
-                    "there is no arena: the sidecar does not serve".into(),
+                    "the sidecar does not serve yet; its status has the reason".into(),
                 ));
             }
         };

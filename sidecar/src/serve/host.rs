@@ -153,7 +153,7 @@ impl Host for Machine {
             && wanted != Pages::Base
         {
             self.daemon
-                .degrade("HugePagesUnavailable", format!("using base pages: {e}"));
+                .degrade("HugePagesUnavailable", format!("using normal pages: {e}"));
             made = self.make(geometry, Pages::Base);
         }
         let arena = made.map_err(|e| {
@@ -176,13 +176,14 @@ impl Host for Machine {
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<MappedTable, HostError> {
         if !self.takes_back {
             return Err(HostError(
-                "too many boots without health started with memory of earlier boots".into(),
+                "memory of an earlier boot is refused: too many boots in a row failed with it"
+                    .into(),
             ));
         }
         let fds = (self.descriptors.take(arena), self.descriptors.take(table));
         let (Some(arena), Some(table)) = fds else {
             return Err(HostError(
-                "a descriptor that the frame names was not passed".into(),
+                "HELLO names descriptors of arena and slot table that were not passed".into(),
             ));
         };
         let arena = Arena::adopt(arena, table).map_err(host_error)?;
@@ -200,7 +201,7 @@ impl Host for Machine {
             tracing::info!(
                 region = arena.geometry.region,
                 bytes = arena.geometry.arena_bytes,
-                "arena returned by a connector"
+                "adopted the memory that a connector returned"
             );
             self.hold(arena);
         }

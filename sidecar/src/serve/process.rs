@@ -41,9 +41,9 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A user called the hidden subcommand.
-    #[error("the engine is started by `kvcachepool-sidecar run`: {0}")]
+    #[error("only `kvcachepool-sidecar run` starts the engine process: {0}")]
     NoSupervisor(String),
-    #[error("engine: {0}")]
+    #[error("the engine process cannot run: {0}")]
     Io(#[from] std::io::Error),
 }
 
@@ -147,7 +147,7 @@ async fn beat(daemon: Arc<Daemon>, link: Arc<Link>) {
 /// A panic on any thread ends the process: the supervisor restarts it and keeps the memory. A half-dead engine would be worse.
 fn die_of_panics() {
     std::panic::set_hook(Box::new(|info| {
-        error!(panic = %info, "panic");
+        error!(panic = %info, "the engine process panicked");
         std::process::abort();
     }));
 }
@@ -176,7 +176,7 @@ async fn serve(
     config.socket = socket;
     let waiting = config.changes(&loaded.config).restart;
     reload::in_effect(daemon, config.clone(), waiting);
-    info!(version = VERSION, config = %effective_line(&config), "engine starting");
+    info!(version = VERSION, config = %effective_line(&config), "engine process starting");
     reload::unknown_keys(daemon, &loaded);
     reload::pool_file(daemon, &loaded);
     let lock = Arc::new(lock_file(daemon, &config_file::lock_path(&config.socket)).await);
@@ -188,7 +188,7 @@ async fn serve(
     if daemon.boot.region.is_some() && arena.is_none() {
         error!(
             boots = before,
-            "dropping memory that this engine does not use"
+            "dropping the memory of earlier engine processes: it is unusable, or too many of them failed in a row"
         );
         return let_go(&link, &lock, before);
     }
@@ -258,7 +258,7 @@ async fn serve(
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(HEALTHY_AFTER_MS)).await;
         if let Err(e) = lock.healthy() {
-            error!(error = %e, "cannot record the healthy boot in the lock file");
+            error!(error = %e, "cannot record in the lock file that this boot is healthy; it counts as a failed one");
         }
     });
     reload::watch(daemon, hangup).await;
@@ -270,7 +270,7 @@ async fn serve(
 fn let_go(link: &Link, lock: &LockFile, before: u32) -> std::io::Result<i32> {
     link.let_go();
     if let Err(e) = lock.ended_on_request(before) {
-        error!(error = %e, "cannot record the end of the boot in the lock file");
+        error!(error = %e, "cannot record in the lock file that this boot ended on request; it counts as a failed one");
     }
     Ok(EXIT_RESTART)
 }
@@ -283,7 +283,7 @@ fn claimed_socket(daemon: &Daemon) -> Option<PathBuf> {
         Claim::SocketTaken(socket) => daemon.degrade(
             "SocketTaken",
             format!(
-                "another running sidecar holds {}; stop it",
+                "another running sidecar holds {}; stop it, or set another `socket` in the config",
                 socket.display()
             ),
         ),
@@ -333,7 +333,10 @@ async fn bind(daemon: &Daemon, path: &Path) -> tokio::net::UnixListener {
                 daemon.recovered("SocketBindFailed");
                 return listener;
             }
-            Err(e) => daemon.degrade("SocketBindFailed", format!("{}: {e}", path.display())),
+            Err(e) => daemon.degrade(
+                "SocketBindFailed",
+                format!("cannot create the socket {}: {e}", path.display()),
+            ),
         }
         tokio::time::sleep(RETRY).await;
     }
@@ -370,19 +373,19 @@ async fn drain(daemon: &Daemon, link: &Link) -> std::io::Result<i32> {
     for left in shell.with_core(|core, _, _| core.unwritten()) {
         let (tier, chunks, bytes) = (left.tier.name(), left.chunks, left.bytes);
         if attached || chunks == 0 {
-            info!(tier, chunks, bytes, "not known to be in the tier");
+            info!(tier, chunks, bytes, "chunks not known to be in the tier");
         } else {
             warn!(
                 tier,
-                chunks, bytes, "lost with the memory: not written to the tier"
+                chunks, bytes, "chunks lost with the memory: not written to the tier"
             );
         }
     }
     if let Some(before) = daemon.unhealthy_boots.get()
         && let Err(e) = shell.end_on_request(*before)
     {
-        error!(error = %e, "cannot record the end of the boot in the lock file");
+        error!(error = %e, "cannot record in the lock file that this boot ended on request; it counts as a failed one");
     }
-    info!(attached, "engine stopping");
+    info!(attached, "engine process stopping");
     Ok(0)
 }

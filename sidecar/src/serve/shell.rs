@@ -177,7 +177,7 @@ impl Shell {
                     .add("descriptors_surplus_total", &[], count as u64);
                 warn!(
                     conn = connection.id.0,
-                    count, "closed descriptors that no frame names"
+                    count, "closed descriptors that a connector passed without naming them"
                 );
                 true
             }
@@ -266,7 +266,7 @@ impl Shell {
             Posted::PopulationFailed { at_bytes, reason } => {
                 self.metrics.add("population_failures_total", &[], 1);
                 let message = format!(
-                    "the kernel refused pages at offset {at_bytes} of the arena ({reason}); the arena does not grow further"
+                    "the kernel refused pages at offset {at_bytes} of the arena ({reason}); the arena does not grow further: give the pod or the node more memory"
                 );
                 self.daemon.degrade("PopulationFailed", message);
             }
@@ -330,7 +330,10 @@ impl Devices for Locked<'_> {
     fn watch(&mut self, process: ProcessId, fd: FdId) {
         match self.shell.descriptors.take(fd) {
             Some(pidfd) => watch::process(self.shell.me.clone(), process, pidfd),
-            None => warn!(process = process.0, "missing pidfd of a process to watch"),
+            None => warn!(
+                process = process.0,
+                "cannot watch a vLLM process for its end: its pidfd is missing"
+            ),
         }
     }
 
@@ -384,7 +387,7 @@ impl Devices for Locked<'_> {
 
     fn log(&mut self, event: &'static str, detail: String) {
         self.shell.metrics.add("events_total", &[event], 1);
-        info!(event, detail, "core event");
+        info!(event, detail, "sidecar event");
     }
 }
 

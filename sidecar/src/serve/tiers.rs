@@ -346,7 +346,7 @@ impl Shared {
         match &removed {
             Ok(removed) => {
                 self.uncleared.lock().remove(&kind);
-                info!(tier = kind.name(), removed, "cleared");
+                info!(tier = kind.name(), removed, "tier cleared");
             }
             Err(e) => drop(self.uncleared.lock().insert(kind, e.detail.clone())),
         }

@@ -20,7 +20,7 @@ const DRAINS_MAX: usize = 8;
 pub fn process(shell: Weak<Shell>, process: ProcessId, fd: OwnedFd) {
     tokio::spawn(async move {
         if let Err(e) = pidfd::ended(fd).await {
-            error!(process = process.0, error = %e, "cannot watch a pidfd");
+            error!(process = process.0, error = %e, "cannot watch a vLLM process for its end");
             return;
         }
         if let Some(shell) = shell.upgrade() {

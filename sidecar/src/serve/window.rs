@@ -157,7 +157,7 @@ impl Window {
         let fds = fds.split_at_mut(listens).0;
         match poll(fds, asks) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => tracing::warn!(%error, "failed to wait for a window"),
+            Err(error) => tracing::warn!(%error, "cannot poll for events of a window"),
         }
         let _ = rustix::io::read(self.poke.as_fd(), &mut [0u8; 8]);
         if over {

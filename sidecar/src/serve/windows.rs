@@ -66,7 +66,8 @@ impl Windows {
         arena: Option<Arena>,
         job: WindowJob,
     ) -> Result<(), NoWindow> {
-        let arena = arena.ok_or_else(|| NoWindow::new(Unavailable::Busy, "there is no arena"))?;
+        let arena = arena
+            .ok_or_else(|| NoWindow::new(Unavailable::Busy, "the sidecar has no memory tier"))?;
         let failed = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
         let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let poke = Arc::new(poke.map_err(|e| failed(&e))?);
@@ -213,7 +214,8 @@ impl Owner {
             return;
         };
         shell.windows.in_doubt(&shell, now, before);
-        let reason = "CopyInDoubt: no more copies for this window".into();
+        let reason =
+            "CopyInDoubt: a GPU copy failed or hangs; this window is not used any more".into();
         driver::window_ended(&mut shell.devices(), self.id, reason);
     }
 

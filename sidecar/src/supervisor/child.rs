@@ -66,7 +66,7 @@ pub fn spawn(config: &Files, link: OwnedFd) -> std::io::Result<Pid> {
 /// How an engine ended, for logs and status.
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
-        (Some(EXIT_RESTART), _) => "asked to be restarted".into(),
+        (Some(EXIT_RESTART), _) => "restart requested".into(),
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
         (None, None) => "unknown".into(),

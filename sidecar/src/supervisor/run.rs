@@ -38,7 +38,7 @@ pub enum SupervisorError {
     )]
     SocketTaken(PathBuf),
     /// An elementary system call failed.
-    #[error("supervisor: {step}: {source}")]
+    #[error("the supervisor cannot start: {step} failed: {source}")]
     Kernel {
         step: &'static str,
         /// The kernel's error.
@@ -113,7 +113,7 @@ pub fn run(config: &Files) -> Result<(), SupervisorError> {
             }
             if Instant::now() >= kill_at {
                 this.tell_engine(process::Signal::KILL);
-                warn!("killing the engine: it did not end in time");
+                warn!("killing the engine process: it did not end in time after SIGTERM");
                 this.stopping = Some(Instant::now() + STOP_DEADLINE);
             }
         }
@@ -187,8 +187,8 @@ impl Supervisor {
         self.claim();
         self.claims.failed(now);
         if self.claim != before {
-            info!(claim = ?self.claim, "the claim on the socket changed");
-            self.end_engine("the claim on the socket changed".into());
+            info!(claim = ?self.claim, "the sidecar's claim on its socket changed");
+            self.end_engine("the sidecar's claim on its socket changed".into());
         }
     }
 
@@ -200,7 +200,7 @@ impl Supervisor {
         match self.start() {
             Ok(engine) => self.engine = Some(engine),
             Err(e) => {
-                error!(error = %e, "cannot start the engine");
+                error!(error = %e, "cannot start the engine process; retrying");
                 self.standby.last_exit = e.to_string();
                 self.starts.failed(Instant::now());
             }
@@ -230,7 +230,7 @@ impl Supervisor {
             pid = pid.as_raw_nonzero().get(),
             starts = self.standby.starts,
             region = boot.region,
-            "engine started"
+            "engine process started"
         );
         let now = Instant::now();
         Ok(Engine {
@@ -276,13 +276,15 @@ impl Supervisor {
                     .map(|engine| link::send(&engine.link, &ToEngine::Admin, &[listener.as_fd()]));
                 self.admin = Some(listener);
                 if let Some(Err(e)) = sent {
-                    self.end_engine(format!("the admin port could not be passed to it: {e}"));
+                    self.end_engine(format!(
+                        "cannot pass the admin port to the engine process: {e}"
+                    ));
                 }
             }
             Err(e) => {
-                let error = format!("admin.listen {address}: {e}");
+                let error = format!("cannot listen on {address} (admin.listen): {e}");
                 if error != self.admin_error {
-                    error!(error, "cannot open the admin port");
+                    error!(error, "cannot open the admin port; retrying");
                 }
                 self.admin_error = error;
                 self.listens.failed(now);
@@ -374,7 +376,7 @@ impl Supervisor {
                         }
                         Err(fds) => warn!(
                             got = fds.len(),
-                            "memory to keep arrived without its descriptors"
+                            "the engine process passed its memory without its 2 descriptors; a restart may lose the chunks"
                         ),
                     }
                 }
@@ -383,7 +385,7 @@ impl Supervisor {
                     return true;
                 }
                 Err(e) => {
-                    warn!(error = %e, "unreadable message of the engine");
+                    warn!(error = %e, "ignored an invalid message of the engine process");
                     return false;
                 }
             }
@@ -392,12 +394,12 @@ impl Supervisor {
 
     /// Kills the running engine, if any. Its end is seen by reaping; until then the supervisor answers on the admin port. The log line
     /// comes last, because its reader may be slow.
-    fn end_engine(&mut self, why: String) {
+    fn end_engine(&mut self, reason: String) {
         self.tell_engine(process::Signal::KILL);
         if let Some(engine) = &mut self.engine {
             engine.serving = false;
-            warn!(why, "ending the engine");
-            engine.ended_for = Some(why);
+            warn!(reason, "killing the engine process");
+            engine.ended_for = Some(reason);
         }
     }
 
@@ -430,7 +432,7 @@ impl Supervisor {
         let lived = engine.since.elapsed();
         self.standby.last_exit = engine.ended_for.unwrap_or_else(|| describe(status));
         if self.stopping.is_some() {
-            info!(how = %self.standby.last_exit, "engine ended");
+            info!(reason = %self.standby.last_exit, "engine process ended");
             return;
         }
         if lived >= STABLE {
@@ -442,11 +444,11 @@ impl Supervisor {
             _ => self.starts.failed(now),
         }
         warn!(
-            how = %self.standby.last_exit,
+            reason = %self.standby.last_exit,
             lived_ms = lived.as_millis() as u64,
             memory_kept = self.held.is_some(),
             restart_in_ms = self.starts.due().saturating_duration_since(now).as_millis() as u64,
-            "engine ended"
+            "engine process ended"
         );
     }
 
@@ -476,7 +478,9 @@ fn send_boot(
     link::send(link, boot, fds).map_err(|e| {
         // It may have ended already, so that the message could not be sent.
         let _ = process::kill_process(engine, process::Signal::KILL);
-        std::io::Error::other(format!("the engine got no boot message: {e}"))
+        std::io::Error::other(format!(
+            "cannot send the boot message to the engine process: {e}"
+        ))
     })
 }
 

@@ -42,10 +42,11 @@ impl Standby {
     }
 
     fn page(&self, path: &str) -> (&'static str, &'static str, String) {
-        let reason = format!(
-            "EngineRestarting: the last engine ended with {}\n",
-            self.last_exit
-        );
+        let ended = match self.last_exit.as_str() {
+            "" => String::new(),
+            how => format!("; the last one ended: {how}"),
+        };
+        let reason = format!("EngineRestarting: the engine process is starting{ended}\n");
         match path.split('?').next().unwrap_or_default() {
             "/healthz" => ("200 OK", "text/plain", reason),
             "/metrics" => (

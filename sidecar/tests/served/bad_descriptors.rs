@@ -117,7 +117,7 @@ fn hand_back_in_vain(sidecar: &Sidecar, vllm: &mut Vllm, foreign: &Arena) -> Hel
     assert!(
         !sidecar
             .log()
-            .contains("adopted the memory of the last engine")
+            .contains("adopted the memory of the last engine process")
     );
     assert_eq!(fstat(&foreign.arena_fd).unwrap().st_blocks, 0, "populated");
     reply

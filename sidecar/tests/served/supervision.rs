@@ -97,7 +97,7 @@ fn memory_in_which_boot_after_boot_ends_is_let_go_and_not_taken_back() {
     // One boot more, which lets go and does not count: no memory is made while another is held.
     assert_eq!(sidecar.metric("engine_starts_total"), 8.0);
     assert_eq!(sidecar.metric("boots_without_health"), 6.0);
-    assert!(sidecar.log().contains("how=asked to be restarted"));
+    assert!(sidecar.log().contains("reason=restart requested"));
     assert!(!holds(sidecar.supervisor()));
     // It hands the memory back, is told to unmap it, and gets other memory.
     vllm.reconnect();

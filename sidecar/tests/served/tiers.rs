@@ -168,7 +168,7 @@ fn what_is_lost_at_the_end_with_a_tier_that_is_down_is_named_by_tier_chunks_and_
     sidecar.signal(Signal::TERM);
     assert_eq!(sidecar.wait_exit(), Some(0));
     let lost = format!(
-        "lost with the memory: not written to the tier tier=\"disk\" chunks=4 bytes={}",
+        "chunks lost with the memory: not written to the tier tier=\"disk\" chunks=4 bytes={}",
         4 * CHUNK_BYTES
     );
     let log = sidecar.log();

@@ -48,7 +48,7 @@ impl<H: Host> Core<H> {
         let hello: Hello = message::decode(body)?;
         if !version_served(hello.version) {
             let said = format!(
-                "HELLO has version {}, but this sidecar speaks version {PROTOCOL_VERSION}",
+                "the connector speaks protocol version {}, but this sidecar supports version {PROTOCOL_VERSION}, one more and one less; recreate the pod",
                 hello.version
             );
             return Err(Refusal::new(ErrorCode::WrongVersion, said));
@@ -56,27 +56,27 @@ impl<H: Host> Core<H> {
         if hello.role == Role::Opaque {
             return Err(Refusal::new(
                 ErrorCode::NotServed,
-                "opaque clients are not served by this build",
+                "this sidecar does not support clients of the role Opaque",
             ));
         }
         if hello.off.is_some() || matches!(hello.role, Role::Admin | Role::Plugin) {
             self.greet_without_session(asked, &hello, out);
             return Ok(());
         }
-        let incarnation: [u8; 16] = hello
-            .incarnation
-            .as_slice()
-            .try_into()
-            .map_err(|_| Refusal::new(ErrorCode::BadBody, "incarnation must be 16 bytes"))?;
+        let incarnation: [u8; 16] = hello.incarnation.as_slice().try_into().map_err(|_| {
+            let got = hello.incarnation.len();
+            let said = format!("expected an incarnation of 16 bytes, got {got}");
+            Refusal::new(ErrorCode::BadBody, said)
+        })?;
         if self.peers.is_dead(&incarnation) {
             return Err(Refusal::new(
                 ErrorCode::StaleHello,
-                "this process is proven dead",
+                "the process with this incarnation has ended",
             ));
         }
         if hello.fds.len() != fds.len() {
             let said = format!(
-                "HELLO names {} descriptors and carries {}",
+                "HELLO names {} descriptors, but {} were passed",
                 hello.fds.len(),
                 fds.len()
             );
@@ -159,7 +159,7 @@ impl<H: Host> Core<H> {
         let Some(pidfd) = own.filter(pollable).or(peer.filter(pollable)) else {
             return Err(Refusal::new(
                 ErrorCode::NoProofOfDeath,
-                "HELLO carries no pollable pidfd, and the kernel provides none for this socket",
+                "no pidfd that supports poll: HELLO passes none, and the kernel provides none for this socket; use Linux 5.3 or newer, and allow pidfd_open",
             ));
         };
         self.room_for_a_session()?;
@@ -176,7 +176,9 @@ impl<H: Host> Core<H> {
         if self.peers.sessions.len() < sessions_max {
             return Ok(());
         }
-        let said = format!("limits.sessions = {sessions_max} is reached");
+        let said = format!(
+            "limit of sessions reached (limits.sessions = {sessions_max}); raise the limit"
+        );
         Err(Refusal::later(ErrorCode::LimitReached, said))
     }
 
@@ -237,7 +239,10 @@ impl<H: Host> Core<H> {
             return Ok(id);
         };
         if hello.number <= session.hello && !H::Table::makes(Mistake::HelloNumbers) {
-            let said = format!("HELLO {} is not newer than {}", hello.number, session.hello);
+            let said = format!(
+                "HELLO number {} is not higher than the last one, {}",
+                hello.number, session.hello
+            );
             return Err(Refusal::later(ErrorCode::StaleHello, said));
         }
         session.hello = hello.number;
@@ -312,7 +317,7 @@ impl<H: Host> Core<H> {
         if passed(hello, fds).iter().any(unfit) {
             return Err(Refusal::new(
                 ErrorCode::BadDescriptor,
-                "arena and table must be memfds",
+                "the descriptors `arena` and `table` must be memfds",
             ));
         }
         match hello.lock {

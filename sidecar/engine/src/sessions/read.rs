@@ -93,7 +93,7 @@ impl<H: Host> Core<H> {
         }
         let Some(answer) = engine.probe(now, question) else {
             let said = format!(
-                "limits.requests = {} is reached",
+                "limit of requests reached (limits.requests = {}); raise the limit",
                 self.config.limits.requests_max
             );
             return Err(Refusal::later(ErrorCode::LimitReached, said));

@@ -99,14 +99,17 @@ impl<H: Host> Core<H> {
         if maps != Some(region) {
             return Err(Refusal::later(
                 ErrorCode::NoArena,
-                "this process does not map the live arena",
+                "this process does not map the current arena; send HELLO first",
             ));
         }
         let part = RankPart::check(register)?;
         if rank >= part.world {
             return Err(Refusal::new(
                 ErrorCode::BadBody,
-                format!("rank {rank} of {}", part.world),
+                format!(
+                    "rank {rank} does not exist: this vLLM has {} ranks",
+                    part.world
+                ),
             ));
         }
         let (longest, segment) = (

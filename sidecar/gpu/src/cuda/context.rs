@@ -125,7 +125,7 @@ impl Context {
     /// Waits until earlier work of the device has ended. A failure means that the context and all its work are lost.
     pub(super) fn settle(&self) {
         if let Err(failed) = self.finish() {
-            tracing::warn!(%failed, "work on the device failed");
+            tracing::warn!(error = %failed, "work on the GPU failed");
         }
     }
 
@@ -156,7 +156,7 @@ impl Drop for Context {
             (self.api.context_release)(self.device)
         };
         if let Err(failed) = done("cuDevicePrimaryCtxRelease", released) {
-            tracing::warn!(%failed, "releasing a context failed");
+            tracing::warn!(error = %failed, "cannot release a CUDA context");
         }
     }
 }

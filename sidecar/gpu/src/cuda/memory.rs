@@ -38,7 +38,7 @@ impl Memory {
             Err(failed) if refused(failed).why == Unavailable::OutOfMemory => Err(refused(failed)),
             Err(failed) => {
                 tracing::info!(
-                    ?failed,
+                    error = %failed,
                     "device memory has no shareable descriptor; trying an IPC handle"
                 );
                 Self::plain(context, bytes)

@@ -23,7 +23,7 @@ fn driver(facts: &Facts) -> Option<Finding> {
     let reason = facts.gpu.reason.filter(|reason| !reason.is_absence())?;
     let advice = match reason {
         GpuReason::SystemNotReady => {
-            "no process can use the GPUs until then: start nvidia-fabricmanager in the driver's version, or check its log"
+            "no process can use the GPUs until the machine is ready: start nvidia-fabricmanager in the driver's version, or check its log"
         }
         GpuReason::DriverMismatch => {
             "restart the node if its driver was updated, and remove CUDA compat libraries from the container"
@@ -50,8 +50,7 @@ fn old_driver(facts: &Facts) -> Option<Finding> {
     let mut limits = facts.gpu.devices.iter().flat_map(|device| &device.limits);
     limits.find(|limit| **limit == DeviceLimit::DriverTooOld)?;
     let message = format!("the driver supports CUDA {}", facts.gpu.cuda);
-    let advice =
-        "from CUDA 12.8 on, the connector passes all copies of a job to the driver in one call";
+    let advice = "update the driver: from CUDA 12.8 on, the connector passes all copies of a job in one call";
     finding(Weight::Slows, "DriverTooOld", message, advice)
 }
 

@@ -173,9 +173,9 @@ fn speeds(out: &mut String, facts: &Facts) -> Result {
     {
         row(
             out,
-            "over",
+            "measured over",
             &format!(
-                "{}, which this CPU's cache of {} may hold",
+                "{}, which may fit into this CPU's cache of {}",
                 size(over),
                 size(cache)
             ),

@@ -161,7 +161,7 @@ fn write_row(out: &mut dyn Write, row: &ObjectRow) -> std::io::Result<()> {
 fn write_report(out: &mut dyn Write, report: &Report, sums: &Sums) -> std::io::Result<()> {
     let objects = count(report.objects, "object", "objects");
     let (bytes, used) = (size(report.bytes), size(report.used_bytes));
-    writeln!(out, "{}: {objects}, {bytes}; {used} taken", report.tier)?;
+    writeln!(out, "{}: {objects}, {bytes}; {used} used", report.tier)?;
     if report.foreign_names > 0 {
         let foreign = count(report.foreign_names, "foreign name", "foreign names");
         writeln!(out, "{foreign}, left alone")?;

@@ -156,7 +156,10 @@ impl<'a> Reader<'a> {
         };
         let head = self.tier.get(get).await?;
         if head.name() != name {
-            let detail = format!("it contains the object {}", head.name().s3(""));
+            let detail = format!(
+                "another object is stored under this name: {}",
+                head.name().s3("")
+            );
             return Err(self.failed(Cause::Foreign, &name, detail));
         }
         for (section, span) in sections.iter().zip(spans) {

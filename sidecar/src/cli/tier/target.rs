@@ -231,7 +231,7 @@ fn open(folder: &Path) -> Result<Arc<Disk>, String> {
 /// An error of the tier, with advice.
 fn said(error: &TierError) -> String {
     let advice = match error.cause {
-        Cause::InUse => "; stop that sidecar first, or ask it with `kvcachepool-sidecar status`",
+        Cause::InUse => "; stop that sidecar first, or query it with `kvcachepool-sidecar status`",
         Cause::Denied if error.tier == Kind::Disk => "; run this as the user of the sidecar",
         _ => "",
     };

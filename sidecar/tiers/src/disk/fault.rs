@@ -30,7 +30,11 @@ pub fn failed(step: &str, what: &str, error: impl Into<io::Error>) -> TierError 
         Cause::Busy => "; raise the limits of open files and memory",
         _ => "; check the device and the kernel log",
     };
-    TierError::new(Kind::Disk, cause, format!("{step} {what}: {error}{advice}"))
+    TierError::new(
+        Kind::Disk,
+        cause,
+        format!("cannot {step} {what}: {error}{advice}"),
+    )
 }
 
 /// The result of an operation after the tier was closed.

@@ -52,9 +52,9 @@ impl Folder {
                 Cause::Config,
                 format!("{} is not a folder; name a folder", path.display()),
             ),
-            e => failed("open folder", &path.display().to_string(), e),
+            e => failed("open the folder", &path.display().to_string(), e),
         })?;
-        let found = fstat(&dir).map_err(|e| failed("look at", &path.display().to_string(), e))?;
+        let found = fstat(&dir).map_err(|e| failed("inspect", &path.display().to_string(), e))?;
         Ok(Self {
             path: path.to_owned(),
             dir: Arc::new(dir),
@@ -73,7 +73,7 @@ impl Folder {
 
     /// Whether the path still leads to this folder.
     pub fn check(&self) -> Result<(), TierError> {
-        let found = stat(&self.path).map_err(|e| self.failed("look at", "", e))?;
+        let found = stat(&self.path).map_err(|e| self.failed("inspect", "", e))?;
         if (found.st_dev, found.st_ino) == self.identity {
             return Ok(());
         }
@@ -205,7 +205,7 @@ impl Folder {
                     Err(e)
                 }
             });
-        made.map_err(|e| self.failed("make", &name, e))
+        made.map_err(|e| self.failed("create", &name, e))
     }
 
     fn make_durable(&self, fd: &OwnedFd, bytes: u64) -> Result<(), Errno> {
@@ -224,7 +224,7 @@ impl Folder {
 
     pub fn length(&self, name: &str) -> Result<u64, TierError> {
         let found = statat(&*self.dir, name, AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(|e| self.failed("look at", name, e))?;
+            .map_err(|e| self.failed("inspect", name, e))?;
         Ok(u64::try_from(found.st_size).unwrap_or(0))
     }
 

@@ -66,7 +66,7 @@ impl Journal {
         match links {
             Ok(0) => Err(failed("write", &folder.place(&self.name), Errno::NOENT)),
             Ok(_) => folder.check(),
-            Err(e) => Err(failed("look at", &folder.place(&self.name), e)),
+            Err(e) => Err(failed("inspect", &folder.place(&self.name), e)),
         }
     }
 

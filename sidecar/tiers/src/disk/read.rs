@@ -158,7 +158,7 @@ impl Core {
             TierError::new(
                 Kind::Disk,
                 Cause::Corrupt,
-                format!("{why}; it was removed from the tier"),
+                format!("{why}; the object was removed from the tier"),
             )
             .about(name.s3(""))
         };
@@ -170,7 +170,7 @@ impl Core {
         let first = block.bytes().get(..HEADER_BYTES).unwrap_or_default();
         let head = head_bytes(first).map_err(bad)?;
         if head > slot_bytes(pin.pinned.units) {
-            return Err(corrupt(&"its header is longer than its slot"));
+            return Err(corrupt(&"the object's header is longer than its slot"));
         }
         if head > block.bytes().len() as u64 {
             block = self.read_block(pin, file, name, head)?;
@@ -179,13 +179,15 @@ impl Core {
         if object.name() != *name {
             self.take_out_corrupt(pin);
             let detail = format!(
-                "its slot contains {}; it was removed from the tier",
+                "the slot contains the object {}; it was removed from the tier",
                 object.name().s3("")
             );
             return Err(TierError::new(Kind::Disk, Cause::Foreign, detail).about(name.s3("")));
         }
         if object.total_bytes() != pin.pinned.bytes {
-            return Err(corrupt(&"its length differs from that in the index"));
+            return Err(corrupt(
+                &"the object's length differs from that in the index",
+            ));
         }
         Ok(object)
     }

@@ -141,7 +141,10 @@ fn meaning(text: &str) -> (Cause, &'static str) {
             Cause::ReadOnly,
             "this is a replica; use the master's URL, or redis-sentinel:// or redis-cluster://",
         ),
-        "MISCONF" | "NOREPLICAS" => (Cause::ReadOnly, "the server refuses writes"),
+        "MISCONF" | "NOREPLICAS" => (
+            Cause::ReadOnly,
+            "the server refuses writes: check its persistence and its replicas",
+        ),
         "NOAUTH" => (
             Cause::Unauthenticated,
             "the server requires a password: set redis.auth",

@@ -220,14 +220,18 @@ impl Node {
         let until = Instant::now() + self.options.rest;
         let before = self.health.lock().lost.replace((until, why.to_string()));
         if before.is_none() {
-            warn!(server = self.name, why, "Redis server lost");
+            warn!(
+                server = self.name,
+                reason = why,
+                "Redis server failed; its objects are misses until it answers"
+            );
         }
     }
 
     /// Records that it answers.
     pub(super) fn answered(&self) {
         if self.health.lock().lost.take().is_some() {
-            info!(server = self.name, "Redis server is back");
+            info!(server = self.name, "Redis server answers again");
         }
     }
 

@@ -84,7 +84,7 @@ pub async fn head(c: &mut Connection, name: &ObjectName) -> Result<Found, Fault>
     }
     let object = Object::decode(bytes).map_err(|e| Fault::Of(Cause::of_head(&e), e.to_string()))?;
     if object.name() != *name {
-        let detail = format!("its key holds the object {}", object.name().s3(""));
+        let detail = format!("the key holds the object {}", object.name().s3(""));
         return Err(Fault::Of(Cause::Foreign, detail));
     }
     if Record::new(&object, bytes, record.written_unix_s.get()) != record {

@@ -100,7 +100,7 @@ fn one(url: &str) -> Result<Servers, String> {
             // The option's text may be part of a password, so it is not repeated.
             _ => {
                 return Err(
-                    "behind a ? there is db=<number> for redis+unix, and tls=true for redis-sentinel and redis-cluster, and no other option; a ? in a password is written %3F"
+                    "unknown option after the ?: expected db=<number> for redis+unix, or tls=true for redis-sentinel and redis-cluster; write a ? in a password as %3F"
                         .into(),
                 );
             }
@@ -200,7 +200,9 @@ fn login(text: Option<&str>) -> Result<Auth, String> {
 
 /// Decodes `%40` and the like.
 fn decoded(text: &str) -> Result<String, String> {
-    let wrong = || "a % in a URL is followed by two hex digits, and UTF-8 comes out".to_string();
+    let wrong = || {
+        "two hex digits must follow a % in a URL, and the decoded text must be UTF-8".to_string()
+    };
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
