@@ -36,8 +36,9 @@ use kvcachepool_protocol::message::Event as ChunkEvent;
 use leases::Leases;
 use lower::TierPlanner;
 use memory::{ENTRIES_PER_PAGE_MAX, Event, MemoryTier};
+use mistake::Mistake;
 use pace::Pace;
-use table::{Geometry, Table};
+use table::{COMMITTED, Geometry, PUBLISHED, Table};
 use verifier::Verifier;
 
 /// The current time. The shell reads it once before each call.
@@ -199,6 +200,31 @@ impl<T: Table> Engine<T> {
             Completion::Tier { tier, down } => self.tier_state(now, tier, down),
         }
         self.settle();
+    }
+
+    /// Handles a digest. `None`: it could not be computed, which counts as a mismatch.
+    fn digest_done(
+        &mut self,
+        now: Time,
+        row_number: u32,
+        generation: u32,
+        check: u64,
+        digest: Option<[u8; 16]>,
+    ) {
+        let row = self.memory.slots.row(row_number);
+        let same = row.generation == generation;
+        match row.state {
+            COMMITTED if same || T::makes(Mistake::DigestGeneration) => match digest {
+                Some(digest) => self.memory.publish(now, row_number, &row, digest),
+                // a committed section without a digest
+                None => self.memory.void_row(row_number),
+            },
+            PUBLISHED if same => self.compare(now, row_number, check, digest),
+            _ => {}
+        }
+        // checks of rows that were freed just now make room for others
+        self.settle();
+        self.sweep(now);
     }
 
     /// Applies a changed configuration. Sizes, the eviction policy and the set of tiers keep their values.

@@ -8,7 +8,7 @@ use super::memory::{Handle, NONE, SlotTable, say};
 use super::mistake::Mistake;
 use super::name::FastMap;
 use super::pace::CHECKS;
-use super::table::{COMMITTED, FREE, PUBLISHED, Table};
+use super::table::{FREE, PUBLISHED, Table};
 use super::{Changed, Engine, Time};
 use std::collections::VecDeque;
 
@@ -178,32 +178,13 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Handles a digest. `None`: it could not be computed, which counts as a mismatch.
-    pub(crate) fn digest_done(
+    pub(crate) fn compare(
         &mut self,
         now: Time,
         row_number: u32,
-        generation: u32,
-        check: u64,
+        number: u64,
         digest: Option<[u8; 16]>,
     ) {
-        let row = self.memory.slots.row(row_number);
-        let same = row.generation == generation;
-        match row.state {
-            COMMITTED if same || T::makes(Mistake::DigestGeneration) => match digest {
-                Some(digest) => self.memory.publish(now, row_number, &row, digest),
-                // a committed section without a digest
-                None => self.memory.void_row(row_number),
-            },
-            PUBLISHED if same => self.compare(now, row_number, check, digest),
-            _ => {}
-        }
-        // checks of rows that were freed just now make room for others
-        self.settle();
-        self.sweep(now);
-    }
-
-    fn compare(&mut self, now: Time, row_number: u32, number: u64, digest: Option<[u8; 16]>) {
         let of_this = self.verifier.checks.get(&row_number);
         if of_this.is_none_or(|check| check.number != number) {
             return;

@@ -1,8 +1,8 @@
 //! Eviction: incomplete chunks first, then in the policy's order. Tails go before full chunks over the same tokens, and children before
 //! their parent.
 
+use super::MemoryTier;
 use super::entry::NONE;
-use super::{Event, MemoryTier};
 use crate::Time;
 use crate::mistake::Mistake;
 use crate::name::Name;
@@ -191,17 +191,5 @@ impl<T: Table> MemoryTier<T> {
             self.stats.expired_chunks += 1;
             self.doom(entry);
         }
-    }
-
-    /// An entry has all needed sections.
-    pub(crate) fn became_readable(&mut self, entry: u32) {
-        let Some(e) = self.index.entry_mut(entry) else {
-            return;
-        };
-        e.weight = e.bytes;
-        self.eviction.insert(&mut self.index, entry);
-        self.stats.stored_chunks += 1;
-        self.tell_stored(entry);
-        self.events.push(Event::Readable(self.index.handle(entry)));
     }
 }

@@ -1,10 +1,12 @@
-//! How a granted slot ends: COMMIT and its digest, ABORT, a HELLO that does not name it, or proof of death.
+//! How a granted slot ends: COMMIT and its digest, ABORT, a HELLO that does not name it, proof of death, or the end of a fetch. A
+//! cancelled fetch keeps its slots until the last thread or kernel that may write into them has ended; a dropped future does not prove
+//! that.
 
 use super::entry::{Handle, NONE};
 use super::evict::Why;
 use super::grants::Grant;
 use super::slots::bytes_of;
-use super::{DigestJob, Event, MemoryTier};
+use super::{DigestJob, Event, FetchId, MemoryTier};
 use crate::Time;
 use crate::mistake::Mistake;
 use crate::table::{COMMITTED, FREE, GRANTED, Row, Table};
@@ -309,5 +311,94 @@ impl<T: Table> MemoryTier<T> {
         self.index.row_left(entry);
         // `doom` needs the record, which still names the chunk here
         self.doom(entry);
+    }
+
+    /// An entry has all needed sections.
+    pub(crate) fn became_readable(&mut self, entry: u32) {
+        let Some(e) = self.index.entry_mut(entry) else {
+            return;
+        };
+        e.weight = e.bytes;
+        self.eviction.insert(&mut self.index, entry);
+        self.stats.stored_chunks += 1;
+        self.tell_stored(entry);
+        self.events.push(Event::Readable(self.index.handle(entry)));
+    }
+
+    /// A section was read into its slot, and nothing writes there any more; `digest` was computed on the way and matches the tier's.
+    /// Publishes the slot, or takes it back if the fetch was cancelled.
+    pub fn fetched(&mut self, now: Time, section: SectionRef, digest: [u8; 16]) -> bool {
+        let number = section.slot.get();
+        let Some(row) = self.fetching(section) else {
+            return false;
+        };
+        let id = self.grants.of_row(number);
+        let grant = id.and_then(|id| self.grants.get(id));
+        let Some(chunk) = grant.filter(|g| !g.void).map(|g| g.chunk) else {
+            self.come_back(number);
+            return false;
+        };
+        self.fill_slot(chunk, number, &row);
+        self.publish(now, number, &row, digest);
+        true
+    }
+
+    /// The object lacks this section: the chunk no longer needs it, and the slot is taken back.
+    pub(crate) fn fetch_lacks(&mut self, section: SectionRef) {
+        let number = section.slot.get();
+        let Some(row) = self.fetching(section) else {
+            return;
+        };
+        let bit = 1u128 << row.section.min(127);
+        let grant = self.grants.of_row(number);
+        if let Some(chunk) = grant.and_then(|id| self.grants.needs_less(id, bit)) {
+            let needed = self.index.get_mut(chunk).and_then(|e| {
+                let spare = e.slot(row.section) == NONE && e.needed & bit != 0 && !e.complete();
+                spare.then(|| {
+                    e.needed &= !bit;
+                    e.needed
+                })
+            });
+            if let Some(needed) = needed {
+                self.slots.set_needed(chunk.entry, needed);
+                self.index.recount(chunk.entry);
+            }
+        }
+        self.leave_grant(number);
+        self.free_row(number, Why::Ended);
+    }
+
+    /// True unless the fetch was cancelled or voided with its chunk.
+    pub(crate) fn fetch_stands(&self, id: FetchId) -> bool {
+        self.grants.get(id.number()).is_some_and(|g| !g.void)
+    }
+
+    /// Cancels a fetch. Its slots stay GRANTED until [`MemoryTier::fetch_ended`].
+    pub fn cancel_fetch(&mut self, id: FetchId) {
+        let rows = self
+            .grants
+            .get(id.number())
+            .map(|g| g.rows.clone())
+            .unwrap_or_default();
+        self.void(id.number());
+        if T::makes(Mistake::CancelWait) {
+            for row in rows {
+                self.free_row(row, Why::Ended);
+            }
+        }
+    }
+
+    /// Takes back a slot with incomplete or wrong bytes, after the last write into it.
+    pub fn fetch_ended(&mut self, section: SectionRef) {
+        if self.fetching(section).is_some() {
+            self.come_back(section.slot.get());
+        }
+    }
+
+    /// The row of a section, while the engine fills it.
+    fn fetching(&self, section: SectionRef) -> Option<Row> {
+        let row = self.slots.row(section.slot.get());
+        let same = row.generation == section.generation.get();
+        (row.state == GRANTED && row.owner == 0 && same).then_some(row)
     }
 }

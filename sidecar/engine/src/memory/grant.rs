@@ -52,6 +52,16 @@ struct Place {
     lacking: u128,
 }
 
+/// A grant to the engine itself, which fills the slots from a lower tier as owner 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FetchId(u64);
+
+impl FetchId {
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+}
+
 impl<T: Table> MemoryTier<T> {
     /// Grants the missing sections of a chunk. Returns `GRANT_*` of the wire. For `GRANT_GRANTED` only, appends one reference per section
     /// of the domain to `refs`.
@@ -138,6 +148,31 @@ impl<T: Table> MemoryTier<T> {
             self.unpark(p);
         }
         result
+    }
+
+    /// Takes slots for the missing sections of a chunk. Fails with the result of a GRANT: the chunk exists or is on its way, or nothing can
+    /// be evicted for it. Ignores `context.writers`. The parent may be missing, because the engine may hold it locally.
+    pub fn fetch(
+        &mut self,
+        now: Time,
+        context: &GrantContext<'_>,
+        wish: &Wish<'_>,
+    ) -> Result<(FetchId, Vec<SectionRef>), u8> {
+        let mut refs = Vec::new();
+        let context = GrantContext {
+            writers: &[],
+            ..*context
+        };
+        let result = self.grant(now, &context, wish, &mut refs);
+        if result != wire::GRANT_GRANTED {
+            return Err(result);
+        }
+        refs.retain(|r| r.slot.get() != NO_SLOT);
+        let id = refs
+            .first()
+            .and_then(|r| self.grants.of_row(r.slot.get()))
+            .ok_or(wire::GRANT_NO_ROOM)?;
+        Ok((FetchId(id), refs))
     }
 
     fn grant_slots(

@@ -8,7 +8,6 @@ mod check;
 mod entry;
 mod evict;
 mod eviction;
-mod fetch;
 mod give_back;
 mod grant;
 mod grants;
@@ -20,8 +19,7 @@ mod slots;
 mod window;
 
 pub use admin::{Found, PinError, Usage};
-pub use fetch::FetchId;
-pub use grant::{GrantContext, Wish};
+pub use grant::{FetchId, GrantContext, Wish};
 pub use ring::{EventDomain, Ring};
 
 pub(crate) use check::say;

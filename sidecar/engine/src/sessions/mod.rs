@@ -2,19 +2,19 @@
 //! This module decides what a peer may do and how it is answered. It uses no sockets, threads or clocks; time is an argument.
 //! `Engine` decides what the cache holds and where. The shell moves bytes.
 
+mod chunks;
 mod core;
 mod counters;
+mod death;
 mod events;
 mod hello;
 mod memory;
 mod peers;
-mod read;
 mod register;
 pub mod seam;
 mod status;
 mod tier_metrics;
 mod window;
-mod write;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,10 +1,9 @@
 //! The HTTP client below the SDK: sets ALPN, roots, buffers, and timeouts of idle and dead connections. It follows no redirects, retries
 //! only requests that were never sent, and knows nothing of S3.
 
-use super::answer::Wire;
 use super::clock::Clock;
 use super::connect::{Connector, Failed};
-use super::connections::Connections;
+use super::connections::{Connections, Wire};
 use crate::{Cause, Kind, TierError, tls};
 use aws_sdk_s3::config::http::{HttpRequest, HttpResponse};
 use aws_sdk_s3::config::{HttpClient, RuntimeComponents};

@@ -4,11 +4,9 @@
 //! Names are `<prefix>/<model>/<layout>/<2 hex of the key>/<key>.<fidelity>.kv`. Other names under the prefix are left alone and counted.
 //! The bucket is shared: other sidecars put and remove objects at any time, so nothing is cached for long.
 
-mod answer;
 mod body;
 mod bound;
 mod census;
-mod client;
 mod clock;
 mod connect;
 mod connections;
@@ -17,7 +15,6 @@ mod fault;
 mod http;
 mod known;
 mod listing;
-mod multipart;
 mod pass;
 mod prefix;
 mod probe;
@@ -136,16 +133,14 @@ impl S3 {
     }
 
     async fn open_patiently(config: &config::S3, options: Options) -> Result<Self, TierError> {
-        let (client, clock) = client::client(config).await?;
-        let requests = Requests::new(client, clock, config);
+        let requests = Requests::open(config).await?;
         let first = requests.probe(options.writes.get()).await?;
         Ok(Self::over(requests, config, options, &first))
     }
 
     /// Opens it for a tool: without background work and without a request, so that its content is not known.
     pub async fn open_uncounted(config: &config::S3) -> Result<Self, TierError> {
-        let (client, clock) = client::client(config).await?;
-        let requests = Requests::new(client, clock, config);
+        let requests = Requests::open(config).await?;
         let options = Options {
             census: None,
             ..Options::default()

@@ -1,8 +1,8 @@
 //! A range of an object as it arrives, and the response's data about the whole object. Bytes are received into their place, from the
 //! connection if it allows that, otherwise from a piece that the SDK has read. Too few, too many or other bytes than requested are errors.
 
-use super::answer::Wire;
 use super::bound::Permit;
+use super::connections::Wire;
 use super::fault::{Answer, Asked, broken, failed, found};
 use super::http::Bypass;
 use super::request::Requests;

@@ -2,8 +2,7 @@
 
 use super::uploads;
 use crate::s3::Uploads;
-use crate::s3::client::options;
-use crate::s3::request::Requests;
+use crate::s3::request::{Requests, options};
 use crate::testing::suite::{Memory, Sample};
 use crate::{Stored, TierError};
 use aws_credential_types::Credentials;

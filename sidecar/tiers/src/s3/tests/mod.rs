@@ -17,7 +17,6 @@ mod suite;
 mod tls;
 mod uploads;
 
-use super::client::client;
 use super::request::Requests;
 use super::{Options, Parts, S3, Uploads};
 use crate::testing::faulty::Faulty;
@@ -28,8 +27,7 @@ use std::sync::Arc;
 
 /// A bucket, without looking whether it is there.
 async fn requests(config: &config::S3) -> Requests {
-    let (client, clock) = client(config).await.unwrap();
-    Requests::new(client, clock, config)
+    Requests::open(config).await.unwrap()
 }
 
 impl Faulty {
