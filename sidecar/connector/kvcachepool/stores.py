@@ -430,8 +430,8 @@ class Stores:
         for tag, sent in list(self._aborts.items()):
             if sent:
                 continue
-            sent = self._client.request(Op.ABORT, Abort(grant=tag), functools.partial(self._aborted, tag))
-            if sent is None:
+            on_reply = functools.partial(self._aborted, tag)
+            if self._client.request(Op.ABORT, Abort(grant=tag), on_reply) is None:
                 return
             if tag in self._aborts:
                 self._aborts[tag] = True
