@@ -455,6 +455,7 @@ def test_a_permanent_refusal_is_named_and_retried_rarely(sidecar: StubSidecar, c
     sidecar.answer = answer
     client, _ = connect()
     until(lambda: client.refusal == "NoProofOfDeath")
+    until(sidecar.processed_all)
     assert len(sidecar.frames(Op.HELLO)) == 1
     assert not client.connected
 
