@@ -2,6 +2,8 @@
 
 use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use kvcachepool_protocol::sizing::Flags as Sizing;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Shows pools of KV cache and explains why a pod is cached or not.
@@ -14,7 +16,8 @@ use std::time::Duration;
   kubectl kvcachepool status                     # the pools of this namespace
   kubectl kvcachepool status llama-70b           # one pool with its conditions, tiers and pods
   kubectl kvcachepool explain pod/web-7f9c-x2x   # why is this pod (not) cached
-  kubectl kvcachepool check llama-70b            # can pods of this pool reach its Redis and its bucket"
+  kubectl kvcachepool check llama-70b            # can pods of this pool reach its Redis and its bucket
+  kubectl kvcachepool size config.json --pool llama-70b --tokens 32000   # what does a pod of this pool hold"
 )]
 pub struct Args {
     #[command(flatten)]
@@ -63,6 +66,11 @@ a tier is not ready, or the check could not run: NotAccepted, NoSharedTier, Imag
 NotStarted, NoReport, TimedOut."
     )]
     Check(Check),
+    /// Compute the bytes of a model's KV per token and chunk, and what a pod of a pool holds of it.
+    #[command(
+        after_help = "Needs a cluster only with --pool. Exit code 1: the config lacks a field, the model is not known, or the pool is invalid."
+    )]
+    Size(Size),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -84,6 +92,22 @@ pub struct Check {
     /// Timeout, such as 90s or 2m.
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
     pub timeout: Duration,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t = Output::Text)]
+    pub output: Output,
+}
+
+/// The model and the pool to compute sizes for.
+#[derive(Debug, Flags)]
+pub struct Size {
+    /// The model's config.json, as on Hugging Face.
+    #[arg(value_name = "MODEL-CONFIG")]
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub sizing: Sizing,
+    /// Name of a pool. The memory and disk of its pods and its chunkTokens are used.
+    #[arg(long, value_name = "NAME")]
+    pub pool: Option<String>,
     /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Text)]
     pub output: Output,
@@ -123,6 +147,24 @@ mod tests {
         assert!(parsed(&["check", "p", "--timeout", "2m", "-n", "b"]).is_ok());
         assert!(parsed(&["check", "p", "--timeout", "soon"]).is_err());
         assert!(parsed(&["check"]).is_err());
+        assert!(
+            parsed(&[
+                "size", "c.json", "--pool", "p", "--memory", "64Gi", "-n", "b"
+            ])
+            .is_ok()
+        );
+        for bad in [
+            ["--memory", "1Ki"],
+            ["--tp", "0"],
+            ["--tokens", "0"],
+            ["--dtype", "int8"],
+            ["--block-size", "0"],
+        ] {
+            assert!(
+                parsed(&[&["size", "c.json"][..], &bad].concat()).is_err(),
+                "{bad:?}"
+            );
+        }
         assert!(parsed(&["completions", "zsh"]).is_ok());
     }
 }

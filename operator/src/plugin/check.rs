@@ -112,19 +112,24 @@ async fn sidecar_settings(
         None if !pool.spec.sidecar.image.is_empty() => pool.spec.sidecar.image.clone(),
         None => image(cluster, &pool.name_any()).await?,
     };
-    let defaults = Defaults {
-        image: image.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        namespace: String::new(),
-    };
-    let settings = settings(pool, &defaults).map_err(|problems| {
-        let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        Unchecked::NotAccepted(all.join("; "))
-    })?;
+    let settings = accepted(pool, image)?;
     if settings.config.redis.urls.is_empty() && settings.config.s3.bucket.is_empty() {
         return Err(Unchecked::NoSharedTier(pool.name_any()).into());
     }
-    Ok(Settings { image, ..settings })
+    Ok(settings)
+}
+
+/// The settings of the pool's sidecars, with this default image.
+pub fn accepted(pool: &KVCachePool, image: String) -> Result<Settings, Unchecked> {
+    let defaults = Defaults {
+        image,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        namespace: String::new(),
+    };
+    settings(pool, &defaults).map_err(|problems| {
+        let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        Unchecked::NotAccepted(all.join("; "))
+    })
 }
 
 /// The image that the operator uses for new sidecars.

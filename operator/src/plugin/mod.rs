@@ -1,12 +1,13 @@
 //! The kubectl plugin. `status` prints pools, `explain` checks the steps from a pod's label to its attached vLLM, `check` runs a Job that
-//! checks a pool's shared tiers. `args` is the command line, `read` reads the cluster; `overview` and `explain` are pure and format what
-//! was read. The plugin uses the caller's permissions. It changes nothing, except that `check` creates and deletes a Job.
+//! checks a pool's shared tiers, `size` computes what a pool holds of a model's KV. `args` is the command line, `read` reads the cluster;
+//! `overview` and `explain` are pure and format what was read. The plugin uses the caller's permissions. It changes nothing, except that `check` creates and deletes a Job.
 
 mod args;
 mod check;
 mod explain;
 mod overview;
 mod read;
+mod size;
 mod table;
 
 use args::{Args, Command, Output};
@@ -81,6 +82,17 @@ fn run(args: &Args) -> Result<Printed, Box<dyn std::error::Error>> {
                     false => ExitCode::FAILURE,
                 };
                 Ok(Printed { text, code })
+            }
+            Command::Size(args) => {
+                let pool = match &args.pool {
+                    Some(name) => Some(connect().await?.one(name).await?),
+                    None => None,
+                };
+                let report = size::size(args, pool.as_ref())?;
+                match args.output {
+                    Output::Text => Ok(report.to_string().into()),
+                    Output::Json => Ok(read::json(&report)?.into()),
+                }
             }
             Command::Completions { shell } => {
                 let mut script = Vec::new();

@@ -120,6 +120,11 @@ impl LayoutTable {
             .iter()
             .find(|l| l.name == name || l.alias.as_deref() == Some(name))
     }
+
+    /// Finds a class of specs.
+    pub fn spec(&self, name: &str) -> Option<&Spec> {
+        self.specs.iter().find(|spec| spec.spec == name)
+    }
 }
 
 #[cfg(test)]
@@ -171,8 +176,10 @@ mod tests {
                 assert!(table.layout(layout).is_some_and(|l| l.served), "{layout}");
             }
             for spec in &backend.specs {
-                let row = table.specs.iter().find(|s| s.spec == *spec);
-                assert!(row.is_some_and(|s| s.group.is_some()), "{spec}");
+                assert!(
+                    table.spec(spec).is_some_and(|s| s.group.is_some()),
+                    "{spec}"
+                );
             }
         }
     }

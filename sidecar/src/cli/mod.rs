@@ -9,6 +9,7 @@ mod flush;
 mod init;
 mod output;
 mod purge;
+mod size;
 mod status;
 mod tier;
 
@@ -114,6 +115,18 @@ Example:
   kvcachepool-sidecar status --socket /tmp/kvcp/sidecar.sock
   kvcachepool-sidecar status --output json | jq .memory")]
     Status(status::Args),
+    /// Compute the bytes of a model's KV per token and chunk, and what tiers hold of it.
+    #[command(
+        after_help = "MODEL-CONFIG is the model's config.json of Hugging Face. Without --memory, --disk and --config no tier is reported. Sizes are those
+without a codec. The documentation explains them on the page \"Tiers below memory\". Exit code 1: the config lacks a field, or the model is
+not known.
+
+Examples:
+  kvcachepool-sidecar size config.json --tokens 32000 --tp 2
+  kvcachepool-sidecar size config.json --tokens 32000 --memory 64Gi --disk 500Gi
+  kvcachepool-sidecar size config.json --config config.v1.yaml --output json | jq .tiers"
+    )]
+    Size(size::Args),
     /// Show the contents of a lower tier, without a sidecar.
     #[command(
         after_help = "The folder must not be in use: stop its sidecar first. A domain identifies a model and a layout of its KV: the first 16 digits of
@@ -226,6 +239,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::ExportConnector(args) => export::main(&args),
         Command::Status(args) => status::main(&args),
+        Command::Size(args) => size::main(&args),
         Command::Inspect(args) => tier::inspect::main(&args),
         Command::Verify(args) => tier::verify::main(&args),
         Command::Gc(args) => tier::gc::main(&args),

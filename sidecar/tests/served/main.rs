@@ -22,6 +22,7 @@ mod s3;
 mod s3_faults;
 mod s3_identity;
 mod s3_proxy;
+mod size;
 mod supervision;
 mod survival;
 #[path = "../../tiers/src/testing/mod.rs"]

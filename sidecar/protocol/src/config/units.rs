@@ -22,6 +22,27 @@ const SIZES: [(&str, u64); 8] = [
     ("M", 1_000_000),
     ("k", 1_000),
 ];
+
+impl ByteSize {
+    /// For people: with one decimal if the size is not a whole unit.
+    pub fn short(self) -> String {
+        let whole = self.to_string();
+        if whole.len() <= 6 {
+            return whole;
+        }
+        let mut value = self.0 as f64;
+        let mut unit = "";
+        for next in ["Ki", "Mi", "Gi", "Ti"] {
+            if value < 1024.0 {
+                break;
+            }
+            value /= 1024.0;
+            unit = next;
+        }
+        format!("{value:.1}{unit}")
+    }
+}
+
 const SIZE_FORM: BadUnit = BadUnit("a size such as 64Gi, 512Mi or 65536 (bytes)");
 
 impl FromStr for ByteSize {
@@ -152,4 +173,16 @@ fn whole(digits: &str) -> Option<u64> {
     (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
         .then(|| digits.parse().ok())
         .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_for_people_are_short() {
+        assert_eq!(ByteSize(0).short(), "0");
+        assert_eq!(ByteSize(4 << 30).short(), "4Gi");
+        assert_eq!(ByteSize((1 << 30) + 12345).short(), "1.0Gi");
+    }
 }

@@ -6,6 +6,7 @@ mod domain;
 mod frames;
 mod object;
 mod samples;
+mod sizing;
 mod status;
 mod table;
 mod vectors;

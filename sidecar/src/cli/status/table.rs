@@ -146,22 +146,8 @@ fn seconds(s: u64) -> String {
     }
 }
 
-/// With one decimal when the size is not a whole unit.
 pub fn size(bytes: u64) -> String {
-    let whole = ByteSize(bytes).to_string();
-    if whole.len() <= 6 {
-        return whole;
-    }
-    let mut value = bytes as f64;
-    let mut unit = "";
-    for next in ["Ki", "Mi", "Gi", "Ti"] {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    format!("{value:.1}{unit}")
+    ByteSize(bytes).short()
 }
 
 #[cfg(test)]
@@ -172,12 +158,5 @@ mod tests {
     fn an_empty_status_renders_without_dividing_by_zero() {
         let text = render(&Status::default());
         assert!(text.contains("0 %") && text.contains("sessions   none"));
-    }
-
-    #[test]
-    fn sizes_are_short() {
-        assert_eq!(size(0), "0");
-        assert_eq!(size(4 << 30), "4Gi");
-        assert_eq!(size((1 << 30) + 12345), "1.0Gi");
     }
 }
