@@ -466,6 +466,38 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_translated_from_lmcache_gives_the_config_translated_from_lmcache() {
+        let folder = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../sidecar/src/cli/lmcache/samples"
+        );
+        let files = std::fs::read_dir(folder).unwrap();
+        let paths = files.map(|file| file.unwrap().path().display().to_string());
+        let samples: Vec<_> = paths
+            .filter_map(|path| path.strip_suffix(".pool.yaml").map(str::to_string))
+            .collect();
+        assert!(!samples.is_empty());
+        for sample in samples {
+            let read = |what: &str| std::fs::read_to_string(format!("{sample}{what}")).unwrap();
+            let pool: KVCachePool = serde_yaml::from_str(&read(".pool.yaml")).unwrap();
+            let got = settings(&pool, &defaults()).unwrap_or_else(|e| panic!("{sample}: {e:?}"));
+            let (alone, _) = Config::parse(&read(".config.yaml"), false).unwrap();
+            // These belong to a pod.
+            let disk = config::Disk {
+                path: got.config.disk.path.clone(),
+                ..alone.disk.clone()
+            };
+            let expected = Config {
+                managed: true,
+                pool: got.config.pool.clone(),
+                disk,
+                ..alone
+            };
+            assert_eq!(got.config, expected, "{sample}");
+        }
+    }
+
+    #[test]
     fn names_of_a_pool_are_names_of_the_config() {
         for level in ["error", "warn", "info", "debug", "trace"] {
             of(json!({"sidecar": {"logLevel": level}}));

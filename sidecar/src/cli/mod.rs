@@ -7,6 +7,7 @@ mod doctor;
 mod export;
 mod flush;
 mod init;
+mod lmcache;
 mod output;
 mod purge;
 mod size;
@@ -53,11 +54,18 @@ Examples:
   kvcachepool-sidecar run --config config.v1.yaml"
     )]
     Run(ConfigFiles),
-    /// Print or check a config.
-    #[command(after_help = "Examples:
+    /// Print or check a config, or translate LMCache's.
+    #[command(
+        after_help = "--from-lmcache prints a KVCachePool, and on standard error a line per key of LMCache: translated, automatic, or not supported and what
+to use instead. Passwords are never printed: the notes say which Secret to create. What LMCache stored is not read.
+
+Examples:
   kvcachepool-sidecar config --defaults                    # every key with its meaning, range and default
   kvcachepool-sidecar config --check config.v1.yaml        # exit code 1 and every problem, or \"ok\"
-  kvcachepool-sidecar config --effective config.v1.yaml    # the file with all defaults filled in")]
+  kvcachepool-sidecar config --effective config.v1.yaml    # the file with all defaults filled in
+  kvcachepool-sidecar config --from-lmcache lmcache.yaml --name llama --workers 2 > pool.yaml
+  kvcachepool-sidecar config --from-lmcache --sidecar      # the variables LMCACHE_*, as a sidecar's config"
+    )]
     Config(config::Args),
     /// Open every lower tier once and report problems.
     #[command(

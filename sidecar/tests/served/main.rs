@@ -14,6 +14,7 @@ mod doctor;
 mod frugality;
 mod harness;
 mod limits;
+mod lmcache;
 mod metrics_doc;
 mod pod;
 mod pool_config;

@@ -23,7 +23,7 @@ pub use footprint::{
 };
 pub use limits::{Limits, TierLimits};
 pub use memory::{EvictionPolicy, Gpu, HugePages, Memory, Transfer, TransferMode, Verify};
-pub use parse::{ConfigError, Problem, UnknownKey};
+pub use parse::{ConfigError, Problem, UnknownKey, similar};
 pub use reload::{Changes, Reload};
 pub use s3::{AddressingStyle, Checksums, HttpVersion, S3};
 pub use section::{PoolKey, Values, pool_keys};

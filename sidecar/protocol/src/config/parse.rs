@@ -109,7 +109,7 @@ impl Config {
         let unknown: Vec<_> = left
             .into_iter()
             .map(|(path, _)| UnknownKey {
-                similar: similar(&path),
+                similar: similar(&path, Config::default().keys().iter().map(|key| key.path)),
                 path,
             })
             .collect();
@@ -285,19 +285,18 @@ fn found(value: &Value) -> String {
     }
 }
 
-/// The known key with the smallest edit distance, preferring the same section, if it is a plausible typo.
-fn similar(path: &str) -> Option<&'static str> {
+/// The known path with the smallest edit distance, preferring the same section, if it is a plausible typo.
+pub fn similar<'a>(path: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let parts = |p: &str| match p.rsplit_once('.') {
         Some((section, last)) => (section.to_string(), last.to_lowercase()),
         None => (String::new(), p.to_lowercase()),
     };
     let (section, last) = parts(path);
-    Config::default()
-        .keys()
+    known
         .into_iter()
-        .map(|key| {
-            let (other, name) = parts(key.path);
-            (edits(&last, &name), other != section, key.path)
+        .map(|path| {
+            let (other, name) = parts(path);
+            (edits(&last, &name), other != section, path)
         })
         .min()
         .filter(|(distance, _, _)| *distance <= 2)
