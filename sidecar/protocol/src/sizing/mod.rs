@@ -60,7 +60,7 @@ fn disk_size(text: &str) -> Result<ByteSize, ConfigError> {
 }
 
 /// vLLM's default block size on GPUs.
-const BLOCK_TOKENS: u32 = 16;
+pub const BLOCK_TOKENS: u32 = 16;
 
 impl Flags {
     /// The sizes of a model, from the text of its `config.json`. Tiers and chunk length that no flag sets come from `config`; without one, only

@@ -1,7 +1,7 @@
 //! Sizes of real models, from the fields of their configs that matter, and what a config that lacks one reports.
 
 use kvcachepool_protocol::config::{ByteSize, Config};
-use kvcachepool_protocol::sizing::{Flags, KvDtype, Report, SizeError};
+use kvcachepool_protocol::sizing::{BLOCK_TOKENS, Flags, KvDtype, Report, SizeError};
 use serde_json::{Value, json};
 
 fn flags() -> Flags {
@@ -9,7 +9,7 @@ fn flags() -> Flags {
         tokens: None,
         tp: 1,
         dtype: KvDtype::Auto,
-        block_size: 16,
+        block_size: BLOCK_TOKENS,
         chunk_tokens: None,
         memory: None,
         disk: None,
