@@ -70,6 +70,9 @@ def front_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, {"params": {"kvcachepool.tags": "tenant"}}),
         ({"params": {"kvcachepool.tags": ["a", "b"]}}, {"params": {"kvcachepool.tags": ["ab"]}}),
         ({"params": {"kvcachepool.tags": {"tenant": "a"}}}, {"params": {"kvcachepool.tags": {"tenant": "b"}}}),
+        ({}, {"params": {"lmcache.tag.tenant": "a"}}),
+        ({"params": {"lmcache.tag.tenant": "a"}}, {"params": {"lmcache.tag.app": "a"}}),
+        ({"params": {"kvcachepool.tags": "a"}}, {"params": {"kvcachepool.tags": "a", "lmcache.tag.tenant": "a"}}),
         ({"mm_features": [image("a" * 64)]}, {"mm_features": [image("b" * 64)]}),
         ({"mm_features": [image("a" * 64)]}, {"mm_features": [image("a" * 64, 11)]}),
     ],
@@ -90,6 +93,7 @@ def test_no_key_is_shared(scripted: ScriptedPool, loop: Make, one: dict[str, Any
     [
         {"cache_salt": "x"},
         {"params": {"kvcachepool.tags": {"tenant": "a", "app": "b"}}},
+        {"params": {"lmcache.tag.tenant": "a", "lmcache.tag.app": 1}},
         {"mm_features": [image("a" * 64)]},
         {"mm_features": [image("named by a user")], "cache_salt": "x"},
         {"mm_features": [image("named by a user")], "params": {"kvcachepool.tags": "tenant"}},
@@ -100,6 +104,17 @@ def test_equal_prompts_in_one_namespace_share(scripted: ScriptedPool, loop: Make
     engine.generate("one", TOKENS, **same)
     engine.forget_local()
     assert engine.generate("two", TOKENS, **same) == 256
+
+
+@pytest.mark.parametrize("params", [{"kvcachepool.tags": 42}, {"lmcache.tag.tenant": ["a"]}])
+def test_invalid_tags_share_nothing(scripted: ScriptedPool, loop: Make, params: dict[str, Any]) -> None:
+    engine = connected(loop())
+    engine.generate("one", TOKENS)
+    engine.forget_local()
+    assert engine.generate("two", TOKENS, params=params) == 0
+    engine.drain()
+    assert not keys_of(scripted, "two")
+    wait_for(lambda: reports(scripted, "miss_tokens").get("invalid_tags", 0) > 0, 10, "the miss by its reason")
 
 
 def test_a_namespace_records_whether_other_processes_can_name_it(scripted: ScriptedPool, loop: Make) -> None:

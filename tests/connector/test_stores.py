@@ -81,6 +81,8 @@ def test_generated_tokens_are_stored_if_the_pool_requests_it(scripted: ScriptedP
     ("params", "stored"),
     [
         ({"kvcachepool.store": False}, []),
+        ({"lmcache.skip_save": True}, []),
+        ({"lmcache.max_offload_tokens": 130}, [(0, 64), (64, 64)]),
         ({"kvcachepool.skip_last_tokens": 40}, [(0, 64), (64, 64), (128, 16)]),
         ({"max_offload_tokens": 130}, [(0, 64), (64, 64)]),
         ({"kvcachepool.skip_last_tokens": 1000}, []),

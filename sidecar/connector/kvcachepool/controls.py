@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Controls:
     """Per-request options. Token counts are None without a limit.
 
+    tags: what separates the request from others. None without any, `INVALID` if it has no valid form.
     ignored: names of parameters with a wrong type.
     """
 
@@ -31,6 +32,10 @@ class Controls:
 
 
 NO_CONTROLS = Controls()
+#: Tags with a wrong type. The request must be separate, but from whom is unknown.
+INVALID = object()
+#: Prefix of LMCache's names for tags. It is removed.
+_LMCACHE_TAG = "lmcache.tag."
 
 
 def parse_controls(params: Any) -> Controls:
@@ -48,6 +53,15 @@ def parse_controls(params: Any) -> Controls:
             values[name] = params[key]
         else:
             ignored.append(key)
+    if params.get("lmcache.skip_save") is True:
+        values["store"] = False
+    tags = {key: tag for key, tag in params.items() if isinstance(key, str) and key.startswith(_LMCACHE_TAG)}
+    if not all(isinstance(tag, str | int | float) for tag in tags.values()):
+        ignored.append(_LMCACHE_TAG + "*")
+    if {"kvcachepool.tags", _LMCACHE_TAG + "*"} & set(ignored):
+        values["tags"] = INVALID
+    elif tags:
+        values["tags"] = [values.get("tags"), {key.removeprefix(_LMCACHE_TAG): str(tags[key]) for key in tags}]
     return Controls(ignored=tuple(ignored), **values)
 
 
@@ -73,6 +87,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kvcachepool.tags": ("tags", _is_tags),
     "kvcachepool.ttl": ("ttl_s", _is_ttl),
     "max_load_tokens": ("max_load_tokens", _is_count),
+    "lmcache.max_offload_tokens": ("max_offload_tokens", _is_count),
     "max_offload_tokens": ("max_offload_tokens", _is_count),
 }
 
@@ -92,8 +107,11 @@ def namespace(request: Request, controls: Controls, epoch: str, lora_digest: Cal
         lora_digest: returns the content hash of an adapter's files, or raises `Uncacheable`.
 
     Raises:
-        Uncacheable: the adapter's content is unknown, or it is not proven that items are named by their content.
+        Uncacheable: the adapter's content is unknown, it is not proven that items are named by their content, or the
+            tags are invalid.
     """
+    if controls.tags is INVALID:
+        raise Uncacheable("invalid_tags")
     tags = controls.tags or None
     lora = getattr(request, "lora_request", None)
     content = lora_digest(lora).hex() if lora is not None else None
