@@ -73,12 +73,13 @@ class Loop:
         max_seqs: int = 64,
         events: bool = False,
         world: int = 1,
+        role: str = "kv_both",
     ) -> None:
         self.config = copy.copy(base_config())
         self.config.kv_transfer_config = KVTransferConfig(
             kv_connector="KVCachePoolConnector",
             kv_connector_module_path="kvcachepool.connector",
-            kv_role="kv_both",
+            kv_role=role,
             kv_load_failure_policy="recompute",
             engine_id=engine_id,
         )

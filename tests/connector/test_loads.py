@@ -318,6 +318,24 @@ def test_controls_are_parsed(
     assert engine.generate("warm", tokens, params=params, **more) == loaded
 
 
+def test_a_producer_only_stores_and_a_consumer_only_loads(scripted: ScriptedPool, loop: Make) -> None:
+    producer = connected(loop(role="kv_producer", engine_id="producer"))
+    tokens = prompt(512, 1)
+    producer.generate("cold", tokens)
+    producer.drain()
+    producer.forget_local()
+    assert producer.generate("still cold", tokens) == 0
+    producer.drain()
+    assert not scripted.frames(Op.PROBE)
+    wait_for(lambda: reports(scripted, "miss_tokens").get("kv_producer") == 1024, 10, "misses by their reason")
+    grants = len(scripted.frames(Op.GRANT))
+    consumer = connected(loop(role="kv_consumer", engine_id="consumer"))
+    assert consumer.generate("warm", tokens) == 512
+    assert consumer.generate("never stored", prompt(512, 2)) == 0
+    consumer.drain()
+    assert len(scripted.frames(Op.GRANT)) == grants
+
+
 def test_wrong_types_are_ignored_and_counted(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     engine.generate("odd", prompt(200, 1), params={"kvcachepool.ttl": "1h", "kvcachepool.store": 1})

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 class Controls:
     """Per-request options. Token counts are None without a limit.
 
+    load, store: also False if vLLM's `kv_role` excludes it.
     tags: what separates the request from others. None without any, `INVALID` if it has no valid form.
     ignored: names of parameters with a wrong type.
     """
 
+    load: bool = True
     store: bool = True
     skip_last_tokens: int = 0
     tags: Any = None

@@ -84,6 +84,8 @@ class Lookups:
         """Why this request cannot load anything now, or None."""
         if state.failed:
             return "failed_before"
+        if not state.controls.load:
+            return "kv_producer"
         if state.request.skip_reading_prefix_cache:
             return "skip_reading_prefix_cache"
         if state.namespace is None:

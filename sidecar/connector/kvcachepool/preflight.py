@@ -171,8 +171,6 @@ def prefix_refusal(vllm_config: Any) -> str | None:
 
 def transfer_refusal(config: Any) -> str | None:
     """Requirements for a user's `--kv-transfer-config`."""
-    if getattr(config, "kv_role", None) != "kv_both":
-        return "KvRoleNotBoth"
     if getattr(config, "kv_load_failure_policy", "fail") != "recompute":
         return "LoadFailurePolicyNotRecompute"
     return None

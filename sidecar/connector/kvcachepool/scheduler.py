@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import provenance
@@ -51,6 +52,7 @@ class Scheduler:
         self._speed = session.speed
         self._states = session.requests
         self._swept_s = time.monotonic()
+        self._role = vllm_config.kv_transfer_config.kv_role
 
     # -- a request
 
@@ -71,7 +73,12 @@ class Scheduler:
             state.attached = True
 
     def _add(self, request: Request) -> RequestState:
-        state = RequestState(request, parse_controls(getattr(request, "kv_transfer_params", None)), time.monotonic())
+        controls = parse_controls(getattr(request, "kv_transfer_params", None))
+        if self._role == "kv_producer":
+            controls = replace(controls, load=False)
+        elif self._role == "kv_consumer":
+            controls = replace(controls, store=False)
+        state = RequestState(request, controls, time.monotonic())
         state.decode = self._client.settings.save == "PromptAndDecode"
         for name in state.controls.ignored:
             self.session.counters.event(f"parameter_ignored/{name}")
