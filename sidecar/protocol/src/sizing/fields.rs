@@ -31,6 +31,11 @@ impl<'a> Fields<'a> {
         &self.model
     }
 
+    /// Whether the config has the field, also as null.
+    pub fn names(&self, field: &str) -> bool {
+        self.values.contains_key(field)
+    }
+
     /// A field that is present and not null.
     pub fn get(&self, field: &str) -> Option<&'a Value> {
         self.values.get(field).filter(|value| !value.is_null())

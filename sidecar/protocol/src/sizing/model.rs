@@ -5,6 +5,10 @@ use super::state::State;
 use super::{KvDtype, SizeError};
 use serde_json::{Map, Value};
 
+/// Windows in some layers of a Qwen model, which vLLM does not run.
+const MIXED_WINDOWS: SizeError = SizeError::Unsupported(
+    "the config gives some layers a window without naming them in layer_types",
+);
 /// Most layers of a model.
 const LAYERS_MAX: u64 = 4096;
 /// Fields of a multimodal config that hold the config of its language model.
@@ -236,7 +240,7 @@ pub fn dtype(field: &str, name: &str) -> Result<KvDtype, SizeError> {
     }
 }
 
-/// The type of KV that a quantized checkpoint names.
+/// The type of KV that a quantized checkpoint names, in the methods for which vLLM reads one.
 fn quantized(config: &Map<String, Value>) -> Result<Option<KvDtype>, SizeError> {
     let Some(outer) = config
         .get("quantization_config")
@@ -245,18 +249,31 @@ fn quantized(config: &Map<String, Value>) -> Result<Option<KvDtype>, SizeError> 
         return Ok(None);
     };
     let inner = outer.get("quantization").unwrap_or(outer);
-    let fields = ["kv_cache_scheme", "kv_cache_quant_algo"];
-    let found = fields.iter().find_map(|field| {
+    let given = |field: &str| {
         let value = inner.get(field).or_else(|| outer.get(field))?;
-        (!value.is_null()).then_some((field, value))
-    });
-    let Some((field, value)) = found else {
-        return Ok(None);
+        (!value.is_null()).then_some(value)
     };
-    let name = value.as_str().unwrap_or_default();
-    match name.eq_ignore_ascii_case("fp8") || value.get("num_bits") == Some(&Value::from(8)) {
-        true => Ok(Some(KvDtype::Fp8)),
-        false => Err(bad(field, value, "FP8; set --dtype to what vLLM uses")),
+    let method = given("quant_method").and_then(Value::as_str);
+    let method = method.unwrap_or("modelopt");
+    let scheme = given("kv_cache_scheme");
+    if method == "compressed-tensors" {
+        return Ok(scheme.map(|_| KvDtype::Fp8));
+    }
+    if !method.starts_with("modelopt") {
+        return Ok(None);
+    }
+    const ALGORITHM: &str = "kv_cache_quant_algo";
+    match (given(ALGORITHM), scheme) {
+        (Some(name), _) if name.as_str().is_some_and(|n| n.eq_ignore_ascii_case("fp8")) => {
+            Ok(Some(KvDtype::Fp8))
+        }
+        (Some(name), _) => Err(bad(ALGORITHM, name, "FP8; set --dtype to what vLLM uses")),
+        (None, Some(scheme)) => {
+            let is = |field: &str, value: Value| scheme.get(field) == Some(&value);
+            let fp8 = is("num_bits", 8.into()) && is("type", "float".into());
+            Ok((fp8 && is("dynamic", false.into())).then_some(KvDtype::Fp8))
+        }
+        (None, None) => Ok(None),
     }
 }
 
@@ -387,18 +404,21 @@ fn layers(fields: &Fields) -> Result<Vec<Layer>, SizeError> {
                 false => Ok(attention(Span::Chunk)),
             })
         }
-        (_, None)
-            if window.is_some()
-                && fields.get("use_sliding_window") != Some(&Value::Bool(false)) =>
-        {
-            let from = match fields.get("use_sliding_window") {
-                Some(_) => fields.optional("max_window_layers")?.unwrap_or(0),
-                None => 0,
-            };
-            every(&|at| match at < from {
-                true => Ok(full),
-                false => sliding(),
-            })
+        // Qwen has a window only if it is switched on. Absent is off.
+        (_, None) if fields.model().starts_with("qwen") => {
+            let on = fields.get("use_sliding_window") == Some(&Value::Bool(true));
+            match fields.model() {
+                _ if !on || window.is_none() => Ok(vec![full; count as usize]),
+                "qwen3_moe" => every(&|_| sliding()),
+                "qwen2_moe" => Err(MIXED_WINDOWS),
+                _ if fields.number("max_window_layers")? == count => Ok(vec![full; count as usize]),
+                _ => Err(MIXED_WINDOWS),
+            }
+        }
+        (_, None) if window.is_some() => every(&|_| sliding()),
+        // The class of this config has a window by default.
+        (_, None) if fields.model() == "mistral" && !fields.names("sliding_window") => {
+            Err(fields.missing("sliding_window"))
         }
         (_, None) => Ok(vec![full; count as usize]),
     }

@@ -212,8 +212,13 @@ fn layers_are_read_in_each_form_that_configs_have() {
             vec![("full", 32)],
         ),
         (
-            qwen2(json!({"use_sliding_window": true})),
-            vec![("full", 28), ("window", 4)],
+            qwen2(json!({"use_sliding_window": true, "max_window_layers": 32})),
+            vec![("full", 32)],
+        ),
+        (qwen2(json!({})), vec![("full", 32)]),
+        (
+            qwen2(json!({"model_type": "qwen3_moe", "head_dim": 128, "use_sliding_window": true})),
+            vec![("window", 32)],
         ),
         (qwen2(json!({"sliding_window": null})), vec![("full", 32)]),
         (qwen2(json!({"sliding_window": 0})), vec![("full", 32)]),
@@ -312,6 +317,17 @@ fn the_type_of_kv_is_the_flags_or_the_checkpoints_or_the_models() {
         bytes(&algorithm, KvDtype::Bfloat16),
         ("bfloat16", 128 << 10)
     );
+    let of_modelopt =
+        |scheme: Value| quantized(json!({"quant_method": "modelopt", "kv_cache_scheme": scheme}));
+    let static_fp8 = of_modelopt(json!({"num_bits": 8, "type": "float", "dynamic": false}));
+    assert_eq!(bytes(&static_fp8, KvDtype::Auto), ("fp8", 64 << 10));
+    // vLLM reads no type of KV from these.
+    for unread in [
+        of_modelopt(json!({"num_bits": 8, "type": "int", "dynamic": false})),
+        quantized(json!({"quant_method": "fp8", "kv_cache_scheme": "static"})),
+    ] {
+        assert_eq!(bytes(&unread, KvDtype::Auto), ("bfloat16", 128 << 10));
+    }
     let four = quantized(json!({"kv_cache_quant_algo": "NVFP4"}));
     assert_eq!(bytes(&four, KvDtype::Fp8), ("fp8", 64 << 10));
     assert_eq!(
@@ -451,6 +467,10 @@ fn what_cannot_be_computed_is_an_error_that_names_the_field() {
         "sliding_window",
     );
     missing(
+        &with(&llama_8b(), json!({"model_type": "mistral"})),
+        "sliding_window",
+    );
+    missing(
         &with(&qwen3_next_80b(), json!({"full_attention_interval": null})),
         "full_attention_interval",
     );
@@ -495,6 +515,13 @@ fn what_cannot_be_computed_is_an_error_that_names_the_field() {
         (
             with(&llama_8b(), json!({"sliding_window": "x"})),
             "BadField: sliding_window is \"x\"",
+        ),
+        (
+            with(
+                &llama_8b(),
+                json!({"model_type": "qwen2", "sliding_window": 9, "use_sliding_window": true, "max_window_layers": 28}),
+            ),
+            "Unsupported: the config gives some layers a window",
         ),
         (
             with(&llama_8b(), json!({"layer_types": ["full_attention"]})),

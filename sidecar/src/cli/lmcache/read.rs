@@ -107,7 +107,16 @@ impl Read {
             }
         }
         let variables = || variables.iter();
-        for (name, value) in variables() {
+        // Kubernetes adds variables for each Service, also for one whose name begins with `lmcache-`.
+        let services = variables().filter_map(|(name, _)| name.strip_suffix("_SERVICE_HOST"));
+        let services: Vec<_> = services.collect();
+        let of_service = |name: &str| {
+            let mut rests = services
+                .iter()
+                .filter_map(|service| name.strip_prefix(service));
+            rests.any(|rest| rest.starts_with("_SERVICE_") || rest.starts_with("_PORT"))
+        };
+        for (name, value) in variables().filter(|(name, _)| !of_service(name)) {
             if let Some(name) = name.strip_prefix(VARIABLE).filter(|_| name != FILE) {
                 variable(name, value, &mut named, &mut problems);
             }
@@ -137,8 +146,7 @@ impl Read {
 }
 
 fn document(text: &str) -> Result<Mapping, Problem> {
-    let document: Value =
-        serde_yaml::from_str(text).map_err(|e| Problem::NotYaml(e.to_string()))?;
+    let document: Value = serde_yaml::from_str(text).map_err(|e| Problem::NotYaml(place(&e)))?;
     match document {
         Value::Mapping(document) => Ok(document),
         Value::Null => Ok(Mapping::new()),
@@ -147,6 +155,16 @@ fn document(text: &str) -> Result<Mapping, Problem> {
             found: found(&other),
         }),
     }
+}
+
+/// Where a document is wrong. The parser's own text may repeat a value.
+fn place(error: &serde_yaml::Error) -> String {
+    let place = error.location().map_or("the file".to_owned(), |at| {
+        format!("line {}, column {}", at.line(), at.column())
+    });
+    format!(
+        "{place} cannot be read; write one YAML document without tags, with each key once and numbers of at most 64 bits"
+    )
 }
 
 /// The fields of an LMCacheEngine, and its name.

@@ -329,6 +329,8 @@ fn variables_replace_keys_of_the_file() {
             ("LMCACHE_EXTRA_CONFIG", "{\"tag_keys\": [\"user\"]}"),
             ("LMCACHE_LOG_LEVEL", "WARNING"),
             ("LMCACHE_EC_CHUNK_SIZE", "9"),
+            ("LMCACHE_SERVER_SERVICE_HOST", "10.0.0.1"),
+            ("LMCACHE_SERVER_PORT_65432_TCP_ADDR", "10.0.0.1"),
             ("LMCACHE_CONFIG_FILE", "/etc/lmcache.yaml"),
             ("PATH", "/bin"),
         ],
@@ -382,6 +384,7 @@ fn passwords_are_never_printed() {
         format!(
             "remote_url: resp://a:1\nextra_config: {{username: {secret}, password: {secret}}}\n"
         ),
+        format!("remote_url: redis://a:1?username=u&password={secret}\n"),
         format!("remote_url: valkey://a:1\nextra_config: {{valkey_password: {secret}}}\n"),
         format!(
             "remote_url: s3://bucket\nextra_config: {{aws_access_key_id: {secret}, aws_secret_access_key: {secret}}}\n"
@@ -414,6 +417,10 @@ fn passwords_are_never_printed() {
     }
     for text in [
         format!("remote_url: redis://u:{secret}@\n"),
+        format!("remote_url: redis://a:1/0?password=x@{secret}\n"),
+        format!("remote_url: redis://:x/{secret}@a:1\n"),
+        format!("remote_url: redis-sentinel://u:p@a:1,u:p@{secret}:2\n"),
+        format!("extra_config: {{password: !!int {secret}}}\n"),
         format!("remote_url: s3://{secret}/x\n"),
         format!("extra_config: {{password: [{secret}]}}\n"),
     ] {
@@ -423,6 +430,30 @@ fn passwords_are_never_printed() {
             "{found:?}"
         );
     }
+    let number = "123456789012345678901234567890";
+    let found = problems(&format!("extra_config: {{password: {number}}}\n"), &[]);
+    assert!(found[0].starts_with("NotYaml: ") && !found[0].contains(number));
+    let auth = field_of(
+        "remote_url: redis://a:1?password=x",
+        "shared.redis.external.auth.secretName",
+    );
+    assert_eq!(auth, "default-redis");
+}
+
+#[test]
+fn a_codec_changes_only_what_lmcache_encodes() {
+    let codec = |text: &str| field_of(text, "write.codec");
+    let remote = "remote_serde: cachegen\nremote_url: redis://a\n";
+    assert_eq!(codec(remote), "CacheGen");
+    let disk = "local_disk: /d\nmax_local_disk_size: 10\n";
+    assert!(codec(&format!("{remote}{disk}")).is_null());
+    assert!(codec(&format!("remote_serde: cachegen\n{disk}")).is_null());
+    assert_eq!(
+        codec(&format!(
+            "remote_serde: naive\nremote_url: redis://a\n{disk}"
+        )),
+        "None"
+    );
 }
 
 #[test]
@@ -485,6 +516,14 @@ fn addresses_are_those_of_a_pool() {
         url(&raw("resp", "host: 'fd00::1', port: 7")),
         "redis://[fd00::1]:7"
     );
+    for wrong in [
+        raw("resp", "host: 'u:pw@h'"),
+        "remote_url: redis://a\nextra_config: {}\n".replace("redis://a", "redis://h]:6379"),
+        "kind: LMCacheEngine\nspec: {l1: {sizeGB: 8}, l2Backend: {resp: {host: g}, raw: {type: resp, config: {host: h}}}}".to_owned(),
+    ] {
+        let found = problems(&wrong, &[]);
+        assert!(found[0].starts_with("BadValue: "), "{wrong}: {found:?}");
+    }
     assert_eq!(field_of("remote_url: redis://a", "shared.redis.ttl"), "24h");
 
     let s3 = |text: &str| {
@@ -531,6 +570,16 @@ fn sizes_are_those_of_a_pod() {
     assert_eq!(memory("max_local_cpu_size: '3'"), "6Gi");
     let first = "max_local_cpu_size: 1\nextra_config: {save_only_first_rank: true, first_rank_max_local_cpu_size: 9}";
     assert_eq!(memory(first), "10Gi");
+    let of_mla = "max_local_cpu_size: 1\nextra_config: {first_rank_max_local_cpu_size: 9}";
+    let got = translate(of_mla, &[]).unwrap();
+    assert_eq!(got.pool()["spec"]["local"]["memory"]["perPod"], "10Gi");
+    assert!(
+        got.notes
+            .iter()
+            .any(|note| note.contains("models with MLA"))
+    );
+    let off = of_mla.replace("{", "{save_only_first_rank: false, ");
+    assert_eq!(memory(&off), "2Gi");
     assert_eq!(
         memory("kind: LMCacheEngine\nspec: {l1: {sizeGB: 10}}"),
         "2560Mi",
@@ -551,6 +600,7 @@ fn sizes_are_those_of_a_pod() {
     }
     let fs = "kind: LMCacheEngine\nspec: {l1: {sizeGB: 10}, l2Backend: {raw: {type: fs_native, config: {base_path: /d, max_capacity_gb: 40}}}}";
     assert_eq!(field_of(fs, "local.disk.perPod"), "10Gi");
+    assert!(field_of(&fs.replace("/d", "''"), "local.disk").is_null());
 }
 
 #[test]

@@ -10,7 +10,12 @@ use std::collections::BTreeMap;
 /// Folder in which injected sidecars have the files of Secrets.
 const FILES: &str = "/etc/kvcachepool";
 /// Tiers, the key with the address of each, and what LMCache's config lacks without it.
-const ADDRESSES: [(&str, &str, &str); 2] = [
+const ADDRESSES: [(&str, &str, &str); 3] = [
+    (
+        "disk.",
+        "disk.path",
+        "the folder of the disk tier, spec.l2Backend.raw.config.base_path",
+    ),
     (
         "redis.",
         "redis.urls",
@@ -84,6 +89,11 @@ impl Draft<'_> {
         self.values.insert(key, value);
         self.set.push(key);
         Fate::Translated
+    }
+
+    /// Whether a key was set to another value.
+    pub fn has_other(&self, key: &str, value: &str) -> bool {
+        self.values.get(key).is_some_and(|set| set != value)
     }
 
     /// The value of a key of LMCache with this name, at the top level, in `extra_config`, or of an adapter.

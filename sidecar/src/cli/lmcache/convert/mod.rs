@@ -85,7 +85,7 @@ pub fn log_level(draft: &mut Draft<'_>, value: &Value) -> Fate {
 pub fn memory_of_process(draft: &mut Draft<'_>, gib: f64) -> Fate {
     let workers = f64::from(draft.options.workers);
     let first = draft.get("first_rank_max_local_cpu_size").map(number);
-    let all = match first.filter(|_| draft.flag("save_only_first_rank")) {
+    let all = match first.filter(|_| may_save_only_first_rank(draft)) {
         Some(first) => first + gib * (workers - 1.0),
         None => gib * workers,
     };
@@ -96,9 +96,22 @@ pub fn memory_per_worker(draft: &mut Draft<'_>, value: &Value) -> Fate {
     memory_of_process(draft, number(value))
 }
 
+/// Whether the first rank may have more memory than others. Without `save_only_first_rank` it does with MLA.
+fn may_save_only_first_rank(draft: &Draft<'_>) -> bool {
+    let set = draft.get("save_only_first_rank");
+    set.is_none_or(|set| set.as_bool() == Some(true))
+}
+
 pub fn memory_first_rank(draft: &mut Draft<'_>, _: &Value) -> Fate {
-    if !draft.flag("save_only_first_rank") {
+    if !may_save_only_first_rank(draft) {
         return Fate::Automatic("It has no effect without save_only_first_rank.");
+    }
+    if draft.get("save_only_first_rank").is_none() {
+        draft.note(
+            "local.memory.perPod includes first_rank_max_local_cpu_size, which LMCache uses for models with MLA. \
+             For another model, remove that key and translate again."
+                .to_owned(),
+        );
     }
     let gib = draft.get("max_local_cpu_size").map_or(DEFAULT_GIB, number);
     memory_of_process(draft, gib)
@@ -148,10 +161,7 @@ pub fn disk_folder(draft: &mut Draft<'_>, value: &Value) -> Fate {
         return Fate::Automatic("The key is empty.");
     }
     let sizes = ["max_local_disk_size", "max_capacity_gb"];
-    let sized = sizes
-        .iter()
-        .any(|name| draft.get(name).map(number) > Some(0.0));
-    if !sized {
+    if !sizes.iter().any(|name| is_positive(draft, name)) {
         return Fate::NotSupported("A disk tier needs a size: write local.disk.perPod.");
     }
     let first = folder
@@ -166,6 +176,18 @@ pub fn disk_folder(draft: &mut Draft<'_>, value: &Value) -> Fate {
         "disk.path",
         format!("{}/{PREFIX}", first.trim_end_matches('/')),
     )
+}
+
+fn is_positive(draft: &Draft<'_>, name: &str) -> bool {
+    draft.get(name).map(number) > Some(0.0)
+}
+
+/// Whether there is a disk tier besides what is shared.
+fn has_disk(draft: &Draft<'_>) -> bool {
+    draft
+        .text("local_disk")
+        .is_some_and(|folder| !folder.is_empty())
+        && is_positive(draft, "max_local_disk_size")
 }
 
 /// The folder of the adapters `fs` and `fs_native`.
@@ -186,6 +208,15 @@ pub fn disk_size(draft: &mut Draft<'_>, value: &Value) -> Fate {
 }
 
 pub fn serde(draft: &mut Draft<'_>, value: &Value) -> Fate {
+    if shared(draft) == Shared::Other && !of_adapter(draft, &["fs", "fs_native"]) {
+        return Fate::Automatic("It has no effect without a remote server.");
+    }
+    let lossy = !matches!(value.as_str(), Some("naive" | "torch"));
+    if lossy && has_disk(draft) {
+        return Fate::NotSupported(
+            "A codec would change what local.disk holds, too, which LMCache keeps exact.",
+        );
+    }
     match value.as_str().unwrap_or_default() {
         "naive" | "torch" => draft.set("write.codec", "None"),
         "cachegen" => draft.set("write.codec", "CacheGen"),
@@ -276,7 +307,10 @@ pub fn capacity(draft: &mut Draft<'_>, value: &Value) -> Fate {
     }
     match draft.text("spec.l2Backend.raw.type") {
         Some("s3") => draft.set("s3.capacity", size(number(value))),
-        Some("fs" | "fs_native") if draft.get("base_path").is_some() => {
+        Some("fs" | "fs_native") if draft.text("base_path").unwrap_or_default().is_empty() => {
+            Fate::Automatic("There is no disk tier without a folder.")
+        }
+        Some("fs" | "fs_native") => {
             let pods = f64::from(draft.options.pods_per_node);
             draft.set("disk.size", size(number(value) / pods))
         }

@@ -4,6 +4,7 @@ use super::super::translation::{Draft, Fate};
 use super::{OTHER_ADAPTER, Shared, number, of_adapter, shared, time, whole};
 use kvcachepool_protocol::config::URL_BYTES;
 use serde_yaml::Value;
+use std::net::Ipv6Addr;
 
 /// Longest name of a master of Redis Sentinel.
 const NAME_BYTES: usize = 253;
@@ -12,18 +13,27 @@ const TTL: &str = "24h";
 const NO_REDIS: Fate = Fate::Automatic("It has no effect without a Redis.");
 
 pub fn redis(draft: &mut Draft<'_>, scheme: &str, rest: &str) -> Fate {
-    // A password may contain any character: it ends at the last @.
-    let (login, place) = match rest.rsplit_once('@') {
-        Some((login, place)) => (Some(login), place),
-        None => (None, rest),
+    // Like redis-py: hosts end at the first of these, and a password at the last @ before them.
+    let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (login, hosts) = match authority.rsplit_once('@') {
+        Some((login, hosts)) => (Some(login), hosts),
+        None => (None, authority),
     };
-    let (place, query) = place.split_once('?').unwrap_or((place, ""));
-    let (hosts, path) = place.split_once('/').unwrap_or((place, ""));
+    let tail = tail.split_once('#').map_or(tail, |(tail, _)| tail);
+    let (path, query) = tail.split_once('?').unwrap_or((tail, ""));
+    let path = path.trim_start_matches('/');
     let of_valkey = scheme == "valkey";
     let tls = scheme == "rediss" || of_valkey && draft.flag("tls_enable");
     let of_cluster = draft.flag("cluster_mode") || draft.text("valkey_mode") == Some("cluster");
     let cluster = scheme == "redis-cluster" || of_valkey && of_cluster;
     let several = cluster || scheme == "redis-sentinel";
+    // A part of a password must not be taken for a host.
+    let of_one = login.is_none_or(|login| !several || !login.contains('@'));
+    if tail.contains('@') || !of_one {
+        return Fate::Bad(
+            "one user and password before all hosts, with any @ / ? and # in them as %40 %2F %3F and %23".to_owned(),
+        );
+    }
     if !hosts.split(',').all(is_host)
         || hosts.contains(',') && !several
         || hosts.len() > URL_BYTES / 2
@@ -64,17 +74,25 @@ pub fn redis(draft: &mut Draft<'_>, scheme: &str, rest: &str) -> Fate {
         let gap = if database.is_empty() { "" } else { "/" };
         format!("{scheme}://{hosts}{gap}{database}")
     };
-    if options().any(|option| !option.starts_with("db=")) {
+    let by_option = |option: &str| {
+        let login = ["username=", "password="];
+        login.iter().any(|name| option.starts_with(name))
+    };
+    let has_login = login.is_some() || options().any(by_option);
+    if options().any(|option| !option.starts_with("db=") && !by_option(option)) {
         draft.note(
             "Options behind the ? of remote_url are not taken over. Authorities for TLS are in shared.redis.external.ca."
                 .to_owned(),
         );
     }
+    if draft.has_other("redis.urls", &url) {
+        return Fate::Bad("the address of Redis once: another key has another one".to_owned());
+    }
     draft.set("redis.urls", url);
     if given_ttl(draft).is_none() {
         draft.set("redis.ttl", TTL);
     }
-    if login.is_some() {
+    if has_login {
         secret_of_redis(draft);
     }
     Fate::Translated
@@ -82,12 +100,16 @@ pub fn redis(draft: &mut Draft<'_>, scheme: &str, rest: &str) -> Fate {
 
 /// A name or an address, with a port or without one.
 fn is_host(text: &str) -> bool {
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !text.ends_with(']') => (host, Some(port)),
-        _ => (text, None),
-    };
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b".-_:[]".contains(&b);
     let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    if let Some((address, port)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
+        let port = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+        return address.parse::<Ipv6Addr>().is_ok() && port;
+    }
+    let (host, port) = match text.split_once(':') {
+        Some((host, port)) => (host, Some(port)),
+        None => (text, None),
+    };
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b".-_".contains(&b);
     !host.is_empty() && host.bytes().all(plain) && port.is_none_or(is_port)
 }
 
@@ -139,9 +161,13 @@ pub fn resp_host(draft: &mut Draft<'_>, value: &Value) -> Fate {
         .or_else(|| draft.get("port"));
     let port = port.map_or("6379".to_owned(), whole);
     let host = value.as_str().unwrap_or_default();
-    match host.contains(':') {
-        true => redis(draft, "resp", &format!("[{host}]:{port}")),
-        false => redis(draft, "resp", &format!("{host}:{port}")),
+    let place = match host.parse::<Ipv6Addr>() {
+        Ok(_) => format!("[{host}]:{port}"),
+        Err(_) => format!("{host}:{port}"),
+    };
+    match is_host(&place) {
+        true => redis(draft, "resp", &place),
+        false => Fate::Bad("the name or the address of a host, without a port".to_owned()),
     }
 }
 

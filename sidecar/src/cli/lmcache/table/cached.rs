@@ -118,6 +118,8 @@ pub const CACHED: &[Row] = &[
             key("hidden_state_layers", Numbers),
             key("hidden_states_retrieve_mode", Text),
             key("LMCACHE_EC_*", Any),
+            key("ec_*", Any),
+            key("ec.*", Any),
         ],
         NotSupported("Only KV is cached."),
     ),

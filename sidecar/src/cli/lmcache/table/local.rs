@@ -22,7 +22,7 @@ pub const MEMORY: &[Row] = &[
         &[key("extra_config.first_rank_max_local_cpu_size", Number)],
         Translated {
             to: &["memory.size"],
-            note: "GiB of the first worker, with `save_only_first_rank`.",
+            note: "GiB of the first worker, with `save_only_first_rank` or MLA.",
             by: convert::memory_first_rank,
         },
     ),

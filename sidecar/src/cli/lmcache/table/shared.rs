@@ -122,7 +122,7 @@ pub const REDIS: &[Row] = &[
         ],
         Translated {
             to: &["write.codec"],
-            note: "`naive`, `torch`, `cachegen` and `fp8`; others are not supported. The codecs are lossy.",
+            note: "`naive`, `torch`, `cachegen` and `fp8`; others are not supported. The codecs are lossy, so that beside a disk tier none is set.",
             by: convert::serde,
         },
     ),
@@ -146,6 +146,7 @@ pub const REDIS: &[Row] = &[
     row(
         &[
             key("audit_actual_remote_url", Text),
+            key("extra_config.audit_actual_remote_url", Text),
             key("extra_config.redis_url", Text),
             key("extra_config.remote_storage_plugin.*", Any),
             key("LMCACHE_RESP_HOST", Text),
