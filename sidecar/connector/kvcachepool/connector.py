@@ -87,7 +87,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _report_off(self, reason: str, message: str) -> None:
         self.off_reason = reason
-        logger.warning("the KV cache pool is off, vLLM runs without it: %s: %s", reason, message)
+        logger.warning("the KV cache pool is off in this vLLM: %s: %s", reason, message)
         config = self._vllm_config.kv_transfer_config
         report_off(socket_path(), reason, str(vllm.__version__), str(getattr(config, "engine_id", "") or ""))
 

@@ -193,7 +193,7 @@ def composed(given: Any) -> dict[str, Any]:
 
 def report_off(reason: str) -> None:
     """Reports why there is no cache: in the log, and to the sidecar, in the background for 60 s."""
-    logger.warning("the KV cache pool is off, vLLM runs without it: %s", reason)
+    logger.warning("the KV cache pool is off in this vLLM: %s", reason)
     try:
         import vllm
 

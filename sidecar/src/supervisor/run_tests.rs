@@ -17,7 +17,10 @@ fn an_engine_that_gets_no_boot_message_is_ended_and_named() {
     drop(theirs);
     let (mut child, pid) = stand_in();
     let error = send_boot(pid, &ours, &Boot::default(), &[]).unwrap_err();
-    assert!(error.to_string().contains("no boot message"), "{error}");
+    assert!(
+        error.to_string().contains("cannot send the boot message"),
+        "{error}"
+    );
     assert_eq!(child.wait().unwrap().signal(), Some(9));
 }
 
