@@ -1,6 +1,7 @@
 //! The kubectl plugin. `status` prints pools, `explain` checks the steps from a pod's label to its attached vLLM, `check` runs a Job that
 //! checks a pool's shared tiers, `size` computes what a pool holds of a model's KV. `args` is the command line, `read` reads the cluster;
-//! `overview` and `explain` are pure and format what was read. The plugin uses the caller's permissions. It changes nothing, except that `check` creates and deletes a Job.
+//! `overview` and `explain` are pure and format what was read. The plugin uses the caller's permissions. It changes nothing, except that
+//! `check` creates and deletes a Job.
 
 mod args;
 mod check;

@@ -132,22 +132,18 @@ impl<H: Host> Core<H> {
     /// Sends the final answer of a waiting PROBE, after its checks ended or timed out.
     pub(super) fn finish_probe(&mut self, now: Time, probe: u64, out: &mut Vec<Output>) {
         let engine = self.engine.as_mut();
-        let Some((session, tag, answer)) = engine.and_then(|e| e.final_answer(now, probe)) else {
-            return;
-        };
-        if let Some(conn) = self.peers.sessions.get(&session).and_then(|s| s.conn) {
-            let asked = Asked {
-                conn,
-                op: Op::Probe,
-                tag,
-            };
-            self.answer_probe(asked, answer, out);
-        }
+        let answer = engine.and_then(|e| e.final_answer(now, probe));
+        self.answer_later(answer, out);
     }
 
     /// Sends an update of a waiting PROBE.
     pub(super) fn probe_news(&mut self, probe: u64, out: &mut Vec<Output>) {
         let answer = self.engine.as_ref().and_then(|e| e.partial_answer(probe));
+        self.answer_later(answer, out);
+    }
+
+    /// Sends an answer, as (session, tag, answer), to the session's connection, if it has one.
+    fn answer_later(&mut self, answer: Option<(u64, u64, Answer)>, out: &mut Vec<Output>) {
         let Some((session, tag, answer)) = answer else {
             return;
         };

@@ -355,6 +355,12 @@ fn layers(fields: &Fields) -> Result<Vec<Layer>, SizeError> {
         )),
     };
     let every = |kind: &dyn Fn(u64) -> Result<Layer, SizeError>| (0..count).map(kind).collect();
+    let full_every = |period: u64, other: &dyn Fn() -> Result<Layer, SizeError>| {
+        every(&|at| match (at + 1).is_multiple_of(period) {
+            true => Ok(full),
+            false => other(),
+        })
+    };
     match (family, types) {
         (Family::Nemotron, _) => pattern
             .iter()
@@ -375,17 +381,10 @@ fn layers(fields: &Fields) -> Result<Vec<Layer>, SizeError> {
                     .optional("_sliding_window_pattern")?
                     .unwrap_or(*period),
             };
-            every(&|at| match (at + 1).is_multiple_of(period) {
-                true => Ok(full),
-                false => sliding(),
-            })
+            full_every(period, &sliding)
         }
         (Family::DeltaNet, None) => {
-            let period = fields.number("full_attention_interval")?;
-            every(&|at| match (at + 1).is_multiple_of(period) {
-                true => Ok(full),
-                false => recurrent(),
-            })
+            full_every(fields.number("full_attention_interval")?, &recurrent)
         }
         (Family::Jamba, None) => {
             let period = fields.number("attn_layer_period")?;
@@ -399,10 +398,7 @@ fn layers(fields: &Fields) -> Result<Vec<Layer>, SizeError> {
         (Family::Granite, None) => Err(fields.missing("layer_types")),
         (Family::Llama4, None) => {
             let period = fields.optional("no_rope_layer_interval")?.unwrap_or(4);
-            every(&|at| match (at + 1).is_multiple_of(period) {
-                true => Ok(full),
-                false => Ok(attention(Span::Chunk)),
-            })
+            full_every(period, &|| Ok(attention(Span::Chunk)))
         }
         // Qwen has a window only if it is switched on. Absent is off.
         (_, None) if fields.model().starts_with("qwen") => {

@@ -51,7 +51,8 @@ pub enum Fate {
 pub struct Draft<'a> {
     pub read: &'a Read,
     pub options: &'a Options,
-    /// Values of keys of the sidecar's config. A key that begins with `spec.` is a field of the pool alone.
+    /// Values of keys of the sidecar's config; of files, the name of the Secret or ConfigMap that has them. A key that begins with `spec.`
+    /// is a field of the pool alone.
     values: BTreeMap<&'static str, String>,
     /// The keys that the current conversion has set.
     set: Vec<&'static str>,
@@ -75,7 +76,6 @@ pub struct Translation {
     /// What the user has to do, and to know.
     pub notes: Vec<String>,
     name: String,
-    redis_secret: String,
     values: BTreeMap<&'static str, String>,
 }
 
@@ -180,7 +180,6 @@ impl Translation {
             lines,
             notes: draft.notes,
             name: draft.name,
-            redis_secret: draft.redis_secret,
             values: draft.values,
         })
     }
@@ -195,9 +194,6 @@ impl Translation {
         for (key, value) in &self.values {
             let value = match (*key, set_by(key).map(|set| &set.values)) {
                 ("disk.path", _) => json!({}),
-                ("redis.auth", _) => json!(self.redis_secret),
-                ("s3.auth", _) => json!(format!("{}-s3", self.name)),
-                ("s3.ca", _) => json!(format!("{}-s3-ca", self.name)),
                 (_, Some(Values::Number(_))) => json!(value.parse::<u64>().ok()),
                 _ => json!(value),
             };
@@ -216,12 +212,9 @@ impl Translation {
         for (key, value) in own {
             let value = match (*key, set_by(key).map(|set| &set.values)) {
                 ("redis.urls", _) => json!([value]),
-                ("redis.auth" | "s3.auth", _) => {
-                    json!(format!(
-                        "{FILES}/{}",
-                        key.split('.').next().unwrap_or_default()
-                    ))
-                }
+                ("redis.auth", _) => json!(format!("{FILES}/redis")),
+                ("s3.auth", _) => json!(format!("{FILES}/s3")),
+                ("s3.ca", _) => json!(format!("{FILES}/s3-ca.crt")),
                 (_, Some(Values::Number(_))) => json!(value.parse::<u64>().ok()),
                 _ => json!(value),
             };
@@ -277,9 +270,6 @@ fn line(draft: &mut Draft<'_>, entry: &Entry) -> Result<Line, Problem> {
 fn fields(draft: &mut Draft<'_>) -> Vec<(&'static str, Option<String>)> {
     let set = std::mem::take(&mut draft.set);
     let value = |key: &'static str| match key {
-        "redis.auth" => draft.redis_secret.clone(),
-        "s3.auth" => format!("{}-s3", draft.name),
-        "s3.ca" => format!("{}-s3-ca", draft.name),
         "disk.path" => "{}".to_owned(),
         _ => draft.values[key].clone(),
     };

@@ -237,12 +237,19 @@ fn shared(draft: &Draft<'_>) -> Shared {
     let address = draft.text("remote_url").unwrap_or_default();
     let scheme = address.split_once("://").map_or("", |(scheme, _)| scheme);
     let adapter = draft.text("spec.l2Backend.raw.type");
-    match adapter.unwrap_or(scheme) {
+    match of_scheme(adapter.unwrap_or(scheme)) {
+        Shared::Other if draft.text("spec.l2Backend.resp.host").is_some() => Shared::Redis,
+        shared => shared,
+    }
+}
+
+/// The shared tier of a scheme of `remote_url`, or of a type of an adapter.
+fn of_scheme(scheme: &str) -> Shared {
+    match scheme {
         "redis" | "rediss" | "redis-sentinel" | "redis-cluster" | "resp" | "valkey" => {
             Shared::Redis
         }
         "s3" => Shared::S3,
-        _ if draft.text("spec.l2Backend.resp.host").is_some() => Shared::Redis,
         _ => Shared::Other,
     }
 }
@@ -264,18 +271,16 @@ pub fn remote_url(draft: &mut Draft<'_>, value: &Value) -> Fate {
     let Some((scheme, rest)) = url.split_once("://") else {
         return Fate::Bad("an address such as redis://host:6379 or s3://bucket".to_owned());
     };
-    match scheme {
-        "redis" | "rediss" | "redis-sentinel" | "redis-cluster" | "resp" | "valkey" => {
-            redis::redis(draft, scheme, rest)
-        }
-        "s3" => s3::bucket(draft, rest),
-        "unix" => Fate::NotSupported(
+    match (of_scheme(scheme), scheme) {
+        (Shared::Redis, _) => redis::redis(draft, scheme, rest),
+        (Shared::S3, _) => s3::bucket(draft, rest),
+        (_, "unix") => Fate::NotSupported(
             "The sidecars of a pool reach Redis over the network: write a host in shared.redis.external.url.",
         ),
-        "lm" => Fate::NotSupported(
+        (_, "lm") => Fate::NotSupported(
             "LMCache's own server is not used: let the operator run Valkey (shared.redis.managed).",
         ),
-        "fs" => Fate::NotSupported(
+        (_, "fs") => Fate::NotSupported(
             "A folder belongs to one sidecar: use local.disk, or S3 to share chunks.",
         ),
         _ => Fate::NotSupported("Use shared.redis or shared.s3."),

@@ -119,7 +119,7 @@ fn secret_of_redis(draft: &mut Draft<'_>) -> Fate {
         "Create the Secret {secret} with the key password, and username if the server has users. \
          LMCache's config has the values; this command does not print them."
     ));
-    draft.set("redis.auth", "")
+    draft.set("redis.auth", secret)
 }
 
 /// A user or a password of Redis.
@@ -206,5 +206,5 @@ pub fn secret_name(draft: &mut Draft<'_>, value: &Value) -> Fate {
     draft.note(format!(
         "The Secret {secret} must be in the pool's namespace, with the key password, and username if the server has users."
     ));
-    draft.set("redis.auth", "")
+    draft.set("redis.auth", secret)
 }

@@ -101,21 +101,21 @@ pub fn authority(draft: &mut Draft<'_>, _: &Value) -> Fate {
     if shared(draft) != Shared::S3 {
         return NO_S3;
     }
-    let name = draft.name.clone();
+    let name = format!("{}-s3-ca", draft.name);
     draft.note(format!(
-        "Create the ConfigMap {name}-s3-ca with the certificates as the key ca.crt."
+        "Create the ConfigMap {name} with the certificates as the key ca.crt."
     ));
-    draft.set("s3.ca", "/etc/kvcachepool/s3-ca.crt")
+    draft.set("s3.ca", name)
 }
 
 pub fn key(draft: &mut Draft<'_>, _: &Value) -> Fate {
     if shared(draft) != Shared::S3 {
         return NO_S3;
     }
-    let name = draft.name.clone();
+    let name = format!("{}-s3", draft.name);
     draft.note(format!(
-        "Create the Secret {name}-s3 with the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. \
+        "Create the Secret {name} with the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. \
          LMCache's config has the values; this command does not print them."
     ));
-    draft.set("s3.auth", "")
+    draft.set("s3.auth", name)
 }
