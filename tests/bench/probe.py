@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.results import Row, merge
 from kvcachepool import messages
-from kvcachepool.client import Client, Held, Reply
+from kvcachepool.connection import Connection, Held, Reply
 from kvcachepool.messages import Message
 from kvcachepool.wire import Op
 from servers.sidecar import Sidecar
@@ -44,7 +44,7 @@ class Part:
     def __init__(self, role: str, socket_path: str, register: messages.Register) -> None:
         self.registered = threading.Event()
         self._register = register
-        self.client = Client(role, "bench", 0, "0.32.0", socket_path, self)
+        self.client = Connection(role, "bench", 0, "0.32.0", socket_path, self)
         self.client.start()
 
     def held(self, region: int | None) -> Held:

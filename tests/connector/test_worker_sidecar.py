@@ -21,7 +21,7 @@ from kv_fixture import BLOCK_BYTES, content, fill, kv_cache, vllm_config
 import kvcachepool.shared as shared_module
 import kvcachepool.worker as worker_module
 from kvcachepool import messages, weights
-from kvcachepool.client import Client, Held, Reply
+from kvcachepool.connection import Connection, Held, Reply
 from kvcachepool.copy_cpu import CpuCopier
 from kvcachepool.jobs import Chunk, Ended, EndedLoad, Job, StepMetadata, WorkerReport
 from kvcachepool.layout import Ranks
@@ -48,7 +48,7 @@ class Scheduler:
     """The other role of the same process."""
 
     def __init__(self, socket_path: str) -> None:
-        self.client = Client("scheduler", "engine-1", 0, "0.32.0", socket_path, self)
+        self.client = Connection("scheduler", "engine-1", 0, "0.32.0", socket_path, self)
         self.client.start()
 
     def held(self, region: int | None) -> Held:

@@ -17,7 +17,7 @@ class Role:
     """One role's session, which records the response to REGISTER."""
 
     def __init__(self, role: str, socket: Path, register: Any, rank: int = 0) -> None:
-        from kvcachepool.client import Client, Held
+        from kvcachepool.connection import Connection, Held
 
         self._held = Held()
         self._body = register
@@ -25,7 +25,7 @@ class Role:
         self.refused = ""
         #: Called with the response to REGISTER, on the reader thread.
         self.behind: Any = lambda reply: None
-        self.client = Client(role, "engine-1", rank, "0.32.0", str(socket), self)
+        self.client = Connection(role, "engine-1", rank, "0.32.0", str(socket), self)
 
     def held(self, region: int | None) -> Any:
         return self._held

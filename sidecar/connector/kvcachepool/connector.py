@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 import vllm
 
-from .client import report_off
+from .connection import report_off
 from .internals import changed_internals
 from .jobs import Ended, EndedLoad, StepMetadata, WorkerReport
 from .layout import Unserved

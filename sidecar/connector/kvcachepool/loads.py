@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .client import Client
+from .connection import Connection
 from .jobs import LOAD, Chunk, Job
 from .keys import GroupSize
 from .messages import Pin
@@ -32,7 +32,7 @@ class _Load(NamedTuple):
 class Loads:
     """All loads of the engine. Its methods are called with the scheduler side's lock held."""
 
-    def __init__(self, client: Client, counters: Counters, job_ids: itertools.count[int]) -> None:
+    def __init__(self, client: Connection, counters: Counters, job_ids: itertools.count[int]) -> None:
         self._client = client
         self._counters = counters
         self._job_ids = job_ids

@@ -14,7 +14,7 @@ import os
 from typing import Any
 
 from . import place
-from .client import report_off as send_report
+from .connection import report_off as send_report
 from .descriptor import witness
 from .internals import changed_internals
 from .preflight import (

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .client import Reply
+from .connection import Reply
 from .keys import HASH_BYTES, Chunks, Geometry
 from .messages import CHUNK_READY, MEMORY, TIERS, ProbeReply
 from .shared import NO_SLOT

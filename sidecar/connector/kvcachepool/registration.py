@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from . import keys
-from .client import Client, Reply
+from .connection import Connection, Reply
 from .keys import Geometry
 from .messages import Register
 from .metrics import Counters
@@ -27,7 +27,7 @@ class Registration:
     """
 
     def __init__(
-        self, client: Client, counters: Counters, reporter: Reporter, vllm_config: VllmConfig, geometry: Geometry
+        self, client: Connection, counters: Counters, reporter: Reporter, vllm_config: VllmConfig, geometry: Geometry
     ) -> None:
         self.client = client
         self.counters = counters

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from . import keys
-from .client import Client, Held
+from .connection import Connection, Held
 from .kv_events import event_group
 from .loads import Loads
 from .local_cache import LocalCache
@@ -43,7 +43,7 @@ class Session:
         transfer = vllm_config.kv_transfer_config
         instance = str((transfer.engine_id if transfer is not None else None) or "")
         self.lock = threading.RLock()
-        self.client = Client("scheduler", instance, 0, engine_version, socket_path, self)
+        self.client = Connection("scheduler", instance, 0, engine_version, socket_path, self)
         self.counters = Counters()
         self.speed = PrefillSpeed()
         self.local_cache = LocalCache()

@@ -203,7 +203,7 @@ class Mapping:
 
 
 class Participant(Protocol):
-    """A part of the process that uses the shared state: a `Client` with its role."""
+    """A part of the process that uses the shared state: a `Connection` with its role."""
 
     #: `scheduler` or `worker`.
     role: str

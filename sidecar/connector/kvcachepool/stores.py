@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .client import Reply
+from .connection import Reply
 from .held_blocks import HeldBlocks
 from .jobs import STORE, Chunk, Ended, Job
 from .keys import Geometry, last_hash, packed_blocks

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .client import Client, Reply
+from .connection import Connection, Reply
 from .copy_window import WindowCopier
 from .messages import RegisterReply, Sections, Window, WindowReply
 from .wire import Op
@@ -60,7 +60,7 @@ class WindowKeeper:
         self._pending: WindowCopier | None = None
         self._retired: list[WindowCopier] = []
         #: The client to request a window with, if one is due.
-        self._window_client: Client | None = None
+        self._window_client: Connection | None = None
         #: Time at which the pending response is late. Meanwhile the worker copies without a window.
         self._late_at: float | None = None
         self._serving = layout.device in _EARLY
@@ -71,7 +71,7 @@ class WindowKeeper:
 
     # -- creating a window
 
-    def registered(self, client: Client, answer: RegisterReply) -> None:
+    def registered(self, client: Connection, answer: RegisterReply) -> None:
         """The sidecar answered REGISTER. Requests a window, now or with the first job, if the sidecar uses windows."""
         self._window_client = client if answer.transfer == WINDOW else None
         self._request_window()
@@ -89,7 +89,7 @@ class WindowKeeper:
         self._late_at = time.monotonic() + _ANSWER_S
         client.request(Op.WINDOW, Window(device_uuid=self._device_uuid), lambda reply: self._on_window(client, reply))
 
-    def _on_window(self, client: Client, reply: Reply) -> None:
+    def _on_window(self, client: Connection, reply: Reply) -> None:
         if reply.error is not None:
             self._unavailable(reply.error.message)
             return
@@ -169,7 +169,7 @@ class WindowKeeper:
 
     # -- grants that were lost with a window
 
-    def add_lost(self, client: Client | None, boot: int, body: Sections) -> None:
+    def add_lost(self, client: Connection | None, boot: int, body: Sections) -> None:
         """A window of this boot ended in the middle of a store of these sections."""
         lost = LostGrants(body, boot)
         self.lost.append(lost)
@@ -177,12 +177,12 @@ class WindowKeeper:
         if client is not None and client.hello is not None:
             self._check_boot(client, lost, client.hello.boot)
 
-    def _check_boot(self, client: Client, lost: LostGrants, boot: int) -> None:
+    def _check_boot(self, client: Connection, lost: LostGrants, boot: int) -> None:
         if lost.boot != boot and lost.ended_at is None:
             lost.ended_at = time.monotonic()
         self._abort(client, lost)
 
-    def _abort(self, client: Client, lost: LostGrants) -> None:
+    def _abort(self, client: Connection, lost: LostGrants) -> None:
         if lost.ended_at is None:
             client.request(Op.ABORT, lost.body, lambda reply: self._answered(lost, reply))
 
@@ -191,12 +191,12 @@ class WindowKeeper:
         if reply.error is None and lost in self.lost:
             self.lost.remove(lost)
 
-    def on_boot(self, client: Client, boot: int) -> None:
+    def on_boot(self, client: Connection, boot: int) -> None:
         """This boot answered HELLO."""
         for lost in self.lost:
             self._check_boot(client, lost, boot)
 
-    def abort_lost(self, client: Client | None) -> float | None:
+    def abort_lost(self, client: Connection | None) -> float | None:
         """Sends the ABORT of grants that no dead boot can write to any more. Returns the seconds until the next
         call.
         """

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import keys
-from .client import Client, Held, Reply, report_off
+from .connection import Connection, Held, Reply, report_off
 from .copier import Copier, copier_of
 from .copy_job import copy_job
 from .copy_window import WindowCopier, WindowLostError
@@ -99,7 +99,7 @@ class Worker:
         self._copier: Copier | None = None
         self._windows: WindowKeeper | None = None
         self._device_uuid = ""
-        self._client: Client | None = None
+        self._client: Connection | None = None
         self._register: Register | None = None
         self._thread: threading.Thread | None = None
 
@@ -523,7 +523,7 @@ class Worker:
             self._register, pending = describe()
             if pending and digests.work(_WEIGHTS_WAIT_S):
                 self._register, pending = describe()
-            client = Client("worker", instance(self._config), ranks.rank, version, self._socket_path, self)
+            client = Connection("worker", instance(self._config), ranks.rank, version, self._socket_path, self)
             with self._wake:
                 if self.off_reason:
                     return

@@ -19,7 +19,7 @@ from stub_sidecar import Memory, Received, StubSidecar
 
 import kvcachepool.shared as shared_module
 from kvcachepool import messages, wire
-from kvcachepool.client import Client, Held, Reply, report_off
+from kvcachepool.connection import Connection, Held, Reply, report_off
 from kvcachepool.shared import Shared
 from kvcachepool.wire import Op
 
@@ -38,7 +38,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.client: Client | None = None
+        self.client: Connection | None = None
         self.held_now = Held()
         self.waiting: list[tuple[Op, messages.Message]] = []
         self.hellos: list[messages.HelloReply] = []
@@ -89,13 +89,13 @@ def sidecar(tmp_path: Path) -> Iterator[StubSidecar]:
 
 
 @pytest.fixture
-def connect(sidecar: StubSidecar) -> Iterator[Callable[..., tuple[Client, Owner]]]:
-    made: list[Client] = []
+def connect(sidecar: StubSidecar) -> Iterator[Callable[..., tuple[Connection, Owner]]]:
+    made: list[Connection] = []
 
-    def make(role: str = "worker", **options: Any) -> tuple[Client, Owner]:
+    def make(role: str = "worker", **options: Any) -> tuple[Connection, Owner]:
         owner = Owner()
         instance = options.pop("instance", "engine-1")
-        client = Client(role, instance, 0, "0.32.0", sidecar.path, owner, **options)
+        client = Connection(role, instance, 0, "0.32.0", sidecar.path, owner, **options)
         owner.client = client
         made.append(client)
         client.start()
@@ -392,7 +392,7 @@ def test_turning_off_unmaps_before_it_unlocks(sidecar: StubSidecar, connect: Any
 
 def test_a_client_that_was_turned_off_before_its_start_never_joins(sidecar: StubSidecar, fresh_shared: Shared) -> None:
     owner = Owner()
-    client = Client("worker", "engine-1", 0, "0.32.0", sidecar.path, owner)
+    client = Connection("worker", "engine-1", 0, "0.32.0", sidecar.path, owner)
     client.go_off("Early")
     client.start()
     assert owner.off == "Early"

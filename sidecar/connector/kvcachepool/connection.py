@@ -3,7 +3,7 @@
 Only `go_off` blocks its caller. Sends do not block: a frame that does not fit into the socket closes the connection,
 and the next HELLO reconciles both sides. Callbacks run on the reader thread and never hold a lock of this file.
 
-The owner of a `Client` has a lock of its own. It calls `send` and `request` while holding it, together with the change
+The owner of a `Connection` has a lock of its own. It calls `send` and `request` while holding it, together with the change
 of its state that the frame describes; `held` and `after_hello` take the same lock. So nothing is lost between a HELLO's
 list and the frames behind it: if `send` returns False, the owner keeps the message and sends it in `after_hello`.
 """
@@ -65,7 +65,7 @@ class Held(NamedTuple):
 
 
 class Hooks(Protocol):
-    """Callbacks of a `Client`'s owner. They run on the reader thread, except for `before_unmap` and `on_off`, which may
+    """Callbacks of a `Connection`'s owner. They run on the reader thread, except for `before_unmap` and `on_off`, which may
     run on any thread.
     """
 
@@ -93,7 +93,7 @@ class Hooks(Protocol):
 _tags = itertools.count(1)
 
 
-class Client:
+class Connection:
     """A session of one role (`scheduler` or `worker`) of this process.
 
     Attributes that any thread may read:
