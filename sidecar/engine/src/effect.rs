@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 pub enum Effect {
     Digest(DigestJob),
     Lookup(LookupJob),
+    Head(HeadJob),
     /// Cancel a lookup. A later completion of it is ignored.
     CancelLookup {
         lookup: u64,
@@ -27,6 +28,11 @@ pub enum Effect {
     Discard {
         tier: Kind,
         name: ObjectName,
+    },
+    /// Remove objects, whoever wrote them. Has no completion.
+    Remove {
+        tier: Kind,
+        names: Vec<ObjectName>,
     },
     Clear(ClearJob),
 }
@@ -50,6 +56,16 @@ pub struct LookupJob {
     pub lookup: u64,
     pub tier: Kind,
     pub names: Vec<ObjectName>,
+    /// The names are no prefix: look up each by itself.
+    pub independent: bool,
+}
+
+/// Read the head of an object whose length is unknown. Ends with [`Completion::Head`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeadJob {
+    pub head: u64,
+    pub tier: Kind,
+    pub name: ObjectName,
 }
 
 /// Read an object into slots and compute each section's digest. Ends with [`Completion::Fetch`].
@@ -109,6 +125,10 @@ pub enum Completion {
         lookup: u64,
         /// One answer per name, in order.
         present: Result<Vec<bool>, Cause>,
+    },
+    Head {
+        head: u64,
+        object: Result<Box<Object>, Cause>,
     },
     /// A fetch ended, even one that was cancelled: nothing writes into its slots any more.
     Fetch {

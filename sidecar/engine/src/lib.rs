@@ -23,7 +23,8 @@ mod verifier;
 mod tests;
 
 pub use effect::{
-    ClearJob, Completion, DigestJob, Domains, Effect, FetchJob, Landed, LookupJob, Target, WriteJob,
+    ClearJob, Completion, DigestJob, Domains, Effect, FetchJob, HeadJob, Landed, LookupJob, Target,
+    WriteJob,
 };
 pub use lower::{Estimate, LoadStats, Reach, TierStats, TierView, Unwritten};
 pub use memory::{EventDomain, FetchId, Found, GrantContext, PinError, Ring, Usage, Wish};
@@ -151,6 +152,20 @@ impl<T: Table> Engine<T> {
         self.memory.find_key(key)
     }
 
+    /// Counts the readable chunks of this key as used. False: there are none.
+    pub fn touch_key(&mut self, key: &ChunkKey) -> bool {
+        let mut any = false;
+        for entry in self.memory.index.with_key(key) {
+            let handle = self.memory.index.handle(entry);
+            if self.memory.index.get(handle).is_some_and(|e| e.known) {
+                self.memory.eviction.touch(&self.memory.index, handle);
+                self.touched(handle);
+                any = true;
+            }
+        }
+        any
+    }
+
     /// Rows whose pages are present.
     pub fn populated_rows(&self) -> u32 {
         self.memory.slots.populated_rows()
@@ -194,6 +209,7 @@ impl<T: Table> Engine<T> {
                 digest,
             } => self.digest_done(now, slot, generation, check, digest),
             Completion::Lookup { lookup, present } => self.looked_up(now, lookup, present),
+            Completion::Head { head, object } => self.head_read(now, head, object),
             Completion::Fetch { fetch, landed } => self.landed(now, fetch, landed),
             Completion::Write { put, stored } => self.put_done(now, put, stored),
             Completion::Clear { tier, removed } => self.lower.cleared(now, tier, removed),

@@ -6,7 +6,7 @@ use super::mistake::Mistake;
 use super::name::Name;
 use super::table::Table;
 use super::{Changed, Engine, Time};
-use kvcachepool_protocol::key::{ChunkKey, LayoutId};
+use kvcachepool_protocol::key::{ChunkKey, KeyKind, LayoutId};
 use kvcachepool_protocol::message as wire;
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
 use std::collections::BTreeSet;
@@ -24,6 +24,9 @@ pub struct Question {
     pub scheduler: u64,
     pub request: Arc<str>,
     pub tag: u64,
+    pub kind: KeyKind,
+    /// Each key counts by itself; otherwise the keys are a prefix.
+    pub independent: bool,
     /// Layout that the reader can use.
     pub layout: LayoutId,
     pub sections: u32,
@@ -228,7 +231,12 @@ impl<T: Table> Engine<T> {
                 continue;
             }
             answer.states.push(wire::CHUNK_READY);
-            for section in 0..q.sections {
+            // the number of an opaque object's pieces depends on its length
+            let sections = match q.kind {
+                KeyKind::Opaque => e.needed.count_ones(),
+                _ => q.sections,
+            };
+            for section in 0..sections {
                 let row_number = e.slot(section);
                 let there = row_number != NONE && e.have >> section & 1 == 1;
                 let reference = if there {

@@ -47,6 +47,8 @@ pub enum Op {
     Admin = 11,
     /// One-way: the connector's counters (admissions, skips, copies).
     Report = 12,
+    /// Removes, pins, unpins, touches or describes opaque objects.
+    Objects = 13,
 }
 
 impl TryFrom<u8> for Op {
@@ -55,7 +57,7 @@ impl TryFrom<u8> for Op {
         use Op::*;
         [
             Hello, Register, Window, Probe, Pin, Release, Grant, Commit, Abort, Events, Admin,
-            Report,
+            Report, Objects,
         ]
         .into_iter()
         .find(|op| *op as u8 == v)

@@ -101,7 +101,7 @@ pub enum Role {
     Scheduler,
     /// vLLM's worker side, one per rank.
     Worker,
-    /// A plugin that stores under its own keys. Not supported yet.
+    /// A client that stores opaque objects under its own keys. It looks up, leases and writes them itself.
     Opaque,
     /// A command-line tool.
     Admin,
@@ -151,6 +151,9 @@ pub struct Hello {
     #[serde(default)]
     pub off: Option<String>,
 }
+
+/// Name in `HelloReply::features`: the sidecar serves clients of the role [`Role::Opaque`].
+pub const FEATURE_OBJECTS: &str = "objects";
 
 /// The state of shared memory in HELLO's reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -408,6 +411,9 @@ pub struct Probe {
     /// Prefill speed of the engine in tokens per second; 0 = not known yet.
     #[serde(default)]
     pub prefill_tokens_per_s: u64,
+    /// Opaque objects: each key counts by itself. Otherwise the keys are a prefix, and nothing is fetched after the first missing one.
+    #[serde(default)]
+    pub independent: bool,
 }
 
 /// The chunk does not exist.
@@ -425,7 +431,8 @@ pub struct ProbeReply {
     #[serde(with = "serde_bytes")]
     pub states: Vec<u8>,
     /// Packed references: for every ready chunk in order, one [`crate::refs::SectionRef`] per section of the domain (groups in order,
-    /// shards within a group). `NO_SLOT` if the chunk lacks the section (window groups).
+    /// shards within a group). `NO_SLOT` if the chunk lacks the section (window groups). An opaque object has one per piece: a reference
+    /// with section 0 begins the next object.
     #[serde(with = "serde_bytes")]
     pub refs: Vec<u8>,
     #[serde(default)]
@@ -479,6 +486,9 @@ pub struct GrantChunk {
     /// Engine hashes of all hash blocks of the chunk, packed, for KV events and lower tiers; may be empty.
     #[serde(default, with = "serde_bytes")]
     pub block_hashes: Vec<u8>,
+    /// Opaque objects: length of the object.
+    #[serde(default)]
+    pub bytes: u64,
 }
 
 /// GRANT: requests slots for chunks, for all ranks or none. A chunk never has two open grants.
@@ -507,6 +517,10 @@ pub const GRANT_NOT_READY: u8 = 4;
 pub const GRANT_NO_PARENT: u8 = 5;
 /// The chunk is malformed (lengths, groups). Must not be retried.
 pub const GRANT_INVALID: u8 = 6;
+/// The object's namespace has used up its quota, and its other objects are in use. May be retried.
+pub const GRANT_QUOTA: u8 = 7;
+/// The object is longer than this sidecar's memory can hold. Must not be retried.
+pub const GRANT_TOO_LARGE: u8 = 8;
 
 /// Reply to GRANT.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -546,6 +560,51 @@ pub struct Abort {
 pub struct AbortReply {
     /// Number of freed slots.
     pub freed: u32,
+}
+
+/// OBJECTS: an operation on opaque objects.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Objects {
+    pub op: ObjectsOp,
+    /// Namespace id, 32 bytes; empty = default.
+    #[serde(default, with = "serde_bytes")]
+    pub namespace: Vec<u8>,
+    /// SHA-256 of the keys, packed.
+    #[serde(with = "serde_bytes")]
+    pub hashes: Vec<u8>,
+    /// Duration of a pin in seconds; 0 = until unpinned.
+    #[serde(default)]
+    pub ttl_s: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ObjectsOp {
+    /// Remove from memory and from the lower tiers.
+    Remove,
+    /// Count as used, which delays eviction.
+    Touch,
+    /// Keep in memory. Pins of all clients together have a limited share of the arena.
+    Pin,
+    Unpin,
+    /// Report size and pin of objects in memory.
+    Stat,
+}
+
+/// Reply to OBJECTS.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ObjectsReply {
+    /// Keys for which the operation had an effect, or that exist.
+    pub count: u32,
+    /// One byte per key: 1 = counted in `count`.
+    #[serde(default, with = "serde_bytes")]
+    pub states: Vec<u8>,
+    /// STAT: length of each object; 0 = not in memory.
+    #[serde(default)]
+    pub bytes: Vec<u64>,
+    /// STAT: one byte per key, 1 = pinned.
+    #[serde(default, with = "serde_bytes")]
+    pub pinned: Vec<u8>,
 }
 
 /// EVENTS: a long poll. The reply is sent when there are events after `cursor`, or after `wait_ms`. With `snapshot` the reply is an

@@ -41,7 +41,8 @@ impl World {
                 return self.hit(Fault::FetchCancelled);
             }
             Effect::Discard { tier, name } => return self.discard(*tier, &name.key),
-            Effect::Digest(_) => return,
+            // no client of the simulation stores opaque objects
+            Effect::Digest(_) | Effect::Head(_) | Effect::Remove { .. } => return,
         };
         say!(self, "{kind} is asked: {effect:?}");
         let at = self.lower.stores.iter().position(|s| s.kind == kind);

@@ -228,6 +228,7 @@ impl World {
         let (op, body) = if r.load {
             let last = r.pieces[r.pieces.len() - 1];
             let probe = Probe {
+                independent: false,
                 request: name(r.id),
                 namespace: Vec::new(),
                 hashes: r.pieces.iter().flat_map(|p| p.hash).collect(),
@@ -245,6 +246,7 @@ impl World {
         } else {
             let groups = if both && window { 3 } else { 1 };
             let chunks = r.pieces.iter().map(|p| GrantChunk {
+                bytes: 0,
                 hash: p.hash.to_vec(),
                 parent: p.parent.map(|h| h.to_vec()).unwrap_or_default(),
                 first_token: p.first_token,

@@ -5,6 +5,7 @@ use super::host::Live;
 use super::sections::read;
 use super::shell::Posted;
 use super::slow::Slow;
+use futures::{StreamExt, TryStreamExt, stream};
 use kvcachepool_engine::{
     ClearJob, Completion, Domains, Effect, FetchId, FetchJob, Landed, Target, WriteJob,
 };
@@ -31,6 +32,8 @@ const RETRY: Duration = Duration::from_secs(5);
 const USAGE_EVERY: Duration = Duration::from_secs(2);
 /// This many checks in a row may end in an overload error before the tier counts as down.
 const DOUBTED: u32 = 3;
+/// Lookups in flight of names that are no prefix.
+const LOOKUPS: usize = 16;
 /// Threads for digests and sockets of tiers.
 const THREADS: usize = 2;
 
@@ -257,11 +260,21 @@ impl Tiers {
         match effect {
             Effect::Lookup(job) => drop(self.runtime.spawn(async move {
                 let present = match shared.tier(job.tier) {
+                    Ok(tier) if job.independent => lookup_each(tier, job.names).await,
                     Ok(tier) => tier.lookup(&job.names).await,
                     Err(e) => Err(e),
                 };
                 let (lookup, present) = (job.lookup, present.map_err(|e| shared.told(&e)));
                 shared.complete(Completion::Lookup { lookup, present });
+            })),
+            Effect::Head(job) => drop(self.runtime.spawn(async move {
+                let object = match shared.tier(job.tier) {
+                    Ok(tier) => tier.head(&job.name).await,
+                    Err(e) => Err(e),
+                };
+                let object = object.map(Box::new).map_err(|e| shared.told(&e));
+                let head = job.head;
+                shared.complete(Completion::Head { head, object });
             })),
             Effect::Fetch(job) => {
                 let (cancel, cancelled) = oneshot::channel();
@@ -295,6 +308,15 @@ impl Tiers {
                     Err(e) => Err(e),
                 };
                 if let Err(e) = discarded {
+                    shared.told(&e);
+                }
+            })),
+            Effect::Remove { tier, names } => drop(self.runtime.spawn(async move {
+                let removed = match shared.tier(tier) {
+                    Ok(tier) => tier.remove(Removal::Named(&names)).await,
+                    Err(e) => Err(e),
+                };
+                if let Err(e) = removed {
                     shared.told(&e);
                 }
             })),
@@ -491,6 +513,18 @@ impl Shared {
         let places: Option<Vec<_>> = sections.iter().map(place).collect();
         places.ok_or_else(|| TierError::new(kind, Cause::Gone, "the slots are outside the arena"))
     }
+}
+
+/// Looks up names that are no prefix.
+async fn lookup_each(tier: Arc<dyn Tier>, names: Vec<ObjectName>) -> Result<Vec<bool>, TierError> {
+    let each = names.into_iter().map(|name| {
+        let tier = tier.clone();
+        async move {
+            let found = tier.lookup(&[name]).await?;
+            Ok(found.first() == Some(&true))
+        }
+    });
+    stream::iter(each).buffered(LOOKUPS).try_collect().await
 }
 
 /// Such an error means that a tier is busy, and hardly that it is broken.

@@ -284,6 +284,7 @@ impl<T: Table> Engine<T> {
             lookup,
             tier: kind,
             names,
+            independent: probe.question.independent,
         }));
     }
 

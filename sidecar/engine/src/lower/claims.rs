@@ -170,6 +170,7 @@ impl<T: Table> Engine<T> {
             lookup,
             tier: Kind::Disk,
             names: objects,
+            independent: false,
         }));
     }
 

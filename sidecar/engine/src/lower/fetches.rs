@@ -9,9 +9,11 @@ use super::super::table::Table;
 use super::super::{Engine, Time, Wish};
 use super::ask::{LookupState, TierLookup, set};
 use super::stats::count;
+use super::worth::Worth;
 use super::{Reach, Tier, TierPlanner};
-use crate::effect::{Effect, FetchJob, Target};
-use kvcachepool_protocol::key::{ChunkKey, EngineHash};
+use crate::effect::{Effect, FetchJob, HeadJob, Target};
+use kvcachepool_protocol::domain::SectionPlan;
+use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind};
 use kvcachepool_protocol::message::{GRANT_EXISTS, GRANT_NOT_READY};
 use kvcachepool_protocol::refs::SectionRef;
 
@@ -36,18 +38,26 @@ pub(crate) struct Chunk {
     pub last_hash: EngineHash,
     pub first_token: u32,
     pub tokens: u32,
+    /// Plan of an opaque object, once its head was read.
+    pub object_plan: Option<SectionPlan>,
 }
 
 impl Chunk {
+    pub fn plan(&self) -> &SectionPlan {
+        let of_domain = &self.reach.domain.plan;
+        self.object_plan.as_ref().unwrap_or(of_domain)
+    }
+
     /// Context for a grant to the engine itself.
     pub fn context(&self, expires_unix_s: u64) -> GrantContext<'_> {
         GrantContext {
             scheduler: 0,
             tag: 0,
+            kind: self.reach.kind,
             model: self.reach.domain.model_id,
             layout: self.reach.domain.layout_id,
             namespace: self.reach.namespace,
-            plan: &self.reach.domain.plan,
+            plan: self.plan(),
             writers: &[],
             expires_unix_s,
         }
@@ -156,23 +166,31 @@ impl<T: Table> Engine<T> {
         if !tier_lookup.fetches() {
             return false;
         }
-        let worth = self.worth(now, probe, tier_lookup);
-        self.choose(now, probe, tier_lookup, worth);
+        let worth = match probe.question.kind {
+            // nothing could compute it
+            KeyKind::Opaque => Worth::all(tier_lookup.end),
+            _ => self.worth(now, probe, tier_lookup),
+        };
+        if probe.question.kind != KeyKind::Opaque {
+            self.choose(now, probe, tier_lookup, worth);
+        }
+        let holes = probe.question.independent || T::makes(Mistake::FetchHoles);
+        let mut rejected = false;
         for at in tier_lookup.first..tier_lookup.end {
             match tier_lookup.states.get(at).copied().unwrap_or_default() {
                 LookupState::Memory | LookupState::Fetched(_) | LookupState::Fetching(_) => {}
                 LookupState::Pending | LookupState::Asked(_) => {
-                    if !T::makes(Mistake::FetchHoles) {
+                    if !holes {
                         return false;
                     }
                 }
                 LookupState::Absent | LookupState::Dropped => {
-                    if !T::makes(Mistake::FetchHoles) {
+                    if !holes {
                         self.cut(id, probe, tier_lookup, at);
                         return false;
                     }
                 }
-                LookupState::Found(_) if at >= worth.until && !T::makes(Mistake::FetchHoles) => {
+                LookupState::Found(_) if at >= worth.until && !holes => {
                     if let Some(why) = worth.declined {
                         self.lower.decline(tier_lookup, why);
                         self.cut(id, probe, tier_lookup, worth.there);
@@ -183,17 +201,20 @@ impl<T: Table> Engine<T> {
                     let state = self.queue_fetch(now, id, at, probe, tier_lookup, tier);
                     set(tier_lookup, at, state);
                     tier_lookup.changed = true;
-                    if state == LookupState::Dropped && !T::makes(Mistake::FetchHoles) {
+                    if state == LookupState::Dropped && !holes {
                         self.cut(id, probe, tier_lookup, at);
                         return false;
                     }
                     if state == LookupState::Pending {
-                        return tier_lookup.lookup.is_none();
+                        rejected = true;
+                        if !holes {
+                            break;
+                        }
                     }
                 }
             }
         }
-        false
+        rejected && tier_lookup.lookup.is_none()
     }
 
     /// Marks a chunk for a waiting PROBE: fetched if it is in memory, else `otherwise`.
@@ -283,7 +304,16 @@ impl<T: Table> Engine<T> {
         let number = self.lower.next_pending;
         self.lower.next_pending += 1;
         t.queued += 1;
-        t.queue.push_back((name, number));
+        if chunk.reach.kind == KeyKind::Opaque {
+            self.effects.push(Effect::Head(HeadJob {
+                head: number,
+                tier: t.config.kind,
+                name: chunk.reach.object(key),
+            }));
+            self.lower.heads.insert(number, name);
+        } else {
+            t.queue.push_back((name, number));
+        }
         self.lower.pending.insert(
             name,
             PendingFetch {
@@ -358,7 +388,7 @@ impl<T: Table> Engine<T> {
             return Err(Not::Ever("stored"));
         }
         let chunk = pending_fetch.chunk.clone();
-        let plan = &chunk.reach.domain.plan;
+        let plan = chunk.plan();
         let bytes = plan.chunk_bytes(chunk.tokens);
         self.may_fetch(tier, bytes)?;
         if !self.reads.take(now.mono_ms, tier, bytes) {
@@ -449,7 +479,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// Ends a queued fetch. The chunk may have been stored meanwhile.
-    fn end_pending(&mut self, now: Time, name: &Name, number: u64, why: &'static str) {
+    pub(super) fn end_pending(&mut self, now: Time, name: &Name, number: u64, why: &'static str) {
         let Some(pending_fetch) = self.lower.pending.get(name).filter(|w| w.number == number)
         else {
             return;
@@ -494,6 +524,7 @@ pub(super) fn after<T: Table>(why: &str) -> LookupState {
 /// The data that a fetch needs about a chunk of a PROBE.
 fn chunk(probe: &Probe, tier_lookup: &TierLookup, at: usize) -> Option<Chunk> {
     let q = &probe.question;
+    let prefix = q.kind == KeyKind::Prefix;
     Some(Chunk {
         reach: Reach {
             hashes: Vec::new(),
@@ -501,17 +532,21 @@ fn chunk(probe: &Probe, tier_lookup: &TierLookup, at: usize) -> Option<Chunk> {
         },
         key: *q.keys.get(at)?,
         parent: match at.checked_sub(1) {
-            Some(before) => Some(*q.keys.get(before)?),
-            None => None,
+            Some(before) if prefix => Some(*q.keys.get(before)?),
+            _ => None,
         },
         last_hash: *tier_lookup.reach.hashes.get(at)?,
-        first_token: u32::try_from(at).ok()?.checked_mul(q.chunk_tokens)?,
+        first_token: match prefix {
+            true => u32::try_from(at).ok()?.checked_mul(q.chunk_tokens)?,
+            false => 0,
+        },
         tokens: q.tokens_of(at),
+        object_plan: None,
     })
 }
 
 fn target(chunk: &Chunk, section: SectionRef) -> Option<Target> {
-    let (group, shard) = chunk.reach.domain.plan.locate(section.section.get())?;
+    let (group, shard) = chunk.plan().locate(section.section.get())?;
     Some(Target {
         group: u32::try_from(group).ok()?,
         shard,

@@ -68,6 +68,7 @@ impl<T: Table> Engine<T> {
         let layout = self.memory.index.layout(e.name.layout).ok_or("Gone")?;
         // other processes can write to the record, so its chunk key is compared
         let record = self.memory.slots.record(chunk.entry);
+        let kind = KeyKind::try_from(record.kind).map_err(|_| "BadRecord")?;
         let (model, last_hash) = (ModelId(record.model), EngineHash(record.last_hash));
         let namespace = NamespaceId(record.namespace);
         if !self.lower.models.contains(&model) || !self.lower.serves(at, &namespace) {
@@ -106,7 +107,7 @@ impl<T: Table> Engine<T> {
             });
         }
         let object = Object {
-            kind: KeyKind::Prefix,
+            kind,
             codec: Codec::None,
             fidelity: Fidelity::Exact,
             form: origin.form,

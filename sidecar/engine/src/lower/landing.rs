@@ -12,7 +12,6 @@ use super::stats::count;
 use super::{Tier, mean_ms};
 use crate::effect::{Effect, Landed};
 use crate::tier::Cause;
-use kvcachepool_protocol::key::KeyKind;
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object};
 
 /// Limit on clock skew between nodes, in seconds. An object that expired longer ago is deleted.
@@ -191,7 +190,7 @@ fn compare<T: Table>(
 ) -> Result<(), &'static str> {
     let (object, chunk) = (&landed.object, &flight.chunk);
     let domain = &chunk.reach.domain;
-    let same = object.kind == KeyKind::Prefix
+    let same = object.kind == chunk.reach.kind
         && object.model == domain.model_id
         && object.layout == domain.layout_id
         && object.namespace == chunk.reach.namespace
@@ -215,7 +214,7 @@ fn compare<T: Table>(
     if landed.digests.len() != flight.targets.len() {
         return Err(Cause::Protocol.name());
     }
-    let full = domain.plan.full_groups();
+    let full = chunk.plan().full_groups();
     for (target, digest) in flight.targets.iter().zip(&landed.digests) {
         let section = object.section(target.group, target.shard);
         match (section, digest) {

@@ -10,6 +10,7 @@ mod clearing;
 mod fetches;
 mod flush;
 mod head;
+mod objects;
 mod known;
 mod landing;
 mod puts;
@@ -38,7 +39,7 @@ use flush::Walk;
 use head::Origin;
 use known::Known;
 use kvcachepool_protocol::domain::Domain;
-use kvcachepool_protocol::key::{ChunkKey, EngineHash, ModelId, NamespaceId};
+use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Fidelity, ObjectName};
 use puts::{Offer, Put, Writes};
 use speed::Speed;
@@ -51,6 +52,7 @@ pub const TIERS_MAX: usize = 4;
 /// Data that a PROBE must provide for lookups in lower tiers.
 #[derive(Debug, Clone)]
 pub struct Reach {
+    pub kind: KeyKind,
     /// Tokens that the engine holds locally; none = an early PROBE, which fetches nothing.
     pub local_tokens: Option<u64>,
     /// Limit on tokens that the request loads after the local ones.
@@ -65,7 +67,7 @@ pub struct Reach {
 
 impl Reach {
     /// Object name of a chunk, the same in every tier.
-    fn object(&self, key: ChunkKey) -> ObjectName {
+    pub(crate) fn object(&self, key: ChunkKey) -> ObjectName {
         ObjectName {
             model: self.domain.model_id.hex16(),
             layout: self.domain.layout_id.hex16(),
@@ -182,6 +184,8 @@ pub(crate) struct TierPlanner {
     /// Pending fetches, queued or in flight.
     pending: FastMap<Name, PendingFetch>,
     next_pending: u64,
+    /// Heads being read of opaque objects that will be fetched, by the number of their `PendingFetch`.
+    heads: BTreeMap<u64, Name>,
     /// Fetches that the shell has not completed, including cancelled ones.
     in_flight: FastMap<u64, FetchInFlight>,
     /// Chunks that may have to be written.

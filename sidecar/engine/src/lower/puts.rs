@@ -11,7 +11,7 @@ use super::{Tier, TierPlanner};
 use crate::config::{Admission, WritePolicy};
 use crate::effect::{Effect, Target, WriteJob};
 use crate::tier::{Cause, Status, Stored};
-use kvcachepool_protocol::object::Object;
+use kvcachepool_protocol::object::{Object, ObjectName};
 use std::collections::VecDeque;
 
 /// Pause of offers after a tier refused a chunk for a reason that applies to others too. An accepted chunk ends the pause.
@@ -65,6 +65,8 @@ pub(crate) struct Put {
     pub failed: u32,
     /// The tier went down since the write began, and may have lost the object.
     pub doubtful: bool,
+    /// A client removed the object since the write began.
+    pub removed: Option<ObjectName>,
 }
 
 /// Write queue of a tier.
@@ -389,6 +391,7 @@ impl<T: Table> Engine<T> {
                 look_first: waiting.look_first,
                 failed: waiting.failed,
                 doubtful: false,
+                removed: None,
             },
         );
         if !T::makes(Mistake::PutUnleased) {
@@ -407,6 +410,10 @@ impl<T: Table> Engine<T> {
             self.memory.unlease(done.chunk);
         }
         self.not_writing(&done.name, done.chunk, done.tier);
+        if let (Some(name), Some(tier)) = (&done.removed, self.lower.tiers.get(done.tier)) {
+            let (tier, names) = (tier.config.kind, vec![name.clone()]);
+            self.effects.push(Effect::Remove { tier, names });
+        }
         let result = match stored {
             Ok(_) if !same => "Changed",
             Ok(Stored::New) => "stored",

@@ -26,6 +26,17 @@ pub(super) struct Worth {
     pub declined: Option<&'static str>,
 }
 
+impl Worth {
+    /// Fetch everything that is available.
+    pub fn all(end: usize) -> Self {
+        Self {
+            until: end,
+            there: end,
+            declined: None,
+        }
+    }
+}
+
 /// A chosen load, kept to compare its time with the estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chosen {

@@ -66,6 +66,14 @@ impl<T: Table> MemoryTier<T> {
             .collect()
     }
 
+    /// Length of a readable opaque object, and whether it is pinned.
+    pub fn readable_object(&self, key: &ChunkKey) -> Option<(u64, bool)> {
+        let with_key = self.index.with_key(key);
+        let entry = with_key.into_iter().find(|e| self.index[*e].complete())?;
+        let bytes = self.stored_bytes(self.index.handle(entry));
+        Some((bytes, self.index[entry].admin_pin))
+    }
+
     fn describe(&self, entry: u32) -> Option<Found> {
         let e = self.index.entry(entry)?;
         Some(Found {
@@ -80,16 +88,22 @@ impl<T: Table> MemoryTier<T> {
         })
     }
 
+    /// Removes a listed chunk, even a pinned one. Its readers continue. False: it is not listed.
+    pub fn remove_listed(&mut self, entry: u32) -> bool {
+        if !self.index.entry(entry).is_some_and(|e| e.listed) {
+            return false;
+        }
+        self.unpin(entry);
+        self.doom(entry);
+        true
+    }
+
     /// Removes every chunk, including pinned ones. Slots being read stay until their leases end; slots being written are taken back from
     /// their writers. Returns the number of chunks removed from the index.
     pub fn clear(&mut self) -> u64 {
         let mut cleared = 0;
         for entry in 0..self.index.len() {
-            if self.index[entry].listed {
-                self.unpin(entry);
-                self.doom(entry);
-                cleared += 1;
-            }
+            cleared += u64::from(self.remove_listed(entry));
         }
         self.index.clear_orphans();
         cleared

@@ -111,7 +111,10 @@ impl<T: Table> MemoryTier<T> {
         }
         if !self.index[row.chunk].live {
             let usable = record.check(row.chunk).is_ok()
-                && record.kind == KeyKind::Prefix as u8
+                && matches!(
+                    KeyKind::try_from(record.kind),
+                    Ok(KeyKind::Prefix | KeyKind::Opaque)
+                )
                 && record.fidelity == 0
                 && record.first_token.checked_add(record.tokens).is_some();
             if !usable {

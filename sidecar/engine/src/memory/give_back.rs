@@ -10,6 +10,7 @@ use super::{DigestJob, Event, FetchId, MemoryTier};
 use crate::Time;
 use crate::mistake::Mistake;
 use crate::table::{COMMITTED, FREE, GRANTED, Row, Table};
+use kvcachepool_protocol::domain::opaque_layout;
 use kvcachepool_protocol::key::EngineHash;
 use kvcachepool_protocol::refs::SectionRef;
 
@@ -221,20 +222,30 @@ impl<T: Table> MemoryTier<T> {
         freed
     }
 
-    /// A worker's HELLO names every slot it still holds, as (slot, generation). Takes back all others.
-    pub fn reconcile(&mut self, owner: u32, named: &[(u32, u32)]) -> u32 {
+    /// A HELLO names every slot that its session still holds, as (slot, generation). Takes back all others: of opaque objects, or of chunks,
+    /// because a process may have a session for each.
+    pub fn reconcile(&mut self, owner: u32, named: &[(u32, u32)], opaque: bool) -> u32 {
         let rows = self.grants.rows_of(owner);
+        let of_objects = self.index.layout_number(opaque_layout());
         let mut named = named.to_vec();
         named.sort_unstable();
         let mut back = 0;
         for row in rows {
             let generation = self.slots.row(row).generation;
-            if named.binary_search(&(row, generation)).is_err() {
+            if named.binary_search(&(row, generation)).is_err()
+                && opaque == (self.layout_of(row) == Some(of_objects))
+            {
                 self.come_back(row);
                 back += 1;
             }
         }
         back
+    }
+
+    /// Layout of the chunk that a granted row was granted for.
+    fn layout_of(&self, row: u32) -> Option<u32> {
+        let grant = self.grants.get(self.grants.of_row(row)?)?;
+        Some(grant.name.layout)
     }
 
     /// A process is proven dead: voids its grants, and frees its slots after `quarantine_ms`.

@@ -5,8 +5,8 @@ use super::MemoryTier;
 use super::grants::Grant;
 use crate::Time;
 use crate::name::Name;
-use crate::table::{ChunkRecord, ROW_BYTES, Row, Table};
-use kvcachepool_protocol::domain::{SectionPlan, slot_rows};
+use crate::table::{ChunkRecord, Row, Table};
+use kvcachepool_protocol::domain::SectionPlan;
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::message as wire;
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
@@ -17,6 +17,7 @@ use kvcachepool_protocol::table::MAX_BLOCK_HASHES;
 pub struct GrantContext<'a> {
     pub scheduler: u64,
     pub tag: u64,
+    pub kind: KeyKind,
     pub model: ModelId,
     pub layout: LayoutId,
     pub namespace: NamespaceId,
@@ -79,6 +80,14 @@ impl<T: Table> MemoryTier<T> {
         if let Some(old) = self.index.find(&name)
             && self.index[old].expired(now.unix_s)
         {
+            self.doom(old);
+        }
+        if context.kind == KeyKind::Opaque
+            && let Some(old) = self.index.find(&name)
+            && !self.index[old].complete()
+            && self.index[old].open.is_none()
+        {
+            // the rest of a void grant; the next object of this key may have another length
             self.doom(old);
         }
         let found = self.index.find(&name);
@@ -286,14 +295,7 @@ impl<T: Table> MemoryTier<T> {
     ) -> Option<Vec<(u32, u32, u32)>> {
         let mut rows = Vec::new();
         for section in sections_of(sections) {
-            let bytes = plan.section_bytes(section, tokens);
-            let group = plan.locate(section).map_or(0, |(group, _)| group);
-            let wanted = bytes.div_ceil(ROW_BYTES) as u32;
-            let size = slot_rows(plan.full_bytes(group))
-                .into_iter()
-                .rev()
-                .find(|size| *size >= wanted)
-                .unwrap_or(wanted);
+            let size = plan.section_rows(section, tokens);
             match self.take_row(size, section) {
                 Some(row) => rows.push((section, row, size)),
                 None => {
@@ -344,7 +346,7 @@ pub(crate) fn record(context: &GrantContext<'_>, wish: &Wish<'_>) -> ChunkRecord
     }
     ChunkRecord {
         state: 1,
-        kind: KeyKind::Prefix as u8,
+        kind: context.kind as u8,
         fidelity: 0,
         block_hash_count: count as u16,
         key: wish.key.0,

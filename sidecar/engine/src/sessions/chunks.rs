@@ -4,12 +4,13 @@ use super::core::{Asked, Core, Refusal};
 use super::seam::{Host, Now, Output};
 use crate::mistake::Mistake;
 use crate::table::Table;
-use crate::{Answer, GrantContext, Question, Reach, Time, Wish};
+use crate::{Answer, Engine, GrantContext, Question, Reach, Time, Wish};
+use kvcachepool_protocol::domain::SectionPlan;
 use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
 use kvcachepool_protocol::key::{EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes};
 use kvcachepool_protocol::message::{
-    self, Abort, AbortReply, ErrorCode, GRANT_INVALID, GRANT_NOT_READY, Grant, GrantChunk,
-    GrantReply, Pin, Probe, ProbeReply, Release, Sections,
+    self, Abort, AbortReply, ErrorCode, GRANT_INVALID, GRANT_NOT_READY, GRANT_TOO_LARGE, Grant,
+    GrantChunk, GrantReply, Pin, Probe, ProbeReply, Release, Role, Sections,
 };
 use kvcachepool_protocol::refs;
 
@@ -21,9 +22,11 @@ impl<H: Host> Core<H> {
         now: Now,
         asked: Asked,
         session: u64,
+        role: Role,
         body: &[u8],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
+        let kind = key_kind(role);
         let probe: Probe = message::decode(body)?;
         let hashes = unpack_hashes(&probe.hashes)
             .map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))?;
@@ -67,6 +70,7 @@ impl<H: Host> Core<H> {
         // a process-local domain stays in memory
         let reaches = !self.config.tiers.is_empty() && ready.domain.not_shareable.is_none();
         let reach = reaches.then(|| Reach {
+            kind,
             local_tokens: probe.local_tokens,
             max_load_tokens: probe.max_load_tokens,
             prefill_tokens_per_s: probe.prefill_tokens_per_s,
@@ -78,15 +82,21 @@ impl<H: Host> Core<H> {
             scheduler: session,
             request: probe.request.as_str().into(),
             tag: asked.tag,
+            kind,
+            independent: probe.independent && kind == KeyKind::Opaque,
             layout: ready.domain.layout_id,
             sections: plan.sections(),
             keys: hashes
                 .iter()
-                .map(|hash| chunk_key(&ready.domain.model_id, &namespace, KeyKind::Prefix, hash))
+                .map(|hash| chunk_key(&ready.domain.model_id, &namespace, kind, hash))
                 .collect(),
             chunk_tokens: plan.chunk_tokens(),
             tail_tokens: probe.tail_tokens,
-            local_tokens: probe.local_tokens,
+            local_tokens: match kind {
+                // objects are checked only to be read
+                KeyKind::Opaque => probe.local_tokens.or(Some(u64::MAX)),
+                _ => probe.local_tokens,
+            },
             wait_ms: match probe.budget_ms {
                 0 => self.config.settings.load_timeout_ms,
                 ms => ms.min(self.config.settings.load_timeout_ms),
@@ -183,15 +193,18 @@ impl<H: Host> Core<H> {
         now: Now,
         asked: Asked,
         session: u64,
+        role: Role,
         body: &[u8],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
+        let kind = key_kind(role);
         let grant: Grant = message::decode(body)?;
         let namespace = namespace(&grant.namespace)?;
         let ready = self.ready_for(session).filter(|_| !self.draining);
         let context = ready.as_ref().map(|ready| GrantContext {
             scheduler: session,
             tag: asked.tag,
+            kind,
             model: ready.domain.model_id,
             layout: ready.domain.layout_id,
             namespace,
@@ -214,6 +227,9 @@ impl<H: Host> Core<H> {
         let mut packed = Vec::new();
         for chunk in &grant.chunks {
             let result = match (&context, &mut self.engine) {
+                (Some(context), Some(engine)) if kind == KeyKind::Opaque => {
+                    grant_object(now, engine, context, chunk, &mut packed)
+                }
                 (Some(context), Some(engine)) => match wish(context, chunk) {
                     Some(wish) => engine.memory.grant(now, context, &wish, &mut packed),
                     None => GRANT_INVALID,
@@ -290,6 +306,51 @@ impl<H: Host> Core<H> {
         self.reply(asked, 0, &AbortReply { freed }, Vec::new(), out);
         Ok(())
     }
+}
+
+/// Kind of the keys of a session.
+fn key_kind(role: Role) -> KeyKind {
+    match role {
+        Role::Opaque => KeyKind::Opaque,
+        _ => KeyKind::Prefix,
+    }
+}
+
+/// Grants the pieces of an opaque object.
+fn grant_object<T: Table>(
+    now: Now,
+    engine: &mut Engine<T>,
+    context: &GrantContext<'_>,
+    chunk: &GrantChunk,
+    refs: &mut Vec<refs::SectionRef>,
+) -> u8 {
+    let Ok(last_hash) = EngineHash::try_from(chunk.hash.as_slice()) else {
+        return GRANT_INVALID;
+    };
+    if chunk.bytes == 0 {
+        return GRANT_INVALID;
+    }
+    let fits = |plan: &SectionPlan| {
+        plan.longest_section_bytes() <= engine.geometry().segment_bytes
+            && chunk.bytes <= engine.memory.granted_bytes_max()
+    };
+    let Some(plan) = SectionPlan::opaque(chunk.bytes).filter(fits) else {
+        return GRANT_TOO_LARGE;
+    };
+    let wish = Wish {
+        key: chunk_key(&context.model, &context.namespace, context.kind, &last_hash),
+        parent: None,
+        last_hash,
+        first_token: 0,
+        tokens: 1,
+        sections: u128::MAX >> (128 - plan.sections()),
+        block_hashes: &[],
+    };
+    let context = GrantContext {
+        plan: &plan,
+        ..*context
+    };
+    engine.memory.grant(now, &context, &wish, refs)
 }
 
 /// Decodes a namespace id; empty = the default namespace.

@@ -231,12 +231,12 @@ impl<H: Host> Core<H> {
         &mut self.host
     }
 
-    /// True while a scheduler or worker is alive.
+    /// True while a process that uses the memory is alive.
     pub fn attached(&self) -> bool {
         self.peers
             .sessions
             .values()
-            .any(|s| matches!(s.role, Role::Scheduler | Role::Worker))
+            .any(|s| matches!(s.role, Role::Scheduler | Role::Worker | Role::Opaque))
     }
 
     fn frame(
@@ -311,16 +311,21 @@ impl<H: Host> Core<H> {
             (Op::Register, Role::Worker | Role::Scheduler) => {
                 self.register(asked, session, body, out)
             }
-            (Op::Probe, Role::Scheduler) => self.probe(now, asked, session, body, out),
-            (Op::Pin, Role::Scheduler) => self.pin_request(session, body),
-            (Op::Release, Role::Scheduler) => self.release(session, body),
-            (Op::Grant, Role::Scheduler) => self.grant(now, asked, session, body, out),
-            (Op::Commit, Role::Worker) => self.commit(session, body),
-            (Op::Abort, Role::Worker) => self.abort(asked, session, body, out),
+            (Op::Probe, Role::Scheduler | Role::Opaque) => {
+                self.probe(now, asked, session, role, body, out)
+            }
+            (Op::Pin, Role::Scheduler | Role::Opaque) => self.pin_request(session, body),
+            (Op::Release, Role::Scheduler | Role::Opaque) => self.release(session, body),
+            (Op::Grant, Role::Scheduler | Role::Opaque) => {
+                self.grant(now, asked, session, role, body, out)
+            }
+            (Op::Commit, Role::Worker | Role::Opaque) => self.commit(session, body),
+            (Op::Abort, Role::Worker | Role::Opaque) => self.abort(asked, session, body, out),
             (Op::Abort, Role::Scheduler) => self.abort_grant(asked, session, body, out),
             (Op::Events, Role::Scheduler) => self.events(now, asked, session, body, out),
             (Op::Report, Role::Worker | Role::Scheduler) => self.report(session, body),
             (Op::Window, Role::Worker) => self.window(asked, session, body, out),
+            (Op::Objects, Role::Opaque) => self.objects(now, asked, session, body, out),
             (op, role) => Err(wrong_role(role, op)),
         }
     }
@@ -393,14 +398,14 @@ impl<H: Host> Core<H> {
         let (role, process) = (session.role, session.process);
         self.polls.remove(&id);
         if let Some(engine) = &mut self.engine {
-            if role == Role::Scheduler {
+            if matches!(role, Role::Scheduler | Role::Opaque) {
                 engine.cancel_waiting(id);
             }
             if H::Table::makes(Mistake::FreeOnEof)
                 && role == Role::Worker
                 && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
             {
-                engine.memory.reconcile(lock, &[]);
+                engine.memory.reconcile(lock, &[], false);
             }
         }
     }

@@ -8,7 +8,9 @@ use super::window::Mode;
 use crate::mistake::Mistake;
 use crate::table::Table;
 use kvcachepool_protocol::PROTOCOL_VERSION;
-use kvcachepool_protocol::message::{self, ErrorCode, Hello, HelloReply, Memory, Role};
+use kvcachepool_protocol::message::{
+    self, ErrorCode, FEATURE_OBJECTS, Hello, HelloReply, Memory, Role,
+};
 use kvcachepool_protocol::refs;
 
 /// Retry interval of a process without an arena. Milliseconds.
@@ -52,12 +54,6 @@ impl<H: Host> Core<H> {
                 hello.version
             );
             return Err(Refusal::new(ErrorCode::WrongVersion, said));
-        }
-        if hello.role == Role::Opaque {
-            return Err(Refusal::new(
-                ErrorCode::NotServed,
-                "this sidecar does not support clients of the role Opaque",
-            ));
         }
         if hello.off.is_some() || matches!(hello.role, Role::Admin | Role::Plugin) {
             self.greet_without_session(asked, &hello, out);
@@ -356,10 +352,19 @@ impl<H: Host> Core<H> {
                 if H::Table::makes(Mistake::RoleHello)
                     && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
                 {
-                    engine.memory.reconcile(lock, &[]);
+                    engine.memory.reconcile(lock, &[], false);
                 }
             }
             return Ok(());
+        }
+        if hello.role == Role::Opaque {
+            if let Some(engine) = &mut self.engine {
+                engine.keep_requests(session, &hello.requests);
+            }
+            if let Some(p) = self.peers.processes.get_mut(&process) {
+                // clients copy by themselves; a GPU writes only for a process that is also a worker
+                p.gpu = Some(p.gpu.unwrap_or(false));
+            }
         }
         if verdict.memory != Memory::Held {
             // the process does not map the live arena, so it is not ready before its next REGISTER
@@ -373,7 +378,9 @@ impl<H: Host> Core<H> {
                 .iter()
                 .map(|r| (r.slot.get(), r.generation.get()))
                 .collect();
-            let back = engine.memory.reconcile(lock, &named);
+            let back = engine
+                .memory
+                .reconcile(lock, &named, hello.role == Role::Opaque);
             self.counters.add_event("GrantsNotNamed", u64::from(back));
         }
         Ok(())
@@ -433,7 +440,7 @@ impl<H: Host> Core<H> {
             sidecar_version: self.version.clone(),
             session,
             boot: self.boot,
-            features: Vec::new(),
+            features: vec![FEATURE_OBJECTS.to_owned()],
             settings: self.config.settings.clone(),
             retry_ms: if waits { RETRY_MS } else { 0 },
             memory: verdict.memory,

@@ -231,7 +231,9 @@ impl<H: Host> Core<H> {
                 {
                     for owner in engine.memory.grants.living_owners() {
                         if Some(owner) != hello.lock {
-                            engine.memory.reconcile(owner, &[]);
+                            for opaque in [false, true] {
+                                engine.memory.reconcile(owner, &[], opaque);
+                            }
                         }
                     }
                 }

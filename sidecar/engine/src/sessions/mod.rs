@@ -9,6 +9,7 @@ mod death;
 mod events;
 mod hello;
 mod memory;
+mod objects;
 mod peers;
 mod register;
 pub mod seam;

@@ -2,7 +2,7 @@
 
 use super::core::{Asked, Core, Refusal};
 use super::seam::{Host, Output};
-use kvcachepool_protocol::domain::{Domain, RankPart, Refused, SchedulerPart, join};
+use kvcachepool_protocol::domain::{Domain, RankPart, Refused, SchedulerPart, join, opaque};
 use kvcachepool_protocol::message::{self, ErrorCode, Register, RegisterReply, Role};
 use kvcachepool_protocol::table::ROW_BYTES;
 use std::collections::BTreeMap;
@@ -190,9 +190,18 @@ impl<H: Host> Core<H> {
         Some(Ready { domain, writers })
     }
 
-    /// The instance of a session, if it is served.
+    /// The domain and the writers of a session, if it is served.
     pub(super) fn ready_for(&self, session: u64) -> Option<Ready> {
-        self.ready(&self.peers.sessions.get(&session)?.instance)
+        let s = self.peers.sessions.get(&session)?;
+        if s.role != Role::Opaque {
+            return self.ready(&s.instance);
+        }
+        let region = self.region()?;
+        let process = self.peers.process_of_session(session)?;
+        let lock = process.lock.filter(|_| process.maps == Some(region))?;
+        let domain = opaque()?;
+        let writers = vec![lock; domain.plan.sections() as usize];
+        Some(Ready { domain, writers })
     }
 
     /// A rank or scheduler has left: its instance is not served until it is replaced.

@@ -199,7 +199,7 @@ impl Run {
                     .skip(keep % 4)
                     .map(|r| (r.slot.get(), r.generation.get()))
                     .collect();
-                rig.engine.memory.reconcile(OWNERS[owner], &named);
+                rig.engine.memory.reconcile(OWNERS[owner], &named, false);
             }
             Step::AdminPin { path } => {
                 let _ = rig

@@ -138,6 +138,7 @@ impl Rig {
             .collect();
         let context = GrantContext {
             scheduler: 1,
+            kind: KeyKind::Prefix,
             tag: self.tag,
             model: ModelId::default(),
             layout: self.layout,
@@ -252,6 +253,8 @@ impl Rig {
         self.tag += 1;
         let question = Question {
             scheduler: 1,
+            kind: KeyKind::Prefix,
+            independent: false,
             request: request.into(),
             tag: self.tag,
             layout: self.layout,

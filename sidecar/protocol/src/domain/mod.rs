@@ -3,11 +3,15 @@
 
 mod canonical;
 mod numbers;
+mod opaque;
 mod plan;
 mod register;
 
 pub use canonical::{
     BadDescriptor, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTOR_DEPTH, canonical_json,
 };
-pub use plan::{BadPlan, GroupKind, GroupPlan, MAX_GROUPS, MAX_SECTIONS, SectionPlan, slot_rows};
+pub use opaque::{opaque, opaque_layout};
+pub use plan::{
+    BadPlan, GroupKind, GroupPlan, MAX_GROUPS, MAX_OPAQUE_BYTES, MAX_SECTIONS, SectionPlan, slot_rows,
+};
 pub use register::{Domain, RankPart, Refused, SchedulerPart, join, model_identity};

@@ -6,6 +6,10 @@ use crate::table::ROW_BYTES;
 pub const MAX_GROUPS: usize = 32;
 /// Maximum sections of a domain. A chunk record names sections in a 128-bit map.
 pub const MAX_SECTIONS: usize = 128;
+/// Longest opaque object: a value of 1 GiB, with its key and header.
+pub const MAX_OPAQUE_BYTES: u64 = (1 << 30) + (256 << 10);
+/// Length of an opaque object's pieces, unless it would have more than [`MAX_SECTIONS`]. The smallest segment holds one.
+pub(super) const PIECE_BYTES_MIN: u64 = 4 << 20;
 /// Longest section. A reference has a 32-bit length.
 const MAX_SECTION_BYTES: u64 = u32::MAX as u64;
 
@@ -85,6 +89,8 @@ pub struct SectionPlan {
     /// Index of each group's first section.
     first: Vec<u32>,
     sections: u32,
+    /// Length of the last section of an opaque object.
+    last_bytes: Option<u64>,
 }
 
 impl SectionPlan {
@@ -137,6 +143,29 @@ impl SectionPlan {
             groups,
             first,
             sections: next,
+            last_bytes: None,
+        })
+    }
+
+    /// Plan of an opaque object of `bytes` bytes: pieces of equal length, and a last one with the rest. `None` if it is empty or longer than
+    /// [`MAX_OPAQUE_BYTES`].
+    pub fn opaque(bytes: u64) -> Option<Self> {
+        if bytes == 0 || bytes > MAX_OPAQUE_BYTES {
+            return None;
+        }
+        let piece = PIECE_BYTES_MIN.max(bytes.div_ceil(MAX_SECTIONS as u64).next_power_of_two());
+        let pieces = u32::try_from(bytes.div_ceil(piece)).ok()?;
+        let group = GroupPlan {
+            kind: GroupKind::Full,
+            block_tokens: 1,
+            block_bytes: piece.min(bytes),
+            shards: pieces,
+            window_tokens: 0,
+        };
+        let plan = Self::new(1, 1, vec![group]).ok()?;
+        Some(Self {
+            last_bytes: Some(bytes - u64::from(pieces - 1) * piece),
+            ..plan
         })
     }
 
@@ -186,6 +215,11 @@ impl SectionPlan {
 
     /// Bytes of a section of a chunk with `tokens` tokens (whole blocks, at most a full chunk); 0 for an unknown section.
     pub fn section_bytes(&self, section: u32, tokens: u32) -> u64 {
+        if let Some(last) = self.last_bytes
+            && section + 1 == self.sections
+        {
+            return last;
+        }
         self.locate(section)
             .and_then(|(group, _)| self.groups.get(group))
             .map_or(0, |g| {
@@ -206,6 +240,18 @@ impl SectionPlan {
             .map(|group| self.full_bytes(group))
             .max()
             .unwrap_or(0)
+    }
+
+    /// Rows of the slot for a section of a chunk with `tokens` tokens.
+    pub fn section_rows(&self, section: u32, tokens: u32) -> u32 {
+        let bytes = self.section_bytes(section, tokens);
+        let rows = u32::try_from(bytes.div_ceil(ROW_BYTES)).unwrap_or(u32::MAX);
+        if self.last_bytes.is_some() {
+            return coarse_rows(rows);
+        }
+        let group = self.locate(section).map_or(0, |(group, _)| group);
+        let mut sizes = slot_rows(self.full_bytes(group)).into_iter().rev();
+        sizes.find(|size| *size >= rows).unwrap_or(rows)
     }
 
     /// Bytes of a chunk with all its sections.
@@ -236,6 +282,12 @@ impl SectionPlan {
             .fold(0u128, |map, s| map | 1 << s);
         [map as u64, (map >> 64) as u64]
     }
+}
+
+/// Slot size of a piece of an opaque object: four sizes per doubling, so that few sizes share the arena and at most a quarter is unused.
+fn coarse_rows(rows: u32) -> u32 {
+    let step = (rows.max(4) - 1).ilog2().saturating_sub(2);
+    rows.next_multiple_of(1 << step)
 }
 
 /// Slot sizes, in rows of 64 KiB, for sections whose full length is `full_bytes`: the full size first, then repeated halves for tails, down

@@ -225,7 +225,7 @@ proptest! {
     fn hot_messages_round_trip(request in "\\PC{0,40}", hashes in prop::collection::vec(any::<u8>(), 0..200), local: Option<u64>, n: u64, t: u32) {
         let probe = Probe { request: request.clone(), namespace: vec![], hashes: hashes.clone(), tail_tokens: t, local_tokens: local, budget_ms: n, max_load_tokens: local, prefill_tokens_per_s: n };
         prop_assert_eq!(decode::<Probe>(&encode(&probe).unwrap()).unwrap(), probe);
-        let chunk = GrantChunk { hash: hashes.clone(), parent: vec![], first_token: t, tokens: t, groups: t, block_hashes: hashes.clone() };
+        let chunk = GrantChunk { bytes: 0, hash: hashes.clone(), parent: vec![], first_token: t, tokens: t, groups: t, block_hashes: hashes.clone() };
         let grant = Grant { request, namespace: hashes.clone(), chunks: vec![chunk.clone(), chunk], ttl_s: t };
         prop_assert_eq!(decode::<Grant>(&encode(&grant).unwrap()).unwrap(), grant);
         let sections = Sections { region: n, refs: hashes };

@@ -165,6 +165,7 @@ pub fn register_scheduler() -> Register {
 /// Chunk `n` (from 1) of a prefix of full chunks.
 pub fn chunk(n: u8) -> GrantChunk {
     GrantChunk {
+        bytes: 0,
         hash: hash(n).0.to_vec(),
         parent: if n == 1 {
             Vec::new()
@@ -180,6 +181,7 @@ pub fn chunk(n: u8) -> GrantChunk {
 
 pub fn probe(request: &str, chunks: &[u8]) -> Probe {
     Probe {
+        independent: false,
         request: request.into(),
         namespace: Vec::new(),
         hashes: chunks.iter().flat_map(|n| hash(*n).0).collect(),

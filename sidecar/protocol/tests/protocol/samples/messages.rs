@@ -72,6 +72,7 @@ fn group() -> Group {
 
 fn grant_chunk() -> GrantChunk {
     GrantChunk {
+        bytes: 0,
         hash: hash(6),
         parent: hash(7),
         first_token: 256,
@@ -166,6 +167,7 @@ pub fn all() -> Vec<Sample> {
         ready: true,
     };
     let probe = Probe {
+        independent: true,
         request: "req-1".into(),
         namespace: hash(3),
         hashes: [hash(4), hash(5)].concat(),
@@ -215,6 +217,18 @@ pub fn all() -> Vec<Sample> {
         hash: hash(8),
         namespace: hash(6),
         first_token: 512,
+    };
+    let objects = Objects {
+        op: ObjectsOp::Pin,
+        namespace: hash(6),
+        hashes: hash(1),
+        ttl_s: 60,
+    };
+    let described = ObjectsReply {
+        count: 1,
+        states: vec![1, 0],
+        bytes: vec![1 << 30, 0],
+        pinned: vec![1, 0],
     };
     let report = Report {
         requested_tokens: 1000,
@@ -332,6 +346,8 @@ pub fn all() -> Vec<Sample> {
         ),
         sample("Admin", Op::Admin, 0, 12, &admin),
         sample("Report", Op::Report, 0, u64::MAX, &report),
+        sample("Objects", Op::Objects, 0, 14, &objects),
+        sample("ObjectsReply", Op::Objects, FLAG_REPLY, 14, &described),
         sample(
             "ErrorBody",
             Op::Register,

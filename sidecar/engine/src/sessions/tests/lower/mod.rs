@@ -135,7 +135,7 @@ fn look_up(w: &mut World, there: &[u8]) -> (Kind, Vec<u8>) {
         Effect::Lookup(LookupJob {
             lookup,
             tier,
-            names,
+            names, ..
         }),
     ] = <[Effect; 1]>::try_from(orders(w)).expect("one order")
     else {
