@@ -3,9 +3,10 @@
 Only `go_off` blocks its caller. Sends do not block: a frame that does not fit into the socket closes the connection,
 and the next HELLO reconciles both sides. Callbacks run on the reader thread and never hold a lock of this file.
 
-The owner of a `Connection` has a lock of its own. It calls `send` and `request` while holding it, together with the change
-of its state that the frame describes; `held` and `after_hello` take the same lock. So nothing is lost between a HELLO's
-list and the frames behind it: if `send` returns False, the owner keeps the message and sends it in `after_hello`.
+The owner of a `Connection` has a lock of its own. It calls `send` and `request` while holding it, together with the
+change of its state that the frame describes; `held` and `after_hello` take the same lock. So nothing is lost between a
+HELLO's list and the frames behind it: if `send` returns False, the owner keeps the message and sends it in
+`after_hello`.
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ class Reply(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The list in a HELLO: a worker's granted slots (packed references), or a scheduler's request ids."""
+    """The list in a HELLO: granted slots (packed references) of a worker or an object client, and request ids whose
+    leases continue.
+    """
 
     grants: bytes = b""
     requests: tuple[str, ...] = ()
 
 
 class Hooks(Protocol):
-    """Callbacks of a `Connection`'s owner. They run on the reader thread, except for `before_unmap` and `on_off`, which may
-    run on any thread.
+    """Callbacks of a `Connection`'s owner. They run on the reader thread, except for `before_unmap` and `on_off`, which
+    may run on any thread.
     """
 
     def held(self, region: int | None) -> Held:
@@ -94,7 +97,7 @@ _tags = itertools.count(1)
 
 
 class Connection:
-    """A session of one role (`scheduler` or `worker`) of this process.
+    """A session of one role (`scheduler`, `worker` or `opaque`) of this process.
 
     Attributes that any thread may read:
     role, instance: the arguments.
@@ -103,6 +106,8 @@ class Connection:
     settings: from the last HELLO response, `NO_SETTINGS` before it.
     hello: the last HELLO response, or None.
     refusal: name of the error with which the sidecar refused the last HELLO, or "".
+    failure: message of the error that ended the last connection, or "".
+    attempted: set once the first attempt to connect has succeeded or failed.
     """
 
     def __init__(
@@ -114,17 +119,21 @@ class Connection:
         socket_path: str,
         hooks: Hooks,
         wants_memory: bool | None = None,
+        engine: str = "vllm",
     ) -> None:
-        """Nothing happens before `start`. By default, only workers have `wants_memory`."""
+        """Nothing happens before `start`. By default, only workers and object clients have `wants_memory`."""
         self.role = role
-        self.wants_memory = role == "worker" if wants_memory is None else wants_memory
+        self.wants_memory = role in ("worker", "opaque") if wants_memory is None else wants_memory
         self.settings = NO_SETTINGS
         self.hello: HelloReply | None = None
         self.connected = False
         self.connection = 0
         self.refusal = ""
+        self.failure = ""
+        self.attempted = threading.Event()
         self._lock_failures = 0
         self.instance = instance
+        self._engine = engine
         self._rank = rank
         self._engine_version = engine_version
         self._path = socket_path
@@ -238,11 +247,13 @@ class Connection:
                 self._refused(ErrorBody(code="WrongVersion", message=str(error), retryable=False))
             except (OSError, wire.FrameError, SharedMemoryError, msgspec.DecodeError) as error:
                 logger.debug("connection to the sidecar ended: %s", error)
+                self.failure = str(error)
                 accepted = self.connected
             except Exception:
                 logger.exception("unexpected error on the connection to the sidecar")
             finally:
                 self._close()
+                self.attempted.set()
             if self._stop.is_set():
                 return
             backoff = _BACKOFF_FIRST_S if accepted else min(backoff * 2, _BACKOFF_LAST_S)
@@ -342,6 +353,7 @@ class Connection:
         with self._lock:
             self.connected = self._open
         self._hooks.on_hello(hello)
+        self.attempted.set()
         if hello.memory == "none" and self.wants_memory:
             return time.monotonic() + max(hello.retry_ms, 10) / 1000, True
         return None, True
@@ -353,7 +365,7 @@ class Connection:
             Hello(
                 version=wire.PROTOCOL_VERSION,
                 role=self.role,
-                engine="vllm",
+                engine=self._engine,
                 engine_version=self._engine_version,
                 instance=self.instance,
                 incarnation=self._shared.incarnation,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 CHUNK_ABSENT, CHUNK_READY, CHUNK_PENDING = 0, 1, 2
-(GRANT_GRANTED, GRANT_EXISTS, GRANT_NO_ROOM, GRANT_NOT_READY, GRANT_NO_PARENT, GRANT_INVALID) = range(1, 7)
+(GRANT_GRANTED, GRANT_EXISTS, GRANT_NO_ROOM, GRANT_NOT_READY, GRANT_NO_PARENT, GRANT_INVALID, GRANT_QUOTA) = range(1, 8)
 #: Names of the numbers in `ProbeReply.tiers`.
 TIERS = {1: "memory", 2: "disk", 3: "redis", 4: "s3"}
 MEMORY = b"\x01"
@@ -147,6 +147,8 @@ class Probe(Message):
     budget_ms: int = 0
     max_load_tokens: int | None = None
     prefill_tokens_per_s: int = 0
+    #: The keys are no prefix: each one counts for itself.
+    independent: bool = False
 
 
 class ProbeReply(Message):
@@ -171,12 +173,14 @@ class Release(Message):
 
 
 class GrantChunk(Message):
-    hash: bytes
+    hash: builtins.bytes
     first_token: int
     tokens: int
     groups: int
-    parent: bytes = b""
-    block_hashes: bytes = b""
+    parent: builtins.bytes = b""
+    block_hashes: builtins.bytes = b""
+    #: Size of an opaque object; 0 for KV, whose size follows from its layout.
+    bytes: int = 0
 
 
 class Grant(Message):
@@ -208,6 +212,22 @@ class Abort(Message):
 
 class AbortReply(Message):
     freed: int
+
+
+class Objects(Message):
+    #: `remove`, `touch`, `pin`, `unpin` or `stat`.
+    op: str
+    hashes: bytes
+    namespace: bytes = b""
+    ttl_s: int = 0
+
+
+class ObjectsReply(Message):
+    count: int
+    states: builtins.bytes = b""
+    bytes: list[int] = []
+    tiers: builtins.bytes = b""
+    pinned: builtins.bytes = b""
 
 
 class Events(Message):

@@ -1,7 +1,7 @@
 """The process's shared state with the sidecar: incarnation, proof of death, arena and slot table.
 
-One instance per process (`shared()`), used by the scheduler part and the worker part: one pidfd, one byte of the lock
-file, one mapping. The protocol's documentation has the rules ("Sessions", "Shared memory").
+One instance per process (`shared()`), used by the scheduler part, the worker part and the object client: one pidfd, one
+byte of the lock file, one mapping. The protocol's documentation has the rules ("Sessions", "Shared memory").
 """
 
 from __future__ import annotations
@@ -126,6 +126,8 @@ class Mapping:
         self.region = region
         self.arena_bytes = arena_bytes
         self.table_bytes = table_bytes
+        #: `close` is about to follow: a part that has ended its copies must not begin others.
+        self.retired = False
         self.closed = False
         self.table_address = map_shared(table_fd, table_bytes, mmap.PROT_READ)
         try:
@@ -175,7 +177,7 @@ class Mapping:
 
     def populate(self, slots: U32, lengths: U32) -> None:
         """Maps the pages of these slots (lengths in bytes, all inside the arena) with one call per slot, once. Page
-        faults of the copy would cost five times as much. For one thread at a time.
+        faults of the copy would cost five times as much.
 
         Only slots of a job: a page that the sidecar has not allocated yet would be charged to this process. On kernels
         without it (before 5.14), the copy faults the pages in.
@@ -189,7 +191,7 @@ class Mapping:
     def close(self) -> None:
         if self.closed:
             return
-        self.closed = True
+        self.retired = self.closed = True
         del self._rows
         unmap(self.arena_address, self.arena_bytes)
         unmap(self.table_address, self.table_bytes)
@@ -205,7 +207,7 @@ class Mapping:
 class Participant(Protocol):
     """A part of the process that uses the shared state: a `Connection` with its role."""
 
-    #: `scheduler` or `worker`.
+    #: `scheduler`, `worker` or `opaque`.
     role: str
     #: The engine that this part belongs to.
     instance: str
@@ -343,6 +345,8 @@ class Shared:
         HELLO.
         """
         with self._lock:
+            if self.mapping is not None:
+                self.mapping.retired = True
             participants = list(self._participants.values())
         for participant in participants:
             participant.before_unmap()

@@ -48,6 +48,7 @@ class Op(IntEnum):
     EVENTS = 10
     ADMIN = 11
     REPORT = 12
+    OBJECTS = 13
 
 
 class FrameError(Exception):

@@ -439,7 +439,7 @@ class Worker:
             if self._mapping is not mapping and not self._attach(mapping):
                 return
             with self._wake:
-                if mapping.closed:
+                if mapping.retired:
                     # Meanwhile the sidecar made the other role of this process unmap. This role sends another HELLO.
                     return
                 self._mapping = mapping

@@ -1,0 +1,72 @@
+"""References to the slots of objects, as replies name them, and the checks of them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from .object_bytes import MAX_PIECES, piece_bytes, piece_lengths
+from .shared import ROW_BYTES, Mapping, Refs
+
+REF_BYTES = 16
+
+
+class BadReplyError(Exception):
+    """A reply contradicts its request, or names memory outside of the arena."""
+
+
+class Slots(NamedTuple):
+    """The slots of one object: its references, and where its pieces are in the arena.
+
+    starts: offsets of the pieces in the arena.
+    size: bytes of a full piece. nbytes: bytes of the object.
+    """
+
+    mapping: Mapping
+    packed: bytes
+    starts: list[int]
+    size: int
+    nbytes: int
+
+    @staticmethod
+    def read(mapping: Mapping, packed: bytes) -> Slots:
+        """Checks the references of one object. Raises `BadReplyError`."""
+        refs = Refs.read(packed)
+        lengths = refs.lengths.tolist()
+        nbytes = sum(lengths)
+        if refs.sections.tolist() != list(range(len(lengths))) or len(lengths) > MAX_PIECES:
+            raise BadReplyError(f"the sections of an object are {refs.sections.tolist()}")
+        if lengths != piece_lengths(nbytes):
+            raise BadReplyError(f"an object of {nbytes} bytes has sections of {lengths} bytes")
+        if not mapping.inside(refs.slots, refs.lengths):
+            raise BadReplyError(f"the slots {refs.slots.tolist()} are not in the arena")
+        return Slots(mapping, packed, [slot * ROW_BYTES for slot in refs.slots.tolist()], piece_bytes(nbytes), nbytes)
+
+    def refs(self, begin: int = 0, end: int | None = None) -> Refs:
+        """References of the pieces that hold bytes `begin..end` of the object."""
+        last = self.nbytes if end is None else end
+        return Refs.read(self.packed[begin // self.size * REF_BYTES : -(-last // self.size) * REF_BYTES])
+
+
+def objects_of(mapping: Mapping, packed: bytes, count: int) -> list[Slots]:
+    """The slots of `count` objects, each of which begins with section 0. Raises `BadReplyError`."""
+    if len(packed) % REF_BYTES:
+        raise BadReplyError(f"references of {len(packed)} bytes")
+    starts = (np.flatnonzero(Refs.read(packed).sections == 0) * REF_BYTES).tolist()
+    if len(starts) != count or (packed and starts[:1] != [0]):
+        raise BadReplyError(f"references of {len(starts)} objects, expected {count}")
+    bounds = itertools.pairwise([*starts, len(packed)])
+    return [Slots.read(mapping, packed[begin:end]) for begin, end in bounds]
+
+
+def by_slot(slots: Slots) -> list[tuple[int, bytes]]:
+    refs = [slots.packed[at : at + REF_BYTES] for at in range(0, len(slots.packed), REF_BYTES)]
+    return [(int.from_bytes(ref[:4], "little"), ref) for ref in refs]
+
+
+def overlap(held: dict[int, bytes]) -> bool:
+    """Whether two of these slots share rows of the arena."""
+    ends = ((slot, slot - (-int.from_bytes(ref[8:12], "little") // ROW_BYTES)) for slot, ref in sorted(held.items()))
+    return any(end > begin for (_, end), (begin, _) in itertools.pairwise(ends))
