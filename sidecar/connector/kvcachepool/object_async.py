@@ -139,4 +139,6 @@ class AsyncClient:
             while not future.cancel() and not result.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([result])
+            if result.done() and not result.cancelled():
+                result.exception()  # nobody else reads it
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar, cast
@@ -12,10 +13,11 @@ from .messages import (
     CHUNK_ABSENT,
     GRANT_EXISTS,
     GRANT_GRANTED,
-    GRANT_INVALID,
     GRANT_NO_ROOM,
     GRANT_NOT_READY,
     GRANT_QUOTA,
+    GRANT_TOO_LARGE,
+    MEMORY,
     TIERS,
     Grant,
     GrantChunk,
@@ -53,8 +55,8 @@ _RESULTS = {
     GRANT_EXISTS: Put.EXISTS,
     GRANT_NO_ROOM: Put.NO_ROOM,
     GRANT_NOT_READY: Put.NO_ROOM,
-    GRANT_INVALID: Put.TOO_LARGE,
     GRANT_QUOTA: Put.QUOTA,
+    GRANT_TOO_LARGE: Put.TOO_LARGE,
 }
 
 _T = TypeVar("_T")
@@ -203,9 +205,10 @@ class Client:
         """What the sidecar knows of each key; None if it is absent."""
         stats: list[Stat | None] = []
         for count, reply in self._objects("stat", keys, 0, timeout_s):
-            if not len(reply.states) == len(reply.bytes) == len(reply.tiers) == len(reply.pinned) == count:
+            tiers = reply.tiers or MEMORY * count
+            if not len(reply.states) == len(reply.bytes) == len(tiers) == len(reply.pinned) == count:
                 raise Unavailable("BadReply", f"a reply for {len(reply.states)} of {count} keys")
-            columns = zip(reply.states, reply.bytes, reply.tiers, reply.pinned, strict=True)
+            columns = zip(reply.states, reply.bytes, tiers, reply.pinned, strict=True)
             stats += [
                 Stat(nbytes, TIERS.get(tier, "unknown"), bool(pinned)) if state else None
                 for state, nbytes, tier, pinned in columns
@@ -380,13 +383,13 @@ class Client:
         return self._session, time.monotonic() + self._timeout(timeout_s)
 
     def _timeout(self, timeout_s: float | None) -> float:
-        return self._timeout_s if timeout_s is None else timeout_s
+        return min(self._timeout_s if timeout_s is None else timeout_s, threading.TIMEOUT_MAX)
 
 
 def _result(state: int) -> Put:
     result = _RESULTS.get(state)
     if result is None:
-        raise Unavailable("BadReply", f"unknown result {state} of a GRANT")
+        raise Unavailable("BadReply", f"unexpected result {state} of a GRANT")
     return result
 
 

@@ -420,6 +420,7 @@ class Session:
             self._mapping = None
             self._held = {}
             self._outbox = []
+            self._changed.notify_all()
             while self._copies:
                 self._changed.wait(1.0)
             self._arena = np.empty(0, dtype=np.uint8)
