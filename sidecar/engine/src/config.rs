@@ -21,6 +21,8 @@ pub struct Limits {
     pub index_entries_max: u32,
     /// Percent of the arena that soft pins may hold.
     pub soft_pin_percent_max: u32,
+    /// Share of the arena that the opaque objects of one namespace may hold.
+    pub namespace_percent_max: u32,
     /// Percent of the arena that admin pins may hold.
     pub admin_pin_percent_max: u32,
     /// Events kept for EVENTS.
@@ -138,6 +140,7 @@ impl From<&file::Config> for Config {
                 index_entries_max: limits.index_entries,
                 soft_pin_percent_max: u32::from(limits.pinned_share.0),
                 admin_pin_percent_max: 25,
+                namespace_percent_max: u32::from(limits.namespace_share.0),
                 events_max: limits.events,
             },
             soft_pin_ms: 30_000,

@@ -89,6 +89,7 @@ fn config(p: &Profile) -> Config {
         limits: Limits {
             granted_bytes_max: u64::from(p.segments) * 64 * ROW_BYTES,
             soft_pin_percent_max: p.soft_pin_percent,
+            namespace_percent_max: 100,
             events_max: 64,
             ..base.limits
         },

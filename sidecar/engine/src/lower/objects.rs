@@ -60,7 +60,12 @@ impl<T: Table> Engine<T> {
         self.settle();
         for at in 0..self.lower.tiers.len() {
             let serves = self.lower.serves(at, &reach.namespace);
-            let Some(tier) = self.lower.tiers.get(at).filter(|t| t.is_written() && serves) else {
+            let Some(tier) = self
+                .lower
+                .tiers
+                .get(at)
+                .filter(|t| t.is_written() && serves)
+            else {
                 continue;
             };
             let tier = tier.config.kind;
@@ -87,6 +92,8 @@ fn plan_of(object: &Object) -> Option<SectionPlan> {
     let in_order = object.sections.iter().zip(0u32..);
     let sound = object.kind == KeyKind::Opaque
         && planned.eq(lengths())
-        && in_order.into_iter().all(|(s, at)| (s.group, s.shard) == (0, at));
+        && in_order
+            .into_iter()
+            .all(|(s, at)| (s.group, s.shard) == (0, at));
     sound.then_some(plan)
 }

@@ -9,7 +9,7 @@ use crate::Time;
 use crate::mistake::Mistake;
 use crate::name::Name;
 use crate::table::{COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, Row, Table};
-use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId};
+use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, NamespaceId};
 use std::collections::BTreeMap;
 
 impl<T: Table> MemoryTier<T> {
@@ -209,6 +209,10 @@ impl<T: Table> MemoryTier<T> {
                 continue;
             }
             let (complete, handle) = (e.complete(), self.index.handle(entry));
+            let (bytes, record) = (e.bytes, self.slots.record(entry));
+            if record.kind == KeyKind::Opaque as u8 {
+                self.count_to_quota(entry, NamespaceId(record.namespace), bytes);
+            }
             // the earlier boot's record of written tiers is lost
             self.index[entry].missed = u8::MAX;
             if complete {

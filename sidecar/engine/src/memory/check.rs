@@ -13,6 +13,7 @@ impl<T: Table> MemoryTier<T> {
         self.grants.check(&self.slots)?;
         self.eviction.check(&self.index)?;
         self.check_entries()?;
+        self.check_quotas()?;
         self.check_pins()
     }
 

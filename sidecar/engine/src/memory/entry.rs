@@ -4,7 +4,7 @@ use super::grant::sections_of;
 use super::{Event, MemoryTier, evict};
 use crate::name::Name;
 use crate::table::Table;
-use kvcachepool_protocol::key::ChunkKey;
+use kvcachepool_protocol::key::{ChunkKey, NamespaceId};
 
 /// No entry, no row.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -83,6 +83,8 @@ pub(crate) struct Entry {
     /// Number of sections being checked.
     pub checking: u32,
     pub expires_unix_s: u64,
+    /// An opaque object: its namespace, and the bytes that it counts there.
+    pub quota: Option<(NamespaceId, u64)>,
     /// The class under which it is counted; `ChunkIndex::recount` updates it.
     pub class: Option<Class>,
 }
@@ -124,6 +126,7 @@ impl Entry {
             check_began_ms: 0,
             checking: 0,
             expires_unix_s: 0,
+            quota: None,
             class: None,
         }
     }
@@ -238,6 +241,7 @@ impl<T: Table> MemoryTier<T> {
             self.grants.void(grant);
         }
         self.drop_pins(entry);
+        self.quotas.remove(&self.index[entry]);
         for row in slots {
             if row != NONE {
                 self.free_row(row, why);

@@ -89,7 +89,7 @@ impl<T: Table> MemoryTier<T> {
         false
     }
 
-    fn evict(&mut self, entry: u32) {
+    pub(super) fn evict(&mut self, entry: u32) {
         self.stats.evicted_chunks += 1;
         self.stats.evicted_bytes += self.index.entry(entry).map_or(0, |e| e.bytes);
         self.remove(entry, Why::Evicted);

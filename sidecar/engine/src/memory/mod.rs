@@ -14,6 +14,7 @@ mod grants;
 mod index;
 mod pins;
 mod policy;
+mod quota;
 mod ring;
 mod slots;
 mod window;
@@ -36,6 +37,7 @@ use eviction::Eviction;
 use grants::Grants;
 use index::ChunkIndex;
 use pins::Pins;
+use quota::Quotas;
 
 /// A change that other parts of the engine must learn of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +62,7 @@ pub(crate) struct MemoryTier<T> {
     pub grants: Grants,
     pub eviction: Eviction,
     pub pins: Pins,
+    quotas: Quotas,
     pub ring: Ring,
     pub stats: Stats,
     events: Vec<Event>,
@@ -74,6 +77,7 @@ impl<T: Table> MemoryTier<T> {
             grants: Grants::default(),
             eviction: Eviction::new(config.policy),
             pins: Pins::default(),
+            quotas: Quotas::default(),
             ring: Ring::new(config.limits.events_max),
             stats: Stats::default(),
             events: Vec::new(),

@@ -25,7 +25,7 @@ pub(super) struct Counters {
     pub ignored: BTreeMap<&'static str, u64>,
     pub refused: BTreeMap<String, u64>,
     /// By `GRANT_*`.
-    pub grants: [u64; 7],
+    pub grants: [u64; 9],
     /// By `CHUNK_*`. Counts final answers only.
     pub probe_chunks: [u64; 3],
     pub probes_unready: u64,

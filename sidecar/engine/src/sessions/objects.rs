@@ -55,8 +55,12 @@ impl<H: Host> Core<H> {
             ObjectsOp::Stat => {
                 let found = keys.iter().map(|key| engine.memory.readable_object(key));
                 let found: Vec<_> = found.collect();
-                reply.bytes = found.iter().map(|f| f.map_or(0, |(bytes, _)| bytes)).collect();
-                let pinned = |f: &Option<(u64, bool)>| u8::from(f.is_some_and(|(_, pinned)| pinned));
+                reply.bytes = found
+                    .iter()
+                    .map(|f| f.map_or(0, |(bytes, _)| bytes))
+                    .collect();
+                let pinned =
+                    |f: &Option<(u64, bool)>| u8::from(f.is_some_and(|(_, pinned)| pinned));
                 reply.pinned = found.iter().map(pinned).collect();
                 found.iter().map(Option::is_some).collect()
             }

@@ -216,7 +216,7 @@ impl<H: Host> Core<H> {
                 let domain = instance.and_then(|i| i.domain.as_ref());
                 let lock = self.peers.process_of_session(*id).and_then(|p| p.lock);
                 let granted = match (s.role, lock, &self.engine) {
-                    (Role::Worker, Some(lock), Some(engine)) => {
+                    (Role::Worker | Role::Opaque, Some(lock), Some(engine)) => {
                         engine.memory.grants.granted_to(lock)
                     }
                     _ => 0,
@@ -233,7 +233,7 @@ impl<H: Host> Core<H> {
                     lock,
                     connected: s.conn.is_some(),
                     registered,
-                    ready: self.ready(&s.instance).is_some(),
+                    ready: self.ready_for(*id).is_some(),
                     domain: domain
                         .and_then(|d| {
                             domains
@@ -376,6 +376,8 @@ impl<H: Host> Core<H> {
             "not_ready",
             "no_parent",
             "invalid",
+            "quota",
+            "too_large",
         ];
         for (label, value) in results.iter().zip(c.grants).skip(1) {
             put("grants_total", &[label], value as f64);
@@ -387,22 +389,18 @@ impl<H: Host> Core<H> {
         {
             put("probe_chunks_total", &[label], value as f64);
         }
-        for role in [Role::Scheduler, Role::Worker] {
+        for (role, name) in [
+            (Role::Scheduler, "scheduler"),
+            (Role::Worker, "worker"),
+            (Role::Opaque, "opaque"),
+        ] {
             let count = self
                 .peers
                 .sessions
                 .values()
                 .filter(|s| s.role == role)
                 .count();
-            put(
-                "sessions",
-                &[if role == Role::Worker {
-                    "worker"
-                } else {
-                    "scheduler"
-                }],
-                count as f64,
-            );
+            put("sessions", &[name], count as f64);
         }
         for (reason, domains) in self.unshared_domains() {
             put("unshared_domains", &[&reason], f64::from(domains));

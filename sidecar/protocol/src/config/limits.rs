@@ -16,6 +16,8 @@ section! {
         "limits.requests" requests: u32 = 8_192, Count(1..=1_000_000), Live;
         /// Share of the memory tier that soft pins may hold. Beyond it the oldest pin ends.
         "limits.pinnedShare" pinned_share: Percent = Percent(50), Share(1..=90), Live;
+        /// Share of the memory tier that the opaque objects of one namespace may hold. Beyond it its oldest objects are evicted.
+        "limits.namespaceShare" namespace_share: Percent = Percent(100), Share(1..=100), Live;
         /// Bytes that are granted for writing and not yet committed, all workers together.
         "limits.grantedBytes" granted_bytes: ByteSize = ByteSize(2 << 30), Size(MI..=16 * TI), Live;
         /// Chunks that the index can hold. Each takes 1Ki of the slot table once used.

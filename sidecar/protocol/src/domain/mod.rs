@@ -12,6 +12,7 @@ pub use canonical::{
 };
 pub use opaque::{opaque, opaque_layout};
 pub use plan::{
-    BadPlan, GroupKind, GroupPlan, MAX_GROUPS, MAX_OPAQUE_BYTES, MAX_SECTIONS, SectionPlan, slot_rows,
+    BadPlan, GroupKind, GroupPlan, MAX_GROUPS, MAX_OPAQUE_BYTES, MAX_SECTIONS, SectionPlan,
+    slot_rows,
 };
 pub use register::{Domain, RankPart, Refused, SchedulerPart, join, model_identity};

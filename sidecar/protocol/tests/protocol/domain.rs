@@ -160,6 +160,36 @@ fn sections_are_numbered_by_group_then_shard() {
 }
 
 #[test]
+fn an_opaque_object_is_cut_into_pieces_that_add_up() {
+    const MIB: u64 = 1 << 20;
+    for (bytes, pieces, piece) in [
+        (1, 1, 1),
+        (4 * MIB, 1, 4 * MIB),
+        (4 * MIB + 1, 2, 4 * MIB),
+        (512 * MIB, 128, 4 * MIB),
+        (512 * MIB + 1, 65, 8 * MIB),
+        (1024 * MIB, 128, 8 * MIB),
+        (MAX_OPAQUE_BYTES, 65, 16 * MIB),
+    ] {
+        let plan = SectionPlan::opaque(bytes).unwrap();
+        assert_eq!(plan.sections(), pieces, "{bytes}");
+        assert_eq!(plan.longest_section_bytes(), piece, "{bytes}");
+        assert_eq!(plan.chunk_bytes(1), bytes);
+        for section in 0..pieces {
+            let slot = u64::from(plan.section_rows(section, 1)) * 65_536;
+            let used = plan.section_bytes(section, 1);
+            assert!(
+                used <= slot && slot <= (used + used / 4).max(65_536 * 2),
+                "{bytes}: {used} in {slot}"
+            );
+            assert_eq!(plan.locate(section), Some((0, section)));
+        }
+    }
+    assert_eq!(SectionPlan::opaque(0), None);
+    assert_eq!(SectionPlan::opaque(MAX_OPAQUE_BYTES + 1), None);
+}
+
+#[test]
 fn every_bad_register_has_its_name() {
     let good = worker(vec![group("full", 4096, 2, 0)]);
     let refused = |change: &dyn Fn(&mut Register)| {

@@ -48,12 +48,12 @@ fn every_message_comes_through_in_pieces_of_any_size() {
 #[test]
 fn every_opcode_of_the_protocol_has_a_sample() {
     let sampled: Vec<u8> = messages::all().iter().map(|s| s.op as u8).collect();
-    for op in 1..=12u8 {
+    for op in 1..=13u8 {
         let op = Op::try_from(op).unwrap();
         assert!(sampled.contains(&(op as u8)), "{op:?}");
     }
     assert_eq!(Op::try_from(0), Err(FrameError::UnknownOpcode(0)));
-    assert_eq!(Op::try_from(13), Err(FrameError::UnknownOpcode(13)));
+    assert_eq!(Op::try_from(14), Err(FrameError::UnknownOpcode(14)));
 }
 
 #[test]
@@ -223,7 +223,7 @@ proptest! {
 
     #[test]
     fn hot_messages_round_trip(request in "\\PC{0,40}", hashes in prop::collection::vec(any::<u8>(), 0..200), local: Option<u64>, n: u64, t: u32) {
-        let probe = Probe { request: request.clone(), namespace: vec![], hashes: hashes.clone(), tail_tokens: t, local_tokens: local, budget_ms: n, max_load_tokens: local, prefill_tokens_per_s: n };
+        let probe = Probe { independent: t == 1, request: request.clone(), namespace: vec![], hashes: hashes.clone(), tail_tokens: t, local_tokens: local, budget_ms: n, max_load_tokens: local, prefill_tokens_per_s: n };
         prop_assert_eq!(decode::<Probe>(&encode(&probe).unwrap()).unwrap(), probe);
         let chunk = GrantChunk { bytes: 0, hash: hashes.clone(), parent: vec![], first_token: t, tokens: t, groups: t, block_hashes: hashes.clone() };
         let grant = Grant { request, namespace: hashes.clone(), chunks: vec![chunk.clone(), chunk], ttl_s: t };

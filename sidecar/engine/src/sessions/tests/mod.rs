@@ -2,6 +2,7 @@
 
 mod lower;
 mod memory;
+mod objects;
 mod paths;
 pub(crate) mod peer;
 mod refusals;

@@ -23,7 +23,7 @@ use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
 
 /// Tiers that are only read from.
-fn config(tiers: &[Kind]) -> Config {
+pub(super) fn config(tiers: &[Kind]) -> Config {
     let tier = |kind: &Kind| TierConfig {
         write: WritePolicy::None,
         ..TierConfig::new(*kind)
@@ -51,12 +51,12 @@ fn limited(config: Config) -> (World, ConnId, ConnId) {
     (w, scheduler, worker)
 }
 
-fn state(w: &mut World, tier: Kind, down: Option<&str>) {
+pub(super) fn state(w: &mut World, tier: Kind, down: Option<&str>) {
     let down = down.map(str::to_owned);
     w.input(Input::Completed(Completion::Tier { tier, down }));
 }
 
-fn orders(w: &mut World) -> Vec<Effect> {
+pub(super) fn orders(w: &mut World) -> Vec<Effect> {
     let mut found = Vec::new();
     w.out.retain(|o| match o {
         Output::Effect(order) if !matches!(order, Effect::Digest(_)) => {
@@ -135,7 +135,8 @@ fn look_up(w: &mut World, there: &[u8]) -> (Kind, Vec<u8>) {
         Effect::Lookup(LookupJob {
             lookup,
             tier,
-            names, ..
+            names,
+            ..
         }),
     ] = <[Effect; 1]>::try_from(orders(w)).expect("one order")
     else {

@@ -108,7 +108,8 @@ fn later_tiers_are_asked_only_for_what_nearer_ones_lack() {
         Effect::Lookup(LookupJob {
             lookup,
             tier,
-            names, ..
+            names,
+            ..
         }),
         Effect::Fetch(FetchJob { .. }),
     ] = &all[..]

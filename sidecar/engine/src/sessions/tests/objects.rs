@@ -1,0 +1,589 @@
+//! Opaque objects: clients that look up, lease and write bytes under their own keys.
+
+use super::lower;
+use super::peer::*;
+use crate::sessions::*;
+use crate::tier::{Cause, Kind};
+use crate::{Completion, Effect};
+use kvcachepool_protocol::domain::{SectionPlan, opaque};
+use kvcachepool_protocol::frame::Op;
+use kvcachepool_protocol::key::{KeyKind, NamespaceId, chunk_key};
+use kvcachepool_protocol::message::*;
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
+use kvcachepool_protocol::refs::unpack;
+
+const MIB: u64 = 1 << 20;
+
+fn object(n: u8, bytes: u64) -> GrantChunk {
+    GrantChunk {
+        bytes,
+        parent: Vec::new(),
+        first_token: 0,
+        tokens: 1,
+        ..chunk(n)
+    }
+}
+
+fn get(request: &str, keys: &[u8]) -> Probe {
+    Probe {
+        independent: true,
+        ..probe(request, keys)
+    }
+}
+
+fn exists(request: &str, keys: &[u8]) -> Probe {
+    Probe {
+        local_tokens: None,
+        ..probe(request, keys)
+    }
+}
+
+fn check(w: &World) {
+    w.core.engine().unwrap().check().unwrap();
+}
+
+fn put(w: &mut World, client: ConnId, n: u8, bytes: u64) {
+    let (_, reply) = w.grant(client, &[object(n, bytes)]);
+    assert_eq!(reply.results, [GRANT_GRANTED]);
+    w.commit(client, reply.region, &reply.refs);
+    w.digest_all();
+}
+
+/// Reads an object's references after its check.
+fn read(w: &mut World, client: ConnId, request: &str, keys: &[u8]) -> ProbeReply {
+    let tag = w.say(client, Op::Probe, &get(request, keys), NO_FDS);
+    w.digest_all();
+    loop {
+        let (reply, partial) = w.answer(tag);
+        if !partial {
+            return reply;
+        }
+    }
+}
+
+fn operation(w: &mut World, client: ConnId, op: ObjectsOp, keys: &[u8]) -> ObjectsReply {
+    let objects = Objects {
+        op,
+        namespace: Vec::new(),
+        hashes: keys.iter().flat_map(|n| hash(*n).0).collect(),
+        ttl_s: 60,
+    };
+    w.ask(client, Op::Objects, &objects)
+}
+
+#[test]
+fn an_object_is_written_and_read_in_pieces_without_registration() {
+    let mut config = World::config();
+    config.arena_bytes = 64 * MIB;
+    let mut w = World::configured(config);
+    let writer = w.attach(Role::Opaque, 1);
+    let bytes = 9 * MIB + 5;
+    let (_, granted) = w.grant(writer, &[object(1, bytes), object(2, 10)]);
+    assert_eq!(granted.results, [GRANT_GRANTED; 2]);
+    let refs = unpack(&granted.refs).unwrap();
+    let lengths: Vec<u64> = refs.iter().map(|r| r.length.get().into()).collect();
+    assert_eq!(lengths, [4 * MIB, 4 * MIB, MIB + 5, 10]);
+    let sections: Vec<u32> = refs.iter().map(|r| r.section.get()).collect();
+    assert_eq!(sections, [0, 1, 2, 0]);
+    // unreadable before every piece was committed and has its digest
+    w.commit(writer, granted.region, &granted.refs[..32]);
+    w.digest_all();
+    let reader = w.attach(Role::Opaque, 2);
+    assert_eq!(w.states(reader, "early", &[1, 2]), [CHUNK_ABSENT; 2]);
+    w.commit(writer, granted.region, &granted.refs[32..]);
+    w.digest_all();
+    let reply = read(&mut w, reader, "a", &[2, 3, 1]);
+    assert_eq!(reply.states, [CHUNK_READY, CHUNK_ABSENT, CHUNK_READY]);
+    let read = unpack(&reply.refs).unwrap();
+    let order = [refs[3], refs[0], refs[1], refs[2]];
+    assert_eq!(read, order);
+    // the same key again
+    let (_, again) = w.grant(reader, &[object(1, 77)]);
+    assert_eq!(
+        (again.results, again.refs),
+        (vec![GRANT_EXISTS], Vec::new())
+    );
+    check(&w);
+}
+
+#[test]
+fn existence_needs_no_check_and_keys_of_chunks_are_other_keys() {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    let client = w.attach(Role::Opaque, 5);
+    w.store(scheduler, worker, &[chunk(1)]);
+    put(&mut w, client, 2, 100);
+    let reply: ProbeReply = w.ask(client, Op::Probe, &exists("e", &[2, 1, 9]));
+    assert_ne!(reply.states[0], CHUNK_ABSENT);
+    assert_eq!(reply.states[1..], [CHUNK_ABSENT; 2]);
+    assert!(w.digests().is_empty());
+    assert_eq!(w.states(scheduler, "s", &[2]), [CHUNK_ABSENT]);
+    let elsewhere = Probe {
+        namespace: vec![4; 32],
+        ..exists("n", &[2])
+    };
+    let reply: ProbeReply = w.ask(client, Op::Probe, &elsewhere);
+    assert_eq!(reply.states, [CHUNK_ABSENT]);
+}
+
+#[test]
+fn lengths_that_memory_cannot_hold_are_named() {
+    let mut w = World::new();
+    let client = w.attach(Role::Opaque, 1);
+    let short = GrantChunk {
+        hash: vec![1; 31],
+        ..object(5, 10)
+    };
+    let list = [
+        object(1, 0),
+        object(2, 3 * MIB),
+        object(3, u64::MAX),
+        short,
+        object(4, 10),
+    ];
+    let (_, reply) = w.grant(client, &list);
+    let expected = [
+        GRANT_INVALID,
+        GRANT_TOO_LARGE,
+        GRANT_TOO_LARGE,
+        GRANT_INVALID,
+        GRANT_GRANTED,
+    ];
+    assert_eq!(reply.results, expected);
+    check(&w);
+}
+
+#[test]
+fn a_client_that_dies_between_grant_and_commit_leaves_nothing() {
+    let mut w = World::new();
+    let client = w.attach(Role::Opaque, 1);
+    let (_, reply) = w.grant(client, &[object(1, MIB)]);
+    assert_eq!(reply.results, [GRANT_GRANTED]);
+    let process = w.process(0);
+    w.input(Input::ProcessDied { process });
+    let other = w.attach(Role::Opaque, 2);
+    // no quarantine: the client did not write with a GPU
+    let (_, reply) = w.grant(other, &[object(1, MIB)]);
+    assert_eq!(reply.results, [GRANT_GRANTED]);
+    check(&w);
+}
+
+#[test]
+fn hello_of_one_session_takes_nothing_from_another_of_its_process() {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    let (_, of_chunk) = w.grant(scheduler, &[chunk(1)]);
+    // the worker's process is also a client
+    let client = w.connect();
+    let locks = w.core.host_mut().locked.clone();
+    let region = of_chunk.region;
+    let first = Hello {
+        lock: locks.first().copied(),
+        region: Some(region),
+        fds: ["pidfd", "arena", "table"].map(String::from).to_vec(),
+        ..hello(Role::Opaque, 1, 1)
+    };
+    assert_eq!(w.greet(client, &first, true).memory, Memory::Held);
+    let (_, of_object) = w.grant(client, &[object(2, 10)]);
+    assert_eq!(of_object.results, [GRANT_GRANTED]);
+    let again = Hello {
+        number: 3,
+        role: Role::Worker,
+        grants: of_chunk.refs.clone(),
+        ..first.clone()
+    };
+    assert_eq!(w.greet(worker, &again, true).memory, Memory::Held);
+    w.commit(client, region, &of_object.refs);
+    w.digest_all();
+    assert_eq!(read(&mut w, client, "a", &[2]).states, [CHUNK_READY]);
+    // and the client's HELLO, which names nothing, keeps the chunk's grant but ends its own
+    let (_, dropped) = w.grant(client, &[object(3, 10)]);
+    assert_eq!(dropped.results, [GRANT_GRANTED]);
+    let again = Hello { number: 2, ..first };
+    assert_eq!(w.greet(client, &again, true).memory, Memory::Held);
+    let (_, reply) = w.grant(client, &[object(3, 20)]);
+    assert_eq!(reply.results, [GRANT_GRANTED], "with another length");
+    w.commit(worker, region, &of_chunk.refs);
+    w.digest_all();
+    check(&w);
+}
+
+#[test]
+fn a_void_object_may_return_with_another_length() {
+    let mut config = World::config();
+    config.arena_bytes = 64 * MIB;
+    let mut w = World::configured(config);
+    let client = w.attach(Role::Opaque, 1);
+    let (_, first) = w.grant(client, &[object(1, 5 * MIB)]);
+    w.commit(client, first.region, &first.refs[..16]);
+    w.digest_all();
+    let rest = Sections {
+        region: first.region,
+        refs: first.refs[16..].to_vec(),
+    };
+    w.say(client, Op::Abort, &rest, NO_FDS);
+    put(&mut w, client, 1, 100);
+    let reply = read(&mut w, client, "a", &[1]);
+    assert_eq!(unpack(&reply.refs).unwrap()[0].length.get(), 100);
+    check(&w);
+}
+
+#[test]
+fn objects_are_removed_pinned_touched_and_described() {
+    let mut w = World::new();
+    let client = w.attach(Role::Opaque, 1);
+    put(&mut w, client, 1, 100);
+    put(&mut w, client, 2, 200);
+    let reply = operation(&mut w, client, ObjectsOp::Pin, &[1, 9]);
+    assert_eq!((reply.count, reply.states), (1, vec![1, 0]));
+    let reply = operation(&mut w, client, ObjectsOp::Stat, &[2, 1, 9]);
+    assert_eq!(reply.bytes, [200, 100, 0]);
+    assert_eq!((reply.pinned, reply.states), (vec![0, 1, 0], vec![1, 1, 0]));
+    assert_eq!(
+        operation(&mut w, client, ObjectsOp::Touch, &[1, 9]).count,
+        1
+    );
+    w.pass(61_000);
+    let reply = operation(&mut w, client, ObjectsOp::Stat, &[1]);
+    assert_eq!(reply.pinned, [0], "the pin ended");
+    assert_eq!(operation(&mut w, client, ObjectsOp::Unpin, &[1]).count, 0);
+    // a reader keeps what it leases
+    let tag = w.say(client, Op::Probe, &get("r", &[1]), NO_FDS);
+    w.digest_all();
+    let pin = Pin {
+        request: "r".into(),
+        probe: tag,
+        from: 0,
+        to: 1,
+    };
+    w.say(client, Op::Pin, &pin, NO_FDS);
+    let reply = operation(&mut w, client, ObjectsOp::Remove, &[1, 9]);
+    assert_eq!(reply.states, [1, 0]);
+    assert_eq!(read(&mut w, client, "x", &[1]).states, [CHUNK_ABSENT]);
+    put(&mut w, client, 1, 300);
+    let release = Release {
+        requests: vec!["r".into()],
+    };
+    w.say(client, Op::Release, &release, NO_FDS);
+    check(&w);
+}
+
+#[test]
+fn vllm_and_clients_may_not_use_each_others_operations() {
+    let mut w = World::new();
+    let (scheduler, _) = w.instance();
+    let client = w.attach(Role::Opaque, 7);
+    let objects = Objects {
+        op: ObjectsOp::Stat,
+        namespace: Vec::new(),
+        hashes: Vec::new(),
+        ttl_s: 0,
+    };
+    let tag = w.say(scheduler, Op::Objects, &objects, NO_FDS);
+    assert_eq!(w.error(tag).0, ErrorCode::WrongRole);
+    let tag = w.say(client, Op::Register, &register_worker(), NO_FDS);
+    assert_eq!(w.error(tag).0, ErrorCode::WrongRole);
+    let half = Objects {
+        hashes: vec![0; 33],
+        ..objects
+    };
+    let tag = w.say(client, Op::Objects, &half, NO_FDS);
+    assert_eq!(w.error(tag).0, ErrorCode::BadHashes);
+}
+
+#[test]
+fn a_namespace_over_its_quota_loses_its_oldest_objects_only() {
+    let mut config = World::config();
+    config.arena_bytes = 128 * MIB;
+    // 20 rows of 64 KiB
+    config.limits.namespace_percent_max = 1;
+    let mut w = World::configured(config);
+    let client = w.attach(Role::Opaque, 1);
+    let rows = |n: u64| n * (64 << 10);
+    let (_, elsewhere) = {
+        let grant = Grant {
+            request: "g".into(),
+            namespace: vec![4; 32],
+            chunks: vec![object(9, rows(10))],
+            ttl_s: 0,
+        };
+        let tag = w.say(client, Op::Grant, &grant, NO_FDS);
+        (tag, w.answer::<GrantReply>(tag).0)
+    };
+    assert_eq!(elsewhere.results, [GRANT_GRANTED]);
+    for n in 1..=3 {
+        put(&mut w, client, n, rows(6));
+    }
+    assert_eq!(operation(&mut w, client, ObjectsOp::Pin, &[1]).count, 1);
+    put(&mut w, client, 4, rows(6));
+    let stat = operation(&mut w, client, ObjectsOp::Stat, &[1, 2, 3, 4]);
+    assert_eq!(stat.states, [1, 0, 1, 1], "the oldest without a pin");
+    let (_, reply) = w.grant(client, &[object(5, rows(21))]);
+    assert_eq!(reply.results, [GRANT_TOO_LARGE]);
+    assert_eq!(operation(&mut w, client, ObjectsOp::Pin, &[3, 4]).count, 2);
+    let (_, reply) = w.grant(client, &[object(5, rows(3))]);
+    assert_eq!(reply.results, [GRANT_QUOTA]);
+    check(&w);
+    operation(&mut w, client, ObjectsOp::Remove, &[1]);
+    put(&mut w, client, 5, rows(3));
+    check(&w);
+}
+
+// -- lower tiers
+
+fn tiered() -> (World, ConnId) {
+    let mut config = lower::config(&[Kind::Disk, Kind::Redis]);
+    config.arena_bytes = 64 * MIB;
+    let mut w = World::configured(config);
+    let client = w.attach(Role::Opaque, 1);
+    for tier in [Kind::Disk, Kind::Redis] {
+        lower::state(&mut w, tier, None);
+    }
+    (w, client)
+}
+
+/// The head of object `n` as a tier has it; the digest of every piece is a byte repeated.
+fn head(n: u8, bytes: u64) -> Object {
+    let domain = opaque().unwrap();
+    let plan = SectionPlan::opaque(bytes).unwrap();
+    let section = |shard| Section {
+        group: 0,
+        shard,
+        stored_bytes: plan.section_bytes(shard, 1),
+        raw_bytes: plan.section_bytes(shard, 1),
+        stored_digest: [n; 16],
+        raw_digest: [n; 16],
+    };
+    Object {
+        kind: KeyKind::Opaque,
+        codec: Codec::None,
+        fidelity: Fidelity::Exact,
+        form: Form::default(),
+        cipher: Cipher::None,
+        model: domain.model_id,
+        layout: domain.layout_id,
+        namespace: NamespaceId::default(),
+        last_hash: hash(n),
+        parent: Default::default(),
+        part: 0,
+        parts: 1,
+        tokens: 1,
+        first_token: 0,
+        created_unix_ms: 0,
+        expires_unix_s: 0,
+        writer: [0; 16],
+        engine: "vllm".into(),
+        engine_version: "0.32.0".into(),
+        nonce: [0; 24],
+        sections: (0..plan.sections()).map(section).collect(),
+        block_hashes: Vec::new(),
+        token_ids: Vec::new(),
+    }
+}
+
+fn number(key: kvcachepool_protocol::key::ChunkKey) -> u8 {
+    let model = opaque().unwrap().model_id;
+    let named = |n: &u8| chunk_key(&model, &NamespaceId::default(), KeyKind::Opaque, &hash(*n));
+    (1..=9).find(|n| named(n) == key).unwrap()
+}
+
+/// Answers all orders until none is left: the disk has `there`. Returns the numbers of the objects whose heads and bytes were read.
+fn serve(w: &mut World, there: &[(u8, u64)]) -> (Vec<u8>, Vec<u8>) {
+    let (mut heads, mut fetched) = (Vec::new(), Vec::new());
+    let of = |n: u8| there.iter().find(|(m, _)| *m == n).map(|(_, bytes)| *bytes);
+    loop {
+        let orders = lower::orders(w);
+        if orders.is_empty() {
+            return (heads, fetched);
+        }
+        for order in orders {
+            let done = match order {
+                Effect::Lookup(job) => {
+                    let has = |n: u8| job.tier == Kind::Disk && of(n).is_some();
+                    Completion::Lookup {
+                        lookup: job.lookup,
+                        present: Ok(job.names.iter().map(|name| has(number(name.key))).collect()),
+                    }
+                }
+                Effect::Head(job) => {
+                    let n = number(job.name.key);
+                    heads.push(n);
+                    let object = of(n).map(|bytes| Box::new(head(n, bytes)));
+                    Completion::Head {
+                        head: job.head,
+                        object: object.ok_or(Cause::Missing),
+                    }
+                }
+                Effect::Fetch(job) => {
+                    let n = number(job.name.key);
+                    fetched.push(n);
+                    let landed = crate::Landed {
+                        object: Box::new(head(n, of(n).unwrap())),
+                        digests: vec![Some([n; 16]); job.sections.len()],
+                    };
+                    Completion::Fetch {
+                        fetch: job.fetch,
+                        landed: Ok(landed),
+                    }
+                }
+                other => panic!("{other:?}"),
+            };
+            w.input(Input::Completed(done));
+            check(w);
+        }
+    }
+}
+
+#[test]
+fn objects_of_unknown_length_are_fetched_around_missing_ones() {
+    let (mut w, client) = tiered();
+    let tag = w.say(client, Op::Probe, &get("r", &[1, 2, 3]), NO_FDS);
+    let there = [(1, 9 * MIB), (3, 70)];
+    assert_eq!(serve(&mut w, &there), (vec![1, 3], vec![1, 3]));
+    let reply = loop {
+        let (reply, partial) = w.answer::<ProbeReply>(tag);
+        if !partial {
+            break reply;
+        }
+    };
+    assert_eq!(reply.states, [CHUNK_READY, CHUNK_ABSENT, CHUNK_READY]);
+    assert_eq!(reply.tiers, [2, 0, 2]);
+    let lengths: Vec<u32> = unpack(&reply.refs)
+        .unwrap()
+        .iter()
+        .map(|r| r.length.get())
+        .collect();
+    let piece = 4 * MIB as u32;
+    assert_eq!(lengths, [piece, piece, MIB as u32, 70]);
+}
+
+#[test]
+fn a_prefix_of_objects_is_not_fetched_after_its_first_hole() {
+    let (mut w, client) = tiered();
+    let tag = w.say(client, Op::Probe, &probe("r", &[1, 2, 3]), NO_FDS);
+    let there = [(1, 10), (3, 70)];
+    assert_eq!(serve(&mut w, &there).1, [1]);
+    let reply = loop {
+        let (reply, partial) = w.answer::<ProbeReply>(tag);
+        if !partial {
+            break reply;
+        }
+    };
+    assert_eq!(reply.states, [CHUNK_READY, CHUNK_ABSENT, CHUNK_ABSENT]);
+    // existence reads neither heads nor objects
+    let tag = w.say(client, Op::Probe, &exists("e", &[1, 3]), NO_FDS);
+    assert_eq!(serve(&mut w, &there), (vec![], vec![]));
+    let (reply, _) = w.answer::<ProbeReply>(tag);
+    assert_ne!(reply.states[0], CHUNK_ABSENT);
+}
+
+#[test]
+fn a_head_that_lies_is_a_miss_and_a_tier_that_ends_while_it_is_read_too() {
+    for (object, tier_ends) in [
+        (
+            Ok(Object {
+                kind: KeyKind::Prefix,
+                ..head(1, 70)
+            }),
+            false,
+        ),
+        (
+            Ok(Object {
+                sections: head(1, 9 * MIB).sections[1..].to_vec(),
+                ..head(1, 70)
+            }),
+            false,
+        ),
+        (Err(Cause::Timeout), false),
+        (Err(Cause::Missing), false),
+        (Ok(head(1, 70)), true),
+    ] {
+        let (mut w, client) = tiered();
+        let tag = w.say(client, Op::Probe, &get("r", &[1]), NO_FDS);
+        let [Effect::Lookup(lookup)] = &lower::orders(&mut w)[..] else {
+            panic!("no lookup")
+        };
+        w.input(Input::Completed(Completion::Lookup {
+            lookup: lookup.lookup,
+            present: Ok(vec![true]),
+        }));
+        let [Effect::Head(job)] = &lower::orders(&mut w)[..] else {
+            panic!("no head")
+        };
+        let job = job.head;
+        if tier_ends {
+            lower::state(&mut w, Kind::Disk, Some("Gone"));
+        }
+        check(&w);
+        let object = object.map(Box::new);
+        w.input(Input::Completed(Completion::Head { head: job, object }));
+        assert!(
+            serve(&mut w, &[]).1.is_empty(),
+            "Redis is asked, and has nothing"
+        );
+        let reply = loop {
+            let (reply, partial) = w.answer::<ProbeReply>(tag);
+            if !partial {
+                break reply;
+            }
+        };
+        assert_eq!(reply.states, [CHUNK_ABSENT]);
+        check(&w);
+    }
+}
+
+#[test]
+fn a_request_that_ends_while_a_head_is_read_leaves_nothing() {
+    let (mut w, client) = tiered();
+    w.say(client, Op::Probe, &get("r", &[1]), NO_FDS);
+    let [Effect::Lookup(lookup)] = &lower::orders(&mut w)[..] else {
+        panic!("no lookup")
+    };
+    w.input(Input::Completed(Completion::Lookup {
+        lookup: lookup.lookup,
+        present: Ok(vec![true]),
+    }));
+    let [Effect::Head(job)] = &lower::orders(&mut w)[..] else {
+        panic!("no head")
+    };
+    let release = Release {
+        requests: vec!["r".into()],
+    };
+    w.say(client, Op::Release, &release, NO_FDS);
+    check(&w);
+    w.input(Input::Completed(Completion::Head {
+        head: job.head,
+        object: Ok(Box::new(head(1, 70))),
+    }));
+    assert!(lower::orders(&mut w).is_empty());
+    check(&w);
+}
+
+#[test]
+fn an_object_is_removed_from_tiers_also_after_a_write_in_flight() {
+    let mut config = lower::config(&[Kind::Disk]);
+    config.tiers[0].write = crate::config::WritePolicy::WriteThrough;
+    let mut w = World::configured(config);
+    let client = w.attach(Role::Opaque, 1);
+    lower::state(&mut w, Kind::Disk, None);
+    put(&mut w, client, 1, 100);
+    let [Effect::Write(job)] = &lower::orders(&mut w)[..] else {
+        panic!("no write")
+    };
+    assert_eq!(job.object.kind, KeyKind::Opaque);
+    let put = job.put;
+    assert_eq!(operation(&mut w, client, ObjectsOp::Remove, &[1]).count, 1);
+    let removes = |w: &mut World| {
+        let orders = lower::orders(w);
+        let is =
+            |o: &Effect| matches!(o, Effect::Remove { names, .. } if number(names[0].key) == 1);
+        orders.iter().filter(|o| is(o)).count()
+    };
+    assert_eq!(removes(&mut w), 1);
+    w.input(Input::Completed(Completion::Write {
+        put,
+        stored: Ok(crate::tier::Stored::New),
+    }));
+    assert_eq!(removes(&mut w), 1, "once more after the write");
+    check(&w);
+}
