@@ -306,6 +306,25 @@ def test_the_newest_partial_reply_counts_at_the_deadline(stub: StubObjects, clie
         assert lease[0].read() == b"value"
 
 
+def test_a_lease_waits_for_lower_tiers_beyond_the_sidecars_own_limit(stub: StubObjects, client: Client) -> None:
+    stored_before = client.put([Item("a", b"value")])
+    assert stored_before == [Put.STORED]
+    client._session._connection.settings.load_timeout_ms = 50
+    probes = []
+
+    def slow(frame: Received, reply: dict[str, Any]) -> dict[str, Any]:
+        probes.append(frame)
+        if len(probes) == 3:
+            return reply
+        threading.Event().wait(0.06)
+        return reply | {"states": b"\2", "refs": b""}
+
+    stub.lie = slow
+    assert client.get("a")[0].value == b"value"
+    assert len(probes) == 3
+    assert len({frame.body["request"] for frame in probes}) == 1
+
+
 def test_requests_that_might_not_fit_into_the_socket_wait_for_earlier_ones(stub: StubObjects, client: Client) -> None:
     stub.lie = lambda frame, reply: False
     keys = [str(index) for index in range(1024)]

@@ -26,7 +26,7 @@ from .object_types import Buffer, Header, InvalidKey, Key
 MAX_KEY_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 10
 #: Largest object, with key and header.
-MAX_OBJECT_BYTES = (1 << 30) + (128 << 10)
+MAX_OBJECT_BYTES = (1 << 30) + (256 << 10)
 MAX_PIECES = 128
 HASH_BYTES = 32
 #: Bytes before the key.

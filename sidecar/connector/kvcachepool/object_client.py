@@ -47,9 +47,6 @@ _PUTS_AT_ONCE = 256
 _PUT_BYTES_AT_ONCE = 128 << 20
 #: Objects that `get` leases at once.
 _GETS_AT_ONCE = 64
-#: The part of a deadline that is left for the reply of a sidecar that waits as long as it may.
-_REPLY_SHARE = 0.1
-_REPLY_MS = 20.0
 
 _RESULTS = {
     GRANT_EXISTS: Put.EXISTS,
@@ -219,22 +216,18 @@ class Client:
         session, deadline = self._begin(timeout_s)
         for digests in _batches([digest_of(name) for name in _names(keys)], _KEYS_AT_ONCE):
             request = session.new_request()
-            body = self._probe(request, digests, independent, deadline, None)
+            body = self._probe(request, digests, independent, None)
             reply, _, connection = session.probe(body, deadline)
             session.release(request, connection)
             yield reply.states
 
-    def _probe(
-        self, request: str, digests: Sequence[bytes], independent: bool, deadline: float, local_tokens: int | None
-    ) -> Probe:
-        left_ms = max(0.0, deadline - time.monotonic()) * 1000
+    def _probe(self, request: str, digests: Sequence[bytes], independent: bool, local_tokens: int | None) -> Probe:
         return Probe(
             request=request,
             namespace=self._namespace,
             hashes=b"".join(digests),
             independent=independent,
             local_tokens=local_tokens,
-            budget_ms=int(left_ms - min(left_ms * _REPLY_SHARE, _REPLY_MS)),
         )
 
     # -- writing
@@ -255,10 +248,11 @@ class Client:
         session, deadline = self._begin(timeout_s)
         objects = [encode(item.key, item.value, item.header) for item in items]
         results = [Put.TOO_LARGE] * len(objects)
+        most = min(MAX_OBJECT_BYTES, session.arena_bytes(deadline))
         batch: list[int] = []
         nbytes = 0
         for index, one in enumerate(objects):
-            if one.nbytes > MAX_OBJECT_BYTES:
+            if one.nbytes > most:
                 continue
             if batch and (len(batch) == _PUTS_AT_ONCE or nbytes + one.nbytes > _PUT_BYTES_AT_ONCE):
                 self._put(session, objects, batch, results, ttl_s, deadline)
@@ -319,7 +313,7 @@ class Client:
                 if prefix and None in lease._objects[-1:]:
                     lease._objects += [None] * len(names)
                     continue
-                body = self._probe(session.new_request(), [digest_of(n) for n in names], not prefix, deadline, 0)
+                body = self._probe(session.new_request(), [digest_of(n) for n in names], not prefix, 0)
                 found, connection = session.lease(body, deadline)
                 lease._held.append((body.request, connection))
                 located = object_copy.locate(session, names, found)

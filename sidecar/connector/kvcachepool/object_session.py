@@ -24,6 +24,7 @@ import numpy as np
 from . import __version__
 from .connection import Connection, Held, Reply
 from .messages import (
+    CHUNK_PENDING,
     CHUNK_READY,
     GRANT_GRANTED,
     Grant,
@@ -44,6 +45,9 @@ from .wire import Op
 
 #: Bytes of requests that the sidecar has not answered yet. More might not fit into the socket, which ends a connection.
 _BACKLOG_BYTES = 128 << 10
+#: The part of a deadline that is left for the reply of a sidecar that waits as long as it may.
+_REPLY_SHARE = 0.1
+_REPLY_S = 0.02
 
 _M = TypeVar("_M", bound=Message)
 
@@ -129,9 +133,23 @@ class Session:
                 self._changed.wait(left)
             return self._ready
 
+    def arena_bytes(self, deadline: float) -> int:
+        """Size of the sidecar's memory."""
+        self._wait_attempt(deadline)
+        with self._lock:
+            if not self._ready:
+                raise self._unavailable()
+            return len(self._arena)
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise Unavailable("Forked", "this process is a fork of the client's process and must create its own client")
+
+    def _wait_attempt(self, deadline: float) -> None:
+        """Waits for the end of the first attempt to connect."""
+        self._check_process()
+        if not self._connection.attempted.is_set():
+            self._connection.attempted.wait(max(0.0, deadline - time.monotonic()))
 
     def _unavailable(self) -> Unavailable:
         """Why calls fail now. The lock is held."""
@@ -153,6 +171,8 @@ class Session:
 
     def probe(self, body: Probe, deadline: float) -> tuple[ProbeReply, int, int]:
         """The final reply to a PROBE, or the last partial one at the deadline; its tag, and its connection."""
+        left = max(0.0, deadline - time.monotonic())
+        body.budget_ms = int((left - min(left * _REPLY_SHARE, _REPLY_S)) * 1000)
         call = _Call(len(body.hashes))
         tag, connection = self._send(Op.PROBE, body, call, deadline)
         try:
@@ -170,8 +190,16 @@ class Session:
     def lease(self, body: Probe, deadline: float) -> tuple[list[Slots | None], int]:
         """Leases what a PROBE finds, under its request. Returns the slots of each key (None: not in memory), and the
         connection for `release`.
+
+        The sidecar waits for lower tiers no longer than its `loadTimeout`, so that PROBE may have to be repeated.
         """
-        reply, tag, connection = self.probe(body, deadline)
+        while True:
+            begin = time.monotonic()
+            reply, tag, connection = self.probe(body, deadline)
+            end = time.monotonic()
+            limited = end - begin >= self._connection.settings.load_timeout_ms / 1000 * (1 - _REPLY_SHARE)
+            if CHUNK_PENDING not in reply.states or not limited or end + _REPLY_S > deadline:
+                break
         try:
             objects = self._located(reply)
             pin = Pin(request=body.request, probe=tag, from_=0, to=len(reply.states))
@@ -229,9 +257,7 @@ class Session:
 
     def _send(self, op: Op, body: Message, call: _Call, deadline: float) -> tuple[int, int]:
         """Sends a request. Returns its tag and the number of its connection."""
-        self._check_process()
-        if not self._connection.attempted.is_set():
-            self._connection.attempted.wait(max(0.0, deadline - time.monotonic()))
+        self._wait_attempt(deadline)
         on_reply = functools.partial(self._replied, call)
         with self._changed:
             while self._ready and self._waiting and self._waiting + call.waiting > _BACKLOG_BYTES:
