@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -233,7 +234,9 @@ def write_raw(client: Client, key: str, raw: bytes) -> None:
 
 def test_an_object_whose_bytes_are_of_another_key_or_no_object_is_absent(client: Client) -> None:
     foreign = b"".join(part.tobytes() for part in encode("other", b"value", None).parts)
-    for number, raw in enumerate([foreign, b"x", bytes(100), foreign[:-1]]):
+    deep = b"\x91" * 60_000
+    nested = struct.pack("<8sIIQQ", b"KVCPVAL1", 2, len(deep), 0, 60_096) + b"k4" + deep + bytes(62)
+    for number, raw in enumerate([foreign, b"x", bytes(100), foreign[:-1], nested]):
         write_raw(client, f"k{number}", raw)
         assert client.get(f"k{number}") == [None]
         assert client.invalid_objects == number + 1

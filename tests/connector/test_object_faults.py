@@ -307,8 +307,7 @@ def test_the_newest_partial_reply_counts_at_the_deadline(stub: StubObjects, clie
 
 
 def test_a_lease_waits_for_lower_tiers_beyond_the_sidecars_own_limit(stub: StubObjects, client: Client) -> None:
-    stored_before = client.put([Item("a", b"value")])
-    assert stored_before == [Put.STORED]
+    assert client.put([Item("a", b"value")]) == [Put.STORED]
     client._session._connection.settings.load_timeout_ms = 50
     probes = []
 
@@ -448,6 +447,17 @@ def test_memory_is_unmapped_only_after_copies_and_later_copies_notice(
     assert client.wait_connected(10)
     stub.objects.clear()
     assert client.get("a") == [None]
+
+
+def test_memory_that_is_about_to_be_unmapped_is_not_used_again(stub: StubObjects, client: Client) -> None:
+    session, mapping, hello = client._session, shared().mapping, client._session._connection.hello
+    assert mapping is not None
+    assert hello is not None
+    mapping.retired = True  # as `Shared.unmap` does before it ends the copies of all parts
+    session.before_unmap()
+    session.on_hello(hello)
+    assert not client.connected
+    fails("NoMemory", lambda: client.get("a"))
 
 
 # -- several parts, processes, ends

@@ -199,7 +199,7 @@ class Client:
         return [state != CHUNK_ABSENT for states in self._states(keys, True, timeout_s) for state in states]
 
     def stat(self, keys: Key | Sequence[Key], *, timeout_s: float | None = None) -> list[Stat | None]:
-        """What the sidecar knows of each key; None if it is absent."""
+        """What the sidecar's memory has of each key; None if it is not in memory."""
         stats: list[Stat | None] = []
         for count, reply in self._objects("stat", keys, 0, timeout_s):
             tiers = reply.tiers or MEMORY * count
@@ -340,7 +340,7 @@ class Client:
     # -- keeping and removing
 
     def remove(self, keys: Key | Sequence[Key], *, timeout_s: float | None = None) -> int:
-        """Removes objects from all tiers that this sidecar uses. Returns how many there were."""
+        """Removes objects from memory and from the tiers that this sidecar writes. Returns how many were in memory."""
         return self._change("remove", keys, 0, timeout_s)
 
     def touch(self, keys: Key | Sequence[Key], *, timeout_s: float | None = None) -> int:
@@ -348,7 +348,9 @@ class Client:
         return self._change("touch", keys, 0, timeout_s)
 
     def pin(self, keys: Key | Sequence[Key], ttl_s: int = 300, *, timeout_s: float | None = None) -> int:
-        """Keeps objects in memory for this long, beyond the end of this process. Returns how many are pinned."""
+        """Keeps objects in memory for this long (0: until `unpin`), also after the end of this process. Returns how
+        many are pinned: pins of all clients together have a limited share of the memory.
+        """
         return self._change("pin", keys, ttl_s, timeout_s)
 
     def unpin(self, keys: Key | Sequence[Key], *, timeout_s: float | None = None) -> int:

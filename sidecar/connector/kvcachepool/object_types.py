@@ -75,7 +75,7 @@ class Put(Enum):
 
 
 class Stat(NamedTuple):
-    """An object as the sidecar knows it. `nbytes` includes key and header. `tier`: the nearest one that holds it."""
+    """An object in memory. `nbytes` includes key and header. `tier`: the nearest one that holds it."""
 
     nbytes: int
     tier: str
