@@ -15,11 +15,13 @@ import time
 
 from bench.results import RESULTS
 
-BENCHMARKS = ("copies", "probe", "scheduler", "ttft", "overhead", "idle", "simulation", "kernels")
+BENCHMARKS = ("copies", "probe", "scheduler", "ttft", "overhead", "idle", "simulation", "kernels", "objects")
 APART = ("operator", "tiers", "soak")
 # Name of a row -> (minimum, maximum) of its ratio, or of its value if it has no ratio.
 BARS: dict[str, tuple[float | None, float | None]] = {
     "probe_128k_first_p50_ms": (None, 1.0),
+    "object_exists_512_p50_ms": (None, 1.0),
+    **{f"object_{op}_{size}m_vs_memcpy": (0.6, None) for op in ("put", "get") for size in (1, 8)},
     "store_vs_memcpy": (0.75, None),
     "load_vs_memcpy": (0.75, None),
     "store_vs_memcpy_busy": (0.5, None),

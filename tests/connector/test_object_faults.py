@@ -577,6 +577,15 @@ def test_a_forked_child_makes_its_own_client(stub: StubObjects, client: Client) 
     wait_for(lambda: client.exists("b"), 10, "the child's object")
 
 
+def test_a_lease_pins_what_its_probe_found(stub: StubObjects, client: Client) -> None:
+    client.put([Item("a", b"value"), Item("b", b"value")])
+    with client.lease(["a", "b"]):
+        probe, pin = processed(stub, Op.PROBE)[-1], processed(stub, Op.PIN)[-1]
+        assert pin.body == {"request": probe.body["request"], "probe": probe.tag, "from": 0, "to": 2}
+        assert not processed(stub, Op.RELEASE)
+    assert processed(stub, Op.RELEASE)[-1].body == {"requests": [probe.body["request"]]}
+
+
 def test_a_dropped_lease_is_released_with_the_next_call(stub: StubObjects, client: Client) -> None:
     client.put([Item("a", b"value")])
     client.lease("a")
