@@ -41,6 +41,15 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
+def sent(fields: Any, written: Any) -> Any:
+    """The fields that were written: those with their default are absent."""
+    if isinstance(written, dict):
+        return {name: sent(fields[name], value) for name, value in written.items()}
+    if isinstance(written, list):
+        return [sent(field, value) for field, value in zip(fields, written, strict=True)]
+    return fields
+
+
 @pytest.mark.parametrize("vector", FRAMES["frames"], ids=lambda v: f"{v['message']}-{v['tag']}")
 def test_frames_match_those_of_the_sidecar(vector: dict[str, Any]) -> None:
     if vector["message"] in FOREIGN:
@@ -59,7 +68,7 @@ def test_frames_match_those_of_the_sidecar(vector: dict[str, Any]) -> None:
     if vector["message"] in READ:
         return
     written = msgspec.msgpack.decode(encode(body))
-    assert {name: fields[name] for name in written} == written
+    assert sent(fields, written) == written
 
 
 def test_required_fields_are_always_sent() -> None:

@@ -266,6 +266,23 @@ def test_pinned_objects_are_not_evicted(client: Client) -> None:
     assert client.get("k")[0].value == content("k", 1 << 20)
 
 
+def test_a_namespace_holds_no_more_than_its_share(tmp_path: Path, binary: Path) -> None:
+    sidecar = Sidecar(tmp_path / "pod", memory="64Mi", config={"limits": {"namespaceShare": "10%"}}).start()
+    try:
+        with Client(str(sidecar.socket)) as client, Client(str(sidecar.socket), namespace="b") as other:
+            keys = [f"k{index}" for index in range(5)]
+            for key in keys:
+                stored(client, key, bytes(1 << 20))
+            with client.lease(keys):
+                assert client.put([Item("more", bytes(2 << 20))]) == [Put.QUOTA]
+                assert other.put([Item("more", bytes(2 << 20))]) == [Put.STORED]
+            wait_for(lambda: client.put([Item("more", bytes(2 << 20))]) == [Put.STORED], WAIT_S, "room in the share")
+            assert client.exists(keys[0]) == 0, "the oldest object made room"
+            assert client.exists(keys[-1]) == 1
+    finally:
+        sidecar.stop()
+
+
 def test_reads_under_eviction_return_the_bytes_of_their_key_or_nothing(client: Client) -> None:
     nbytes, keys = 700 << 10, [f"k{index}" for index in range(200)]
     expected = {key: content(key, nbytes) for key in keys}

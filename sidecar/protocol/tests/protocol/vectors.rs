@@ -141,7 +141,7 @@ fn frames() {
             })
         })
         .collect();
-    let ops: Map<String, Value> = (1..=12u8)
+    let ops: Map<String, Value> = (1..=13u8)
         .map(|op| (format!("{:?}", Op::try_from(op).unwrap()), op.into()))
         .collect();
     let required: BTreeMap<_, _> = messages::all()
