@@ -499,6 +499,46 @@ def test_without_the_sidecar_calls_fail_at_once_until_it_is_back(client: Client,
     stored(client, "l", b"new")
 
 
+def test_calls_during_restarts_end_with_a_result_or_unavailable(client: Client, sidecar: Sidecar) -> None:
+    keys = [f"k{index}" for index in range(40)]
+    expected = {key: content(key, 500 << 10) for key in keys}
+    stop, wrong, results = threading.Event(), [], set[str]()
+
+    def work(seed: int) -> None:
+        chosen = random.Random(seed)
+        while not stop.is_set():
+            key = chosen.choice(keys)
+            try:
+                results.add(client.put([Item(key, expected[key])], timeout_s=5)[0].name)
+                found = client.get(key, timeout_s=5)[0]
+                if found is not None and found.value != expected[key]:
+                    wrong.append(key)
+                if chosen.random() < 0.3:
+                    client.remove(key, timeout_s=5)
+            except Unavailable as error:
+                results.add(error.reason)
+            except Exception as error:
+                wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for turn in range(4):
+        wait_for(lambda: client.connected and {"STORED", "EXISTS"} <= results, WAIT_S, "served calls")
+        results.clear()
+        if turn < 3:
+            sidecar.kill_engine()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    session = client._session
+    assert client.wait_connected(WAIT_S)
+    assert client.exists("none") == 0
+    assert (session._calls, session._held, session._outbox, session._copies, session._waiting) == (set(), {}, [], 0, 0)
+    wait_for(lambda: sidecar.status()["memory"]["slots"]["granted"] == 0, WAIT_S, "no slot still granted")
+
+
 def test_a_call_that_waits_ends_at_once_when_the_sidecar_dies(client: Client, sidecar: Sidecar) -> None:
     stored(client, "k", b"value")
     sidecar.freeze()

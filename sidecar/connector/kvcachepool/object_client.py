@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar, cast
 
-from . import object_copy, object_session, place
+from . import object_copy, object_registry, place
 from .messages import (
     CHUNK_ABSENT,
     GRANT_EXISTS,
@@ -154,7 +154,7 @@ class Client:
         self._namespace = namespace_id(namespace)
         self._timeout_s = timeout_s
         self._closed = False
-        self._session = object_session.join(target or place.socket_path(), name)
+        self._session = object_registry.join(target or place.socket_path(), name)
 
     @property
     def connected(self) -> bool:
@@ -174,7 +174,7 @@ class Client:
         """Ends this client, and with the process's last one the connection: calls that wait raise `Unavailable`."""
         if not self._closed:
             self._closed = True
-            object_session.leave(self._session)
+            object_registry.leave(self._session)
 
     def __enter__(self) -> Client:
         return self
