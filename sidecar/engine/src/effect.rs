@@ -29,11 +29,7 @@ pub enum Effect {
         tier: Kind,
         name: ObjectName,
     },
-    /// Remove objects, whoever wrote them. Has no completion.
-    Remove {
-        tier: Kind,
-        names: Vec<ObjectName>,
-    },
+    Remove(RemoveJob),
     Clear(ClearJob),
 }
 
@@ -91,6 +87,14 @@ pub struct WriteJob {
     pub look_first: bool,
 }
 
+/// Remove objects, whoever wrote them. Ends with [`Completion::Remove`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoveJob {
+    pub removal: u64,
+    pub tier: Kind,
+    pub names: Vec<ObjectName>,
+}
+
 /// Remove all objects of the tier, or those of some domains. Ends with [`Completion::Clear`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClearJob {
@@ -140,6 +144,11 @@ pub enum Completion {
     Write {
         put: u64,
         stored: Result<Stored, Cause>,
+    },
+    Remove {
+        removal: u64,
+        /// Number of objects that existed.
+        removed: Result<u64, Cause>,
     },
     Clear {
         tier: Kind,

@@ -23,10 +23,10 @@ mod verifier;
 mod tests;
 
 pub use effect::{
-    ClearJob, Completion, DigestJob, Domains, Effect, FetchJob, HeadJob, Landed, LookupJob, Target,
-    WriteJob,
+    ClearJob, Completion, DigestJob, Domains, Effect, FetchJob, HeadJob, Landed, LookupJob,
+    RemoveJob, Target, WriteJob,
 };
-pub use lower::{Estimate, LoadStats, Reach, TierStats, TierView, Unwritten};
+pub use lower::{Estimate, LoadStats, Reach, TierStats, TierView, TooManyRemovals, Unwritten};
 pub use memory::{EventDomain, FetchId, Found, GrantContext, PinError, Ring, Usage, Wish};
 pub use pace::PaceStats;
 pub use probe::{Answer, Question};
@@ -212,6 +212,7 @@ impl<T: Table> Engine<T> {
             Completion::Head { head, object } => self.head_read(now, head, object),
             Completion::Fetch { fetch, landed } => self.landed(now, fetch, landed),
             Completion::Write { put, stored } => self.put_done(now, put, stored),
+            Completion::Remove { removal, removed } => self.removal_done(now, removal, removed),
             Completion::Clear { tier, removed } => self.lower.cleared(now, tier, removed),
             Completion::Tier { tier, down } => self.tier_state(now, tier, down),
         }

@@ -141,7 +141,7 @@ impl<T: Table> Engine<T> {
         }
         for at in 0..probe.pins.len() {
             if let Some(handle) = probe.pins[at]
-                && !self.pin_softly(handle, id)
+                && !self.pin_softly(handle, id, probe.question.kind)
             {
                 probe.pins[at] = None;
                 probe.waits.remove(&handle);
@@ -231,6 +231,10 @@ impl<T: Table> Engine<T> {
                 continue;
             }
             answer.states.push(wire::CHUNK_READY);
+            if q.kind == KeyKind::Opaque && q.held() > at {
+                // a question of existence
+                continue;
+            }
             // the number of an opaque object's pieces depends on its length
             let sections = match q.kind {
                 KeyKind::Opaque => e.needed.count_ones(),
@@ -292,6 +296,7 @@ impl<T: Table> Engine<T> {
         let probes = self.leases.probes_of(scheduler, request);
         let answers = probes.iter().filter_map(|id| self.leases.probe(*id));
         let named = answers.into_iter().find(|p| p.question.tag == tag);
+        let kind = named.map(|p| p.question.kind);
         let chunks = named.map(|p| p.pins.clone()).unwrap_or_default();
         let mut held = Vec::new();
         for (at, handle) in (0u32..).zip(&chunks) {
@@ -304,7 +309,8 @@ impl<T: Table> Engine<T> {
                 self.memory.eviction.touch(&self.memory.index, handle);
                 self.touched(handle);
             }
-            if at >= from && at < to {
+            let opaque = kind == Some(KeyKind::Opaque);
+            if at >= from && at < to && !(opaque && self.memory.leases_are_full(handle)) {
                 self.memory.lease(handle);
                 held.push(handle);
             }
@@ -340,9 +346,12 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Soft-pins a chunk for a PROBE. Ends the pins of older PROBEs as needed; false if there are none.
-    pub(crate) fn pin_softly(&mut self, handle: Handle, for_probe: u64) -> bool {
+    /// Soft-pins a chunk for a PROBE. Ends the pins of older PROBEs as needed; false if there are none. Clients end no pins of vLLM.
+    pub(crate) fn pin_softly(&mut self, handle: Handle, for_probe: u64, kind: KeyKind) -> bool {
         while !self.memory.pin_softly(handle) {
+            if kind == KeyKind::Opaque {
+                return false;
+            }
             let Some(oldest) = self.leases.oldest_pinned(for_probe) else {
                 return false;
             };

@@ -85,8 +85,10 @@ pub struct Row {
     pub digest: [u8; 16],
     /// First 8 bytes of the chunk key. Binds the row to its record.
     pub key_prefix: [u8; 8],
+    /// [`crate::key::KeyKind`] of the chunk. Unlike the record it is kept while the slot is GRANTED.
+    pub kind: u8,
     /// Always zero.
-    pub reserved: [u8; 8],
+    pub reserved: [u8; 7],
 }
 
 /// One chunk: 1024 bytes.

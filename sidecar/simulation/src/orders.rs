@@ -42,7 +42,7 @@ impl World {
             }
             Effect::Discard { tier, name } => return self.discard(*tier, &name.key),
             // no client of the simulation stores opaque objects
-            Effect::Digest(_) | Effect::Head(_) | Effect::Remove { .. } => return,
+            Effect::Digest(_) | Effect::Head(_) | Effect::Remove(_) => return,
         };
         say!(self, "{kind} is asked: {effect:?}");
         let at = self.lower.stores.iter().position(|s| s.kind == kind);

@@ -311,14 +311,13 @@ impl Tiers {
                     shared.told(&e);
                 }
             })),
-            Effect::Remove { tier, names } => drop(self.runtime.spawn(async move {
-                let removed = match shared.tier(tier) {
-                    Ok(tier) => tier.remove(Removal::Named(&names)).await,
+            Effect::Remove(job) => drop(self.runtime.spawn(async move {
+                let removed = match shared.tier(job.tier) {
+                    Ok(tier) => tier.remove(Removal::Named(&job.names)).await,
                     Err(e) => Err(e),
                 };
-                if let Err(e) = removed {
-                    shared.told(&e);
-                }
+                let (removal, removed) = (job.removal, removed.map_err(|e| shared.told(&e)));
+                shared.complete(Completion::Remove { removal, removed });
             })),
             Effect::Clear(ClearJob { tier, domains }) => drop(self.runtime.spawn(async move {
                 let removed = shared.clear(tier, domains).await;

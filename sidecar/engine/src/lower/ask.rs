@@ -12,6 +12,9 @@ use crate::effect::{Effect, LookupJob};
 use crate::tier::Cause;
 use kvcachepool_protocol::key::ChunkKey;
 
+/// Keys of one lookup that are no prefix.
+const INDEPENDENT_MAX: usize = 256;
+
 /// Lookup state of a chunk that memory lacked when the PROBE arrived. Tiers are indexes into `TierPlanner::tiers`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum LookupState {
@@ -213,9 +216,16 @@ impl<T: Table> Engine<T> {
                 if tier_lookup.tried(at, tier) {
                     continue;
                 }
+                if probe.question.independent && ats.len() == INDEPENDENT_MAX {
+                    // each takes a request of its own
+                    break;
+                }
                 let name = tier_lookup.name(*key);
                 tier_lookup.tries(at, tier);
                 if !up {
+                    continue;
+                }
+                if self.lower.removes(&name, tier) {
                     continue;
                 }
                 if self.lower.known.has(&name, tier, now.mono_ms) {

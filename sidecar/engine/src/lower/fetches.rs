@@ -11,7 +11,7 @@ use super::ask::{LookupState, TierLookup, set};
 use super::stats::count;
 use super::worth::Worth;
 use super::{Reach, Tier, TierPlanner};
-use crate::effect::{Effect, FetchJob, HeadJob, Target};
+use crate::effect::{Effect, FetchJob, Target};
 use kvcachepool_protocol::domain::SectionPlan;
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind};
 use kvcachepool_protocol::message::{GRANT_EXISTS, GRANT_NOT_READY};
@@ -236,7 +236,7 @@ impl<T: Table> Engine<T> {
                 otherwise
             };
             if let Some((handle, from)) = fetched
-                && self.pin_softly(handle, id)
+                && self.pin_softly(handle, id, probe.question.kind)
                 && let Some(pin) = probe.pins.get_mut(at)
             {
                 *pin = Some(handle);
@@ -272,7 +272,7 @@ impl<T: Table> Engine<T> {
         // the chunk may have been stored since the PROBE arrived
         if let Some(handle) = self.readable(now, &probe.question, tier_lookup.layout, at, key) {
             if !self.must_check(handle.entry, probe.asked_ms)
-                && self.pin_softly(handle, id)
+                && self.pin_softly(handle, id, probe.question.kind)
                 && let Some(pin) = probe.pins.get_mut(at)
             {
                 *pin = Some(handle);
@@ -285,7 +285,7 @@ impl<T: Table> Engine<T> {
             return LookupState::Fetching(pending_fetch.tier);
         }
         // an earlier waiter's fetch may have found this out
-        if self.lower.known.lacks(&name, tier, now.mono_ms) {
+        if self.lower.known.lacks(&name, tier, now.mono_ms) || self.lower.removes(&name, tier) {
             return LookupState::Pending;
         }
         let Some(chunk) = chunk(probe, tier_lookup, at) else {
@@ -305,12 +305,7 @@ impl<T: Table> Engine<T> {
         self.lower.next_pending += 1;
         t.queued += 1;
         if chunk.reach.kind == KeyKind::Opaque {
-            self.effects.push(Effect::Head(HeadJob {
-                head: number,
-                tier: t.config.kind,
-                name: chunk.reach.object(key),
-            }));
-            self.lower.heads.insert(number, name);
+            t.heads.push_back((name, number));
         } else {
             t.queue.push_back((name, number));
         }
@@ -504,6 +499,13 @@ impl<T: Table> Engine<T> {
     /// The tier went down: drops its queue. Fetches in flight end when the shell reports them.
     pub(super) fn end_pending_of(&mut self, now: Time, tier: usize) {
         while let Some((name, number)) = self.lower.next_pending(tier) {
+            self.end_pending(now, &name, number, "TierDown");
+        }
+        let pending = self.lower.pending.iter();
+        let waits = pending.filter(|(_, p)| p.tier == tier && p.flight.is_none());
+        let mut waits: Vec<(u64, Name)> = waits.map(|(name, p)| (p.number, *name)).collect();
+        waits.sort_unstable();
+        for (number, name) in waits {
             self.end_pending(now, &name, number, "TierDown");
         }
     }

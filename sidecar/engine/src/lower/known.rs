@@ -62,6 +62,13 @@ impl Known {
         self.entry(name).put(tier, 0, now_ms + ABSENT_MS);
     }
 
+    /// Forgets that the object was seen.
+    pub fn gone(&mut self, name: &Name, tier: usize) {
+        if let Some(seen) = self.of.get_mut(name) {
+            seen.put(tier, 0, 0);
+        }
+    }
+
     /// Records that the object exists but is unusable.
     pub fn unusable(&mut self, name: Name, tier: usize, now_ms: u64) {
         let seen = self.entry(name);

@@ -8,6 +8,7 @@ use super::super::table::Table;
 use super::super::{Engine, Time};
 use super::ask::LookupState;
 use super::fetches::{FetchInFlight, after};
+use super::objects::plan_of;
 use super::stats::count;
 use super::{Tier, mean_ms};
 use crate::effect::{Effect, Landed};
@@ -213,6 +214,10 @@ fn compare<T: Table>(
     }
     if landed.digests.len() != flight.targets.len() {
         return Err(Cause::Protocol.name());
+    }
+    if chunk.object_plan.is_some() && plan_of(object) != chunk.object_plan {
+        // replaced since its head was read
+        return Err(Cause::Shape.name());
     }
     let full = chunk.plan().full_groups();
     for (target, digest) in flight.targets.iter().zip(&landed.digests) {

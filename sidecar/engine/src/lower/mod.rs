@@ -14,11 +14,13 @@ mod known;
 mod landing;
 mod objects;
 mod puts;
+mod removals;
 mod speed;
 mod stats;
 mod worth;
 
 pub use flush::Unwritten;
+pub use removals::TooManyRemovals;
 pub use speed::Estimate;
 pub use stats::{LoadStats, TierStats, TierView};
 
@@ -42,6 +44,7 @@ use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Fidelity, ObjectName};
 use puts::{Offer, Put, Writes};
+use removals::Removal;
 use speed::Speed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -98,6 +101,8 @@ pub(crate) struct Tier {
     pub lookups: u32,
     /// Chunks that wait to be fetched, with the number of their `PendingFetch`. Entries of ended ones stay until they are popped.
     pub queue: VecDeque<(Name, u64)>,
+    /// Opaque objects whose heads must be read before that, in the same form.
+    pub heads: VecDeque<(Name, u64)>,
     pub queued: u32,
     pub fetches: u32,
     pub fetch_bytes: u64,
@@ -130,6 +135,7 @@ impl Tier {
             clear_failed: None,
             lookups: 0,
             queue: VecDeque::new(),
+            heads: VecDeque::new(),
             queued: 0,
             fetches: 0,
             fetch_bytes: 0,
@@ -184,8 +190,13 @@ pub(crate) struct TierPlanner {
     /// Pending fetches, queued or in flight.
     pending: FastMap<Name, PendingFetch>,
     next_pending: u64,
-    /// Heads being read of opaque objects that will be fetched, by the number of their `PendingFetch`.
-    heads: BTreeMap<u64, Name>,
+    /// Heads in flight, with their tiers, by the number of the `PendingFetch` that they are for.
+    heads: BTreeMap<u64, (usize, Name)>,
+    /// Removals that a tier has not confirmed, by tier.
+    removals: FastMap<(usize, Name), Removal>,
+    /// Orders of removals in flight, with their tiers.
+    ordered: BTreeMap<u64, (usize, Vec<Name>)>,
+    next_removal: u64,
     /// Fetches that the shell has not completed, including cancelled ones.
     in_flight: FastMap<u64, FetchInFlight>,
     /// Chunks that may have to be written.
@@ -289,7 +300,9 @@ impl<T: Table> Engine<T> {
         self.lower.now_ms = now.mono_ms;
         self.advance_clears(now);
         self.verify_claims(now);
+        self.begin_heads();
         self.begin_fetches(now);
+        self.advance_removals(now);
         self.take_offers(now);
         self.advance_flushes(now);
         self.begin_puts(now);
@@ -332,6 +345,7 @@ impl<T: Table> Engine<T> {
             && self.lower.pending.is_empty()
             && self.lower.in_flight.is_empty()
             && self.lower.puts.is_empty()
+            && self.lower.removals.is_empty()
             && self.lower.writing.is_empty()
     }
 

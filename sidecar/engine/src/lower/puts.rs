@@ -11,7 +11,7 @@ use super::{Tier, TierPlanner};
 use crate::config::{Admission, WritePolicy};
 use crate::effect::{Effect, Target, WriteJob};
 use crate::tier::{Cause, Status, Stored};
-use kvcachepool_protocol::object::{Object, ObjectName};
+use kvcachepool_protocol::object::Object;
 use std::collections::VecDeque;
 
 /// Pause of offers after a tier refused a chunk for a reason that applies to others too. An accepted chunk ends the pause.
@@ -65,8 +65,6 @@ pub(crate) struct Put {
     pub failed: u32,
     /// The tier went down since the write began, and may have lost the object.
     pub doubtful: bool,
-    /// A client removed the object since the write began.
-    pub removed: Option<ObjectName>,
 }
 
 /// Write queue of a tier.
@@ -239,6 +237,11 @@ impl<T: Table> Engine<T> {
         if !self.lacks(at, chunk) {
             return;
         }
+        if self.lower.removes(&name, at) {
+            // offered again when the tier has confirmed the removal
+            self.missed(chunk, at);
+            return;
+        }
         let bytes = self.memory.stored_bytes(chunk);
         let Some(tier) = self.lower.tiers.get_mut(at) else {
             return;
@@ -391,7 +394,6 @@ impl<T: Table> Engine<T> {
                 look_first: waiting.look_first,
                 failed: waiting.failed,
                 doubtful: false,
-                removed: None,
             },
         );
         if !T::makes(Mistake::PutUnleased) {
@@ -410,10 +412,7 @@ impl<T: Table> Engine<T> {
             self.memory.unlease(done.chunk);
         }
         self.not_writing(&done.name, done.chunk, done.tier);
-        if let (Some(name), Some(tier)) = (&done.removed, self.lower.tiers.get(done.tier)) {
-            let (tier, names) = (tier.config.kind, vec![name.clone()]);
-            self.effects.push(Effect::Remove { tier, names });
-        }
+        let removes = self.lower.removes(&done.name, done.tier);
         let result = match stored {
             Ok(_) if !same => "Changed",
             Ok(Stored::New) => "stored",
@@ -424,6 +423,8 @@ impl<T: Table> Engine<T> {
             self.writes.give_back(done.tier, done.bytes);
         }
         match stored {
+            // the object will be removed now
+            Ok(_) if removes => self.missed(done.chunk, done.tier),
             Ok(_) if done.doubtful => self.missed(done.chunk, done.tier),
             Ok(Stored::New) if same => self.lower.known.usable(done.name, done.tier, now.mono_ms),
             Ok(Stored::Already) if same => {

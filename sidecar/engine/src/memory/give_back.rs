@@ -10,8 +10,7 @@ use super::{DigestJob, Event, FetchId, MemoryTier};
 use crate::Time;
 use crate::mistake::Mistake;
 use crate::table::{COMMITTED, FREE, GRANTED, Row, Table};
-use kvcachepool_protocol::domain::opaque_layout;
-use kvcachepool_protocol::key::EngineHash;
+use kvcachepool_protocol::key::{EngineHash, KeyKind};
 use kvcachepool_protocol::refs::SectionRef;
 
 impl<T: Table> MemoryTier<T> {
@@ -226,26 +225,18 @@ impl<T: Table> MemoryTier<T> {
     /// because a process may have a session for each.
     pub fn reconcile(&mut self, owner: u32, named: &[(u32, u32)], opaque: bool) -> u32 {
         let rows = self.grants.rows_of(owner);
-        let of_objects = self.index.layout_number(opaque_layout());
         let mut named = named.to_vec();
         named.sort_unstable();
         let mut back = 0;
         for row in rows {
-            let generation = self.slots.row(row).generation;
-            if named.binary_search(&(row, generation)).is_err()
-                && opaque == (self.layout_of(row) == Some(of_objects))
-            {
+            let fields = self.slots.row(row);
+            let of_object = fields.kind == KeyKind::Opaque as u8;
+            if of_object == opaque && named.binary_search(&(row, fields.generation)).is_err() {
                 self.come_back(row);
                 back += 1;
             }
         }
         back
-    }
-
-    /// Layout of the chunk that a granted row was granted for.
-    fn layout_of(&self, row: u32) -> Option<u32> {
-        let grant = self.grants.get(self.grants.of_row(row)?)?;
-        Some(grant.name.layout)
     }
 
     /// A process is proven dead: voids its grants, and frees its slots after `quarantine_ms`.

@@ -84,10 +84,12 @@ impl<T: Table> MemoryTier<T> {
         }
         if context.kind == KeyKind::Opaque
             && let Some(old) = self.index.find(&name)
-            && !self.index[old].complete()
-            && self.index[old].open.is_none()
         {
-            // the rest of a void grant; the next object of this key may have another length
+            // objects of one key may differ in length
+            if self.index[old].complete() || self.index[old].open.is_some() {
+                return wire::GRANT_EXISTS;
+            }
+            // the rest of a void grant
             self.doom(old);
         }
         let found = self.index.find(&name);
@@ -137,7 +139,10 @@ impl<T: Table> MemoryTier<T> {
         if context.writers.iter().any(dead) || context.writers.is_empty() && dead(&0) {
             return wire::GRANT_NOT_READY;
         }
-        if !self.may_grant(bytes) {
+        // clients leave half of the limit to vLLM's workers
+        let of_client = context.kind == KeyKind::Opaque && !context.writers.is_empty();
+        let left_over = if of_client { self.granted_bytes_max() / 2 } else { 0 };
+        if !self.may_grant(bytes + left_over) {
             self.stats.granted_bytes_refusals += 1;
             return wire::GRANT_NOT_READY;
         }
@@ -264,6 +269,7 @@ impl<T: Table> MemoryTier<T> {
                 section: *section,
                 length,
                 key_prefix,
+                kind: context.kind as u8,
                 ..Row::default()
             };
             self.slots.grant(*row, &fields);

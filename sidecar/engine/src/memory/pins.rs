@@ -1,6 +1,6 @@
 //! Pins keep chunks from being evicted: soft pins of PROBEs, read leases, and pins of an administrator.
 
-use super::entry::Handle;
+use super::entry::{Entry, Handle};
 use super::{MemoryTier, PinError};
 use crate::Time;
 use crate::mistake::Mistake;
@@ -59,6 +59,19 @@ impl<T: Table> MemoryTier<T> {
             self.pins.soft_bytes = self.pins.soft_bytes.saturating_sub(bytes);
             self.let_go(handle.entry);
         }
+    }
+
+    /// True if a lease of a client's object would exceed the share of soft pins. Its reader then relies on generations.
+    pub fn leases_are_full(&self, handle: Handle) -> bool {
+        let share = self.share(self.config.limits.soft_pin_percent_max);
+        let adds = |e: &Entry| if e.leases == 0 { e.weight } else { 0 };
+        let adds = self.index.get(handle).map_or(0, adds);
+        self.pins.leased_bytes + adds > share
+    }
+
+    /// True if a chunk of this size can be pinned softly at all.
+    pub fn pinnable(&self, bytes: u64) -> bool {
+        bytes <= self.share(self.config.limits.soft_pin_percent_max)
     }
 
     pub fn lease(&mut self, handle: Handle) {

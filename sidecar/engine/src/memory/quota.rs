@@ -1,4 +1,4 @@
-//! Quotas: the share of the arena that the opaque objects of one namespace may hold. Beyond it the namespace's oldest objects are evicted.
+//! Quotas, if there are any: the share of the arena that the opaque objects of one namespace may hold. Beyond it the namespace's oldest objects are evicted.
 
 use super::MemoryTier;
 use super::check::say;
@@ -62,7 +62,11 @@ impl<T: Table> MemoryTier<T> {
         if context.kind != KeyKind::Opaque {
             return None;
         }
-        let quota = self.share(self.config.limits.namespace_percent_max);
+        let percent = self.config.limits.namespace_percent_max;
+        if percent >= 100 {
+            return None;
+        }
+        let quota = self.share(percent);
         if bytes > quota {
             return Some(wire::GRANT_TOO_LARGE);
         }

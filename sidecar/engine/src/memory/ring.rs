@@ -119,7 +119,7 @@ impl<T: Table> MemoryTier<T> {
     }
 
     pub(crate) fn event_of(&self, entry: u32, kind: &str) -> Option<(EventDomain, Event)> {
-        let e = self.index.entry(entry)?;
+        let e = self.index.entry(entry).filter(|e| e.quota.is_none())?;
         let record = self.slots.record(entry);
         let hashes = record
             .block_hashes

@@ -361,10 +361,6 @@ impl<H: Host> Core<H> {
             if let Some(engine) = &mut self.engine {
                 engine.keep_requests(session, &hello.requests);
             }
-            if let Some(p) = self.peers.processes.get_mut(&process) {
-                // clients copy by themselves; a GPU writes only for a process that is also a worker
-                p.gpu = Some(p.gpu.unwrap_or(false));
-            }
         }
         if verdict.memory != Memory::Held {
             // the process does not map the live arena, so it is not ready before its next REGISTER
@@ -398,6 +394,7 @@ impl<H: Host> Core<H> {
             Memory::LockFirst => match self.host.next_lock() {
                 Ok(number) => {
                     lock = Some(number);
+                    self.owns_nothing_yet(session);
                     vec![FdKind::Lock]
                 }
                 Err(e) => {
@@ -424,6 +421,16 @@ impl<H: Host> Core<H> {
         });
         let reply = self.hello_reply(session, verdict, lock, fds.clone());
         self.reply(asked, 0, &reply, fds, out);
+    }
+
+    /// A client's process gets a new lock, so it owns no slots of an earlier boot. A GPU writes for it only once it is also a worker.
+    fn owns_nothing_yet(&mut self, session: u64) {
+        if let Some(s) = self.peers.sessions.get(&session)
+            && s.role == Role::Opaque
+            && let Some(p) = self.peers.processes.get_mut(&s.process)
+        {
+            p.gpu = Some(p.gpu.unwrap_or(false));
+        }
     }
 
     fn hello_reply(

@@ -3,9 +3,12 @@
 use super::chunks::namespace;
 use super::core::{Asked, Core, Refusal};
 use super::seam::{Host, Now, Output};
-use crate::Reach;
+use crate::{Reach, TooManyRemovals};
 use kvcachepool_protocol::key::{ChunkKey, KeyKind, chunk_key, unpack_hashes};
 use kvcachepool_protocol::message::{self, ErrorCode, Objects, ObjectsOp, ObjectsReply};
+
+/// Keys of one OBJECTS.
+const KEYS_MAX: usize = 4_096;
 
 impl<H: Host> Core<H> {
     pub(super) fn objects(
@@ -20,6 +23,10 @@ impl<H: Host> Core<H> {
         let hashes = unpack_hashes(&objects.hashes)
             .map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))?;
         let namespace = namespace(&objects.namespace)?;
+        if hashes.len() > KEYS_MAX {
+            let said = format!("OBJECTS may name at most {KEYS_MAX} keys");
+            return Err(Refusal::new(ErrorCode::LimitReached, said));
+        }
         let ready = self.ready_for(session);
         let (Some(ready), Some(engine)) = (ready, &mut self.engine) else {
             return Err(Refusal::later(ErrorCode::NoArena, self.no_arena.0));
@@ -40,7 +47,11 @@ impl<H: Host> Core<H> {
                     namespace,
                     hashes: Vec::new(),
                 };
-                engine.remove_objects(now, &reach, &keys)
+                let removed = engine.remove_objects(now, &reach, &keys);
+                removed.map_err(|TooManyRemovals| {
+                    let said = "too many removals wait for a lower tier; retry later";
+                    Refusal::later(ErrorCode::LimitReached, said)
+                })?
             }
             ObjectsOp::Touch => keys.iter().map(|key| engine.touch_key(key)).collect(),
             ObjectsOp::Pin => {

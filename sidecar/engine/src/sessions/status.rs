@@ -213,6 +213,9 @@ impl<H: Host> Core<H> {
                     i.ranks.values().any(|(r, _)| r == id)
                         || i.scheduler.as_ref().is_some_and(|(r, _)| r == id)
                 });
+                let ready = self.ready_for(*id).is_some();
+                // a client of opaque objects registers nothing
+                let registered = registered || s.role == Role::Opaque && ready;
                 let domain = instance.and_then(|i| i.domain.as_ref());
                 let lock = self.peers.process_of_session(*id).and_then(|p| p.lock);
                 let granted = match (s.role, lock, &self.engine) {
@@ -233,7 +236,7 @@ impl<H: Host> Core<H> {
                     lock,
                     connected: s.conn.is_some(),
                     registered,
-                    ready: self.ready_for(*id).is_some(),
+                    ready,
                     domain: domain
                         .and_then(|d| {
                             domains

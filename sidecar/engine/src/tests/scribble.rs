@@ -30,7 +30,8 @@ fn rows() -> impl Strategy<Value = Row> {
             length,
             digest: [state as u8; 16],
             key_prefix: [section as u8; 8],
-            reserved: [0; 8],
+            kind: 1,
+            reserved: [0; 7],
         },
     )
 }

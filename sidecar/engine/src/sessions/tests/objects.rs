@@ -74,7 +74,7 @@ fn operation(w: &mut World, client: ConnId, op: ObjectsOp, keys: &[u8]) -> Objec
 #[test]
 fn an_object_is_written_and_read_in_pieces_without_registration() {
     let mut config = World::config();
-    config.arena_bytes = 64 * MIB;
+    config.arena_bytes = 128 * MIB;
     let mut w = World::configured(config);
     let writer = w.attach(Role::Opaque, 1);
     let bytes = 9 * MIB + 5;
@@ -97,12 +97,13 @@ fn an_object_is_written_and_read_in_pieces_without_registration() {
     let read = unpack(&reply.refs).unwrap();
     let order = [refs[3], refs[0], refs[1], refs[2]];
     assert_eq!(read, order);
-    // the same key again
-    let (_, again) = w.grant(reader, &[object(1, 77)]);
-    assert_eq!(
-        (again.results, again.refs),
-        (vec![GRANT_EXISTS], Vec::new())
-    );
+    let sessions = w.core.status(w.now).sessions;
+    assert!(sessions.iter().all(|s| s.role == Role::Opaque && s.registered && s.ready));
+    // the same key again, with fewer and with more pieces
+    for bytes in [77, 14 * MIB] {
+        let (_, again) = w.grant(reader, &[object(1, bytes)]);
+        assert_eq!((again.results, again.refs), (vec![GRANT_EXISTS], Vec::new()));
+    }
     check(&w);
 }
 
@@ -323,6 +324,8 @@ fn a_namespace_over_its_quota_loses_its_oldest_objects_only() {
     assert_eq!(operation(&mut w, client, ObjectsOp::Pin, &[3, 4]).count, 2);
     let (_, reply) = w.grant(client, &[object(5, rows(3))]);
     assert_eq!(reply.results, [GRANT_QUOTA]);
+    let (_, reply) = w.grant(client, &[object(1, rows(18))]);
+    assert_eq!(reply.results, [GRANT_EXISTS], "longer, and the oldest");
     check(&w);
     operation(&mut w, client, ObjectsOp::Remove, &[1]);
     put(&mut w, client, 5, rows(3));
@@ -333,7 +336,7 @@ fn a_namespace_over_its_quota_loses_its_oldest_objects_only() {
 
 fn tiered() -> (World, ConnId) {
     let mut config = lower::config(&[Kind::Disk, Kind::Redis]);
-    config.arena_bytes = 64 * MIB;
+    config.arena_bytes = 128 * MIB;
     let mut w = World::configured(config);
     let client = w.attach(Role::Opaque, 1);
     for tier in [Kind::Disk, Kind::Redis] {
@@ -559,31 +562,215 @@ fn a_request_that_ends_while_a_head_is_read_leaves_nothing() {
     check(&w);
 }
 
-#[test]
-fn an_object_is_removed_from_tiers_also_after_a_write_in_flight() {
+/// A client of a sidecar that writes to a disk.
+fn written() -> (World, ConnId) {
     let mut config = lower::config(&[Kind::Disk]);
     config.tiers[0].write = crate::config::WritePolicy::WriteThrough;
     let mut w = World::configured(config);
     let client = w.attach(Role::Opaque, 1);
     lower::state(&mut w, Kind::Disk, None);
-    put(&mut w, client, 1, 100);
-    let [Effect::Write(job)] = &lower::orders(&mut w)[..] else {
-        panic!("no write")
+    (w, client)
+}
+
+/// The only order, which must be a write.
+fn write(w: &mut World) -> u64 {
+    let orders = lower::orders(w);
+    let [Effect::Write(job)] = &orders[..] else {
+        panic!("{orders:?}")
     };
     assert_eq!(job.object.kind, KeyKind::Opaque);
-    let put = job.put;
-    assert_eq!(operation(&mut w, client, ObjectsOp::Remove, &[1]).count, 1);
-    let removes = |w: &mut World| {
-        let orders = lower::orders(w);
-        let is =
-            |o: &Effect| matches!(o, Effect::Remove { names, .. } if number(names[0].key) == 1);
-        orders.iter().filter(|o| is(o)).count()
+    job.put
+}
+
+fn write_ends(w: &mut World, put: u64) {
+    let stored = Ok(crate::tier::Stored::New);
+    w.input(Input::Completed(Completion::Write { put, stored }));
+    check(w);
+}
+
+/// The only order, which must be a removal of object 1.
+fn removal(w: &mut World) -> u64 {
+    let orders = lower::orders(w);
+    let [Effect::Remove(job)] = &orders[..] else {
+        panic!("{orders:?}")
     };
-    assert_eq!(removes(&mut w), 1);
-    w.input(Input::Completed(Completion::Write {
-        put,
-        stored: Ok(crate::tier::Stored::New),
+    assert_eq!(number(job.names[0].key), 1);
+    job.removal
+}
+
+fn removal_ends(w: &mut World, removal: u64, removed: Result<u64, Cause>) {
+    w.input(Input::Completed(Completion::Remove { removal, removed }));
+    check(w);
+}
+
+#[test]
+fn an_object_that_is_being_written_is_removed_after_the_write() {
+    let (mut w, client) = written();
+    put(&mut w, client, 1, 100);
+    let first = write(&mut w);
+    assert_eq!(operation(&mut w, client, ObjectsOp::Remove, &[1]).count, 1);
+    assert!(lower::orders(&mut w).is_empty(), "the write is in flight");
+    put(&mut w, client, 1, 200);
+    write_ends(&mut w, first);
+    let removal = removal(&mut w);
+    removal_ends(&mut w, removal, Ok(1));
+    // the new object is written once the earlier one is gone
+    write(&mut w);
+}
+
+#[test]
+fn a_removed_object_does_not_return_before_its_tier_confirms() {
+    let (mut w, client) = written();
+    put(&mut w, client, 1, 100);
+    let first = write(&mut w);
+    write_ends(&mut w, first);
+    assert_eq!(operation(&mut w, client, ObjectsOp::Remove, &[1, 1]).count, 1);
+    let first = removal(&mut w);
+    let read = |w: &mut World, request| {
+        let tag = w.say(client, Op::Probe, &get(request, &[1]), NO_FDS);
+        let (reply, partial) = w.answer::<ProbeReply>(tag);
+        assert!(!partial, "the disk is not asked");
+        reply.states
+    };
+    assert_eq!(read(&mut w, "a"), [CHUNK_ABSENT]);
+    removal_ends(&mut w, first, Err(Cause::Timeout));
+    assert_eq!(read(&mut w, "b"), [CHUNK_ABSENT]);
+    put(&mut w, client, 1, 200);
+    assert!(lower::orders(&mut w).is_empty(), "neither removed nor written");
+    w.pass(5_000);
+    let again = removal(&mut w);
+    removal_ends(&mut w, again, Ok(1));
+    write(&mut w);
+}
+
+#[test]
+fn removals_wait_for_a_tier_that_is_down_and_are_limited() {
+    let (mut w, client) = written();
+    lower::state(&mut w, Kind::Disk, Some("Gone"));
+    operation(&mut w, client, ObjectsOp::Remove, &[1]);
+    assert!(lower::orders(&mut w).is_empty());
+    lower::state(&mut w, Kind::Disk, None);
+    let first = removal(&mut w);
+    removal_ends(&mut w, first, Ok(0));
+    lower::state(&mut w, Kind::Disk, Some("Gone"));
+    let mut refused = false;
+    for batch in 0u32..17 {
+        let hash = |n: u32| [n.to_le_bytes().to_vec(), vec![9; 28]].concat();
+        let objects = Objects {
+            op: ObjectsOp::Remove,
+            namespace: Vec::new(),
+            hashes: (0..4_096).flat_map(|n| hash(batch * 4_096 + n)).collect(),
+            ttl_s: 0,
+        };
+        let tag = w.say(client, Op::Objects, &objects, NO_FDS);
+        if batch == 16 {
+            refused = w.error(tag).0 == ErrorCode::LimitReached;
+        } else {
+            let _: (ObjectsReply, bool) = w.answer(tag);
+        }
+    }
+    assert!(refused);
+}
+
+#[test]
+fn a_fetch_that_waits_for_its_head_ends_with_a_removal() {
+    let (mut w, client) = written();
+    let tag = w.say(client, Op::Probe, &get("r", &[1]), NO_FDS);
+    let [Effect::Lookup(lookup)] = &lower::orders(&mut w)[..] else {
+        panic!("no lookup")
+    };
+    w.input(Input::Completed(Completion::Lookup {
+        lookup: lookup.lookup,
+        present: Ok(vec![true]),
     }));
-    assert_eq!(removes(&mut w), 1, "once more after the write");
+    let [Effect::Head(job)] = &lower::orders(&mut w)[..] else {
+        panic!("no head")
+    };
+    operation(&mut w, client, ObjectsOp::Remove, &[1]);
     check(&w);
+    w.input(Input::Completed(Completion::Head {
+        head: job.head,
+        object: Ok(Box::new(head(1, 70))),
+    }));
+    let reply = loop {
+        let (reply, partial) = w.answer::<ProbeReply>(tag);
+        if !partial {
+            break reply;
+        }
+    };
+    assert_eq!(reply.states, [CHUNK_ABSENT]);
+    removal(&mut w);
+}
+
+#[test]
+fn a_new_boot_does_not_take_a_client_for_a_process_without_gpu() {
+    let mut w = World::new();
+    let (scheduler, _) = w.instance();
+    let (_, granted) = w.grant(scheduler, &[chunk(1)]);
+    let table = w.core.engine().unwrap().table().clone();
+    let lock = w.core.host_mut().locked.first().copied();
+    // the next boot: the worker's process says HELLO as a client first, and dies
+    let pod = Pod {
+        locked: w.core.host_mut().locked.clone(),
+        ..Pod::default()
+    };
+    let mut w = World::of(pod, Some(table));
+    let client = w.connect();
+    let first = Hello {
+        lock,
+        region: Some(granted.region),
+        fds: ["pidfd", "arena", "table"].map(String::from).to_vec(),
+        ..hello(Role::Opaque, 1, 9)
+    };
+    assert_eq!(w.greet(client, &first, true).memory, Memory::Held);
+    let process = w.process(0);
+    w.input(Input::ProcessDied { process });
+    let usage = w.core.engine().unwrap().usage();
+    assert_eq!(usage.quarantined_slots, 1, "a GPU may still write");
+    w.pass(30_000);
+    assert_eq!(w.core.engine().unwrap().usage().quarantined_slots, 0);
+}
+
+#[test]
+fn a_removed_object_keeps_its_writers_slot_through_a_restart() {
+    let mut w = World::new();
+    let (_, _) = w.instance();
+    let client = w.connect();
+    let lock = w.core.host_mut().locked.first().copied();
+    let region = w.core.engine().unwrap().geometry().region;
+    let first = Hello {
+        lock,
+        region: Some(region),
+        fds: ["pidfd", "arena", "table"].map(String::from).to_vec(),
+        ..hello(Role::Opaque, 1, 1)
+    };
+    assert_eq!(w.greet(client, &first, true).memory, Memory::Held);
+    let (_, granted) = w.grant(client, &[object(2, 10)]);
+    // its record goes, and the slot stays GRANTED
+    operation(&mut w, client, ObjectsOp::Remove, &[2]);
+    let table = w.core.engine().unwrap().table().clone();
+    let pod = Pod {
+        locked: w.core.host_mut().locked.clone(),
+        ..Pod::default()
+    };
+    let mut w = World::of(pod, Some(table));
+    let client = w.connect();
+    let named = Hello {
+        grants: granted.refs.clone(),
+        number: 2,
+        ..first.clone()
+    };
+    assert_eq!(w.greet(client, &named, true).memory, Memory::Held);
+    let worker = w.connect();
+    let of_worker = Hello {
+        role: Role::Worker,
+        number: 3,
+        ..first.clone()
+    };
+    assert_eq!(w.greet(worker, &of_worker, true).memory, Memory::Held);
+    let granted = |w: &World| w.core.engine().unwrap().usage().granted_slots;
+    assert_eq!(granted(&w), 1, "the client still writes");
+    let unnamed = Hello { number: 3, ..first };
+    assert_eq!(w.greet(client, &unnamed, true).memory, Memory::Held);
+    assert_eq!(granted(&w), 0);
 }
