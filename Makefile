@@ -45,9 +45,11 @@ demo-tiers: setup  ## one pod's documents loaded by others from disk, Redis and 
 test: setup  ## all tests that this machine can run
 	@tools/setup.sh cluster
 	@tools/setup.sh servers
+	@tools/setup.sh sglang
 	@$(PYTHON) tools/run_tests.py rust connector chart cluster soak stress vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@tools/setup.sh servers
+	@tools/setup.sh sglang
 	@$(PYTHON) tools/run_tests.py connector vllm
 test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=file on that one where they can
 	@tools/setup.sh cluster

@@ -9,6 +9,7 @@
 #   tools/setup.sh servers           servers that tests of the tiers start
 #   tools/setup.sh docs              mdbook, for `make docs`
 #   tools/setup.sh lmcache           LMCache, for `make bench ONLY=ttft`
+#   tools/setup.sh sglang            SGLang's code without its kernels, for tests of its storage backend
 set -euo pipefail
 
 TOOLS="$(cd "$(dirname "$0")" && pwd)"
@@ -48,6 +49,7 @@ as_root() {
 . "$TOOLS/setup/servers.sh"
 . "$TOOLS/setup/docs.sh"
 . "$TOOLS/setup/lmcache.sh"
+. "$TOOLS/setup/sglang.sh"
 
 part="${1:-}"
 # One set-up at a time: a second one waits and then finds all done.
@@ -61,5 +63,6 @@ case "$part" in
     servers) setup_servers ;;
     docs) setup_docs ;;
     lmcache) setup_lmcache ;;
-    *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    sglang) setup_sglang ;;
+    *) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
