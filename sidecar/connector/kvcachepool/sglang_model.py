@@ -1,0 +1,141 @@
+"""Identity of the model that an SGLang server runs: contents of its files, and settings that decide the values of KV.
+
+SGLang names a page by its tokens alone. Without the identity, a server with other weights under the same name would
+load KV of the earlier ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import threading
+from typing import Any
+
+from kvcachepool import weights
+
+logger = logging.getLogger("kvcachepool")
+
+#: Arguments of SGLang that decide the values of KV or of states, beside the model's files.
+_DECIDING = (
+    "context_length",
+    "dtype",
+    "enable_int8_mamba_checkpoint",
+    "enable_tf32_matmul",
+    "json_model_override_args",
+    "kv_cache_dtype",
+    "load_format",
+    "mamba_ssm_dtype",
+    "model_impl",
+    "model_loader_extra_config",
+    "modelopt_quant",
+    "qsa_indexer_dtype",
+    "quantization",
+    "rl_quant_profile",
+    "speculative_algorithm",
+    "speculative_draft_kv_cache_dtype",
+    "speculative_draft_model_quantization",
+    "weight_version",
+)
+#: Arguments that bring weights or code from elsewhere. With one of them only the user can name the model.
+_FOREIGN = (
+    "custom_weight_loader",
+    "decrypted_config_file",
+    "forward_hooks",
+    "kt_weight_path",
+    "modelopt_checkpoint_restore_path",
+    "quantize_and_serve",
+    "uno_lora_path",
+)
+
+
+class ModelIdentity:
+    """Finds the identity while SGLang runs. For any thread."""
+
+    def __init__(self, args: Any, model_name: str | None, model_id: str | None) -> None:
+        """`model_id`: what the user says identifies the weights (`extra_config`). No files are read with it."""
+        self._args = args
+        self._name = model_name
+        self._model_id = model_id
+        self._digests = weights.Digests()
+        self._lock = threading.Lock()
+        self._found: str | None = None
+        self._failed = False
+        self.poll()
+
+    def poll(self) -> str | None:
+        """SHA-256 of the identity. None while files are read, and when there is none. Does not wait."""
+        if self._found is not None or self._failed:
+            return self._found
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            model = [self._model_id] if self._model_id else self._contents()
+            if model is not None:
+                self._found = self._digest(model)
+                logger.info("identity of SGLang's model: %s", self._found)
+        except (OSError, ValueError) as error:
+            self._give_up(str(error))
+        finally:
+            self._lock.release()
+        return self._found
+
+    def _give_up(self, reason: str) -> None:
+        self._failed = True
+        logger.warning(
+            "SGLang's model cannot be identified (%s): nothing is stored and all lookups are misses."
+            ' Set "model_id" in --hicache-storage-backend-extra-config to a name that changes with the weights.',
+            reason,
+        )
+
+    def _contents(self) -> list[Any] | None:
+        """Digests of the files of the model and of its draft model. None while they are read. Raises `ValueError` when
+        files do not say what the weights are, and `OSError`.
+        """
+        args = self._args
+        if args is None:
+            raise ValueError("SGLang's arguments are not available")
+        foreign = [name for name in _FOREIGN if getattr(args, name, None)]
+        if foreign:
+            raise ValueError(f"weights or code come from {', '.join(foreign)}")
+        found = [self._files(args.model_path, getattr(args, "revision", None), str(args.load_format))]
+        draft = getattr(args, "speculative_draft_model_path", None)
+        if draft:
+            load_format = getattr(args, "speculative_draft_load_format", None) or args.load_format
+            revision = getattr(args, "speculative_draft_model_revision", None)
+            found.append(self._files(draft, revision, str(load_format)))
+        self._digests.work(0)
+        return None if any(one is None for one in found) else found
+
+    def _files(self, path: str, revision: str | None, load_format: str) -> list[Any] | None:
+        reason = weights.unshareable_source(path, load_format)
+        if reason:
+            raise ValueError(reason)
+        folder = weights.local_folder(path, revision, getattr(self._args, "download_dir", None))
+        if folder is None or (_from_modelscope() and not os.path.isdir(path)):
+            raise ValueError(f"no local folder of {path}")
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        if weights.names_other_code(folder, config):
+            raise ValueError("the model's code is in another repository")
+        digest = weights.weights_digest(folder, self._digests)
+        if digest == "":
+            raise ValueError(f"no weights in {folder}")
+        return None if digest is None else [digest, weights.settings_digest(folder), config]
+
+    def _digest(self, model: list[Any]) -> str:
+        scales = getattr(self._args, "quantization_param_path", None)
+        parts = {
+            "model": model,
+            "name": self._name,
+            "sglang": importlib.metadata.version("sglang"),
+            "arguments": {name: str(getattr(self._args, name, None)) for name in _DECIDING},
+            "scales": weights.content(scales) if scales else None,
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _from_modelscope() -> bool:
+    return os.environ.get("SGLANG_USE_MODELSCOPE", "").strip().lower() in ("1", "true")
