@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -514,17 +515,17 @@ def test_a_model_without_identity_is_never_stored(pool: Sidecar, made: Callable[
     assert pool.status()["memory"]["chunks"] == 0
 
 
-# SGLang's own controllers
+# SGLang's own controller
 
 
 @pytest.fixture
 def controlled(pool: Sidecar) -> Iterator[Callable[..., Any]]:
-    """Creates SGLang's controller over a new host pool, and ends its threads."""
+    """Creates SGLang's controller over host pools, and ends its threads."""
     running: list[Any] = []
 
-    def make(host_pool: Any, device_pool: Any, **extra: Any) -> Any:
-        settings = sglang.config(extra=extra).extra_config
-        running.append(sglang.controller(host_pool, device_pool, settings))
+    def make(host_pool: Any, *, interface_v1: int = 1, **side_pools: Any) -> Any:
+        settings = sglang.config(extra={"interface_v1": interface_v1}).extra_config
+        running.append(sglang.controller(host_pool, sglang.mha_device(), settings, **side_pools))
         assert running[-1].storage_backend._client.wait_connected(20)
         return running[-1]
 
@@ -533,60 +534,107 @@ def controlled(pool: Sidecar) -> Iterator[Callable[..., Any]]:
         one.detach_storage_backend()
 
 
-def prefetched(controller: Any, tokens: list[int]) -> tuple[Any, int]:
-    """What SGLang's scheduler does with a prompt: query, allocate, load. The operation, and the tokens that came."""
-    operation = controller.prefetch("request", tokens)
-    hit = controller.prefetch_hit_queue.get(timeout=20)
-    assert hit is operation
+def prefetched(controller: Any, tokens: list[int], extra_pools: list[Any] | None = None) -> Any:
+    """Does what SGLang's scheduler does with a prompt: query, allocate, load. Returns the operation when it is done,
+    with the tokens that came in `completed_tokens` and the pages of other pools in `pool_hits`.
+    """
+    operation = controller.prefetch(SimpleNamespace(rid="request"), tokens, extra_pools=extra_pools)
+    assert controller.prefetch_hit_queue.get(timeout=20) is operation
+    operation.pool_hits = {}
     if not operation.storage_hit_count:
-        return operation, 0
+        return operation
     operation.host_indices = controller.mem_pool_host.alloc(operation.storage_hit_count)
     controller.prefetch_buffer.put(operation)
-    completed = 0
     while True:
         ack = controller.ack_prefetch_queue.get(timeout=20)
-        completed = max(completed, ack.completed_tokens or 0)
+        operation.completed_tokens = max(operation.completed_tokens, ack.completed_tokens or 0)
+        operation.pool_hits |= ack.pool_hits or {}
         if ack.completed_req:
-            return operation, completed
+            return operation
+
+
+def taken(host_pool: Any, count: int, seed: int = 1) -> sglang.Filled:
+    """Allocates this many slots in a pool with random bytes."""
+    indices = host_pool.alloc(count)
+    content = sglang.filled(
+        host_pool, [int(one) // sglang.slots(host_pool) for one in indices[:: host_pool.page_size]], seed
+    )
+    assert torch.equal(content.indices, indices)
+    return content
+
+
+TOKENS = list(range(100, 100 + 3 * sglang.PAGE))
+
+
+def hashes() -> list[str]:
+    """SGLang's names of the pages of `TOKENS`."""
+    from sglang.srt.mem_cache.utils import get_storage_hash_str
+
+    return list(get_storage_hash_str(TOKENS, None, page_size=sglang.PAGE))
 
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
 @pytest.mark.parametrize("interface_v1", [1, 0])
 def test_the_controller_stores_and_loads(layout: str, interface_v1: int, controlled: Callable[..., Any]) -> None:
-    from sglang.srt.mem_cache.utils import get_storage_hash_str
+    host = sglang.mha_host(layout)
+    writer = controlled(host, interface_v1=interface_v1)
+    pages = taken(host, len(TOKENS))
+    writer.write_storage(pages.indices, TOKENS, hashes())
+    assert writer.ack_backup_queue.get(timeout=20).completed_tokens == len(TOKENS)
+    wait_for(lambda: writer.storage_backend.batch_exists(hashes()) == 3, 10, "pages readable")
 
-    device = sglang.mha_device()
-    host = sglang.mha_host(layout, device)
-    writer = controlled(host, device, interface_v1=interface_v1)
-    tokens = list(range(100, 100 + 3 * sglang.PAGE))
-    hashes = get_storage_hash_str(tokens, None, page_size=sglang.PAGE)
-    indices = host.alloc(len(tokens))
-    content = sglang.filled(host, [int(index) // sglang.PAGE for index in indices[:: sglang.PAGE]]).content
-    writer.write_storage(indices, tokens, hashes)
-    assert writer.ack_backup_queue.get(timeout=20).completed_tokens == len(tokens)
-    wait_for(lambda: writer.storage_backend.batch_exists(hashes) == 3, 10, "pages readable")
-
-    other = sglang.mha_host(layout, sglang.mha_device())
+    other = sglang.mha_host(layout)
     sglang.wiped(other)
     other.alloc(sglang.PAGE)
-    operation, completed = prefetched(
-        controlled(other, device, interface_v1=interface_v1), [*tokens, *range(sglang.PAGE)]
-    )
-    assert completed == len(tokens)
-    assert sglang.pages_at(other, operation.host_indices) == content
+    loaded = prefetched(controlled(other, interface_v1=interface_v1), [*TOKENS, *range(sglang.PAGE)])
+    assert loaded.completed_tokens == len(TOKENS)
+    assert sglang.pages_at(other, loaded.host_indices) == pages.content
+
+
+def test_the_controller_stores_and_loads_several_pools(controlled: Callable[..., Any]) -> None:
+    """KV, a draft model's KV in the same slots, and one state at the end of the prompt."""
+    from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName
+
+    def pools() -> tuple[Any, Any, Any]:
+        host = sglang.mha_host("page_first")
+        return host, sglang.mha_host("page_first", layer_num=1), sglang.mamba_host("page_first")
+
+    def wanted(states: torch.Tensor) -> list[Any]:
+        draft = transfer("draft", [], indices_from_pool=PoolName.KV)
+        return [draft, transfer("mamba", hashes()[-1:], states, hit_policy=PoolHitPolicy.TRAILING_PAGES)]
+
+    host, draft, mamba = pools()
+    writer = controlled(host, draft=draft, mamba=mamba)
+    pages, state = taken(host, len(TOKENS)), taken(mamba, 1, 2)
+    drafts = sglang.filled(draft, [int(one) // sglang.PAGE for one in pages.indices[:: sglang.PAGE]], 3)
+    writer.write_storage(pages.indices, TOKENS, hashes(), extra_pools=wanted(state.indices))
+    assert writer.ack_backup_queue.get(timeout=20).completed_tokens == len(TOKENS)
+    asked = wanted(state.indices)
+    wait_for(lambda: writer.storage_backend.batch_exists_v2(hashes(), asked).kv_hit_pages == 3, 10, "pages readable")
+
+    host, draft, mamba = pools()
+    for one in (host, draft, mamba):
+        sglang.wiped(one)
+        one.alloc(one.page_size)
+    slot = mamba.alloc(1)
+    loaded = prefetched(controlled(host, draft=draft, mamba=mamba), TOKENS, wanted(slot))
+    assert loaded.completed_tokens == len(TOKENS)
+    assert loaded.pool_hits["mamba"] == 1
+    assert sglang.pages_at(host, loaded.host_indices) == pages.content
+    assert sglang.pages_at(draft, loaded.host_indices) == drafts.content
+    assert sglang.pages_at(mamba, slot) == state.content
 
 
 def test_the_controller_goes_on_without_a_sidecar(controlled: Callable[..., Any], pool: Sidecar) -> None:
-    device = sglang.mha_device()
-    host = sglang.mha_host("page_first", device)
-    controller = controlled(host, device)
-    tokens = list(range(2 * sglang.PAGE))
+    host = sglang.mha_host("page_first")
+    controller = controlled(host)
     pool.kill_tree()
-    operation, completed = prefetched(controller, tokens)
-    assert (operation.storage_hit_count, completed) == (0, 0)
-    controller.write_storage(host.alloc(len(tokens)), tokens, ["a", "b"])
+    loaded = prefetched(controller, TOKENS)
+    assert (loaded.storage_hit_count, loaded.completed_tokens) == (0, 0)
+    controller.write_storage(host.alloc(len(TOKENS)), TOKENS, hashes())
     assert controller.ack_backup_queue.get(timeout=20).completed_tokens == 0
     assert {thread.is_alive() for thread in (controller.prefetch_thread, controller.backup_thread)} == {True}
+    assert controller.clear_storage_backend()
 
 
 def test_calls_from_several_threads(pool: Sidecar, made: Callable[..., Any]) -> None:

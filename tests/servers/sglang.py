@@ -238,15 +238,24 @@ def backend(host_pool: Any, made_for: Any, **side_pools: Any) -> Any:
     return made
 
 
-def controller(host_pool: Any, device_pool: Any, extra: dict[str, Any]) -> Any:
-    """The controller between host pool and storage, with its threads."""
-    from sglang.srt.managers.cache_controller import HiCacheController
+def controller(host_pool: Any, device_pool: Any, extra: dict[str, Any], **side_pools: Any) -> Any:
+    """The controller between host pools and storage, with its threads. `side_pools`: by SGLang's name."""
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.hicache_storage import PoolName
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+    from sglang.srt.mem_cache.pool_host import HostPoolGroup, PoolEntry
 
-    allocator = PagedTokenToKVPoolAllocator(device_pool.size, PAGE, device_pool.dtype, "cpu", device_pool, False)
-    return HiCacheController(
-        allocator,
-        host_pool,
+    def mapped(layer: int) -> int:
+        return layer
+
+    pools = {"kv": host_pool, **side_pools}
+    entries = [
+        PoolEntry(PoolName(name), pool, device_pool, mapped, is_primary_index_anchor=name == "kv")
+        for name, pool in pools.items()
+    ]
+    return HybridCacheController(
+        PagedTokenToKVPoolAllocator(device_pool.size, PAGE, device_pool.dtype, "cpu", device_pool, False),
+        HostPoolGroup(entries),
         PAGE,
         None,
         threading.Event(),
