@@ -303,6 +303,29 @@ def test_what_was_cleared_is_not_found_any_more(pool: Sidecar, made: Callable[..
     assert second.batch_exists(["a", "b"]) == 1
 
 
+def test_an_update_of_weights_clears(pool: Sidecar, made: Callable[..., Any]) -> None:
+    """SGLang's own updater, with a model that fails to load after it changed some weights."""
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+
+    def load(*arguments: Any, **options: Any) -> tuple[bool, str]:
+        raise OSError("the disk is gone")
+
+    host = sglang.mha_host("page_first")
+    backend = made(host)
+    stored(backend, ["a"], sglang.filled(host, [0]).indices)
+    updater = object.__new__(SchedulerWeightUpdaterManager)
+    runner = SimpleNamespace(weight_updater=SimpleNamespace(update_weights_from_disk=load))
+    updater.tp_worker = SimpleNamespace(weight_update_runners=lambda: [("target", runner)])
+    updater.draft_worker = updater.metrics_collector = None
+    with pytest.raises(OSError, match="the disk is gone"):
+        updater.update_weights_from_disk(
+            SimpleNamespace(model_path="m", load_format="auto", recapture_cuda_graph=False)
+        )
+    assert backend.batch_exists(["a"]) == 0
+    names = [name for name in vars(SchedulerWeightUpdaterManager) if name.startswith("update_weights_from_")]
+    assert sorted(name.rpartition("_")[2] for name in names) == ["disk", "distributed", "ipc", "tensor"]
+
+
 def test_wrong_numbers_of_indices_are_misses(pool: Sidecar, made: Callable[..., Any]) -> None:
     host = sglang.mha_host("page_first")
     backend = made(host)
@@ -480,6 +503,12 @@ def test_the_identity_is_of_contents_and_settings(model: Path) -> None:
     assert identity(Arguments(model)) == first
     assert identity(Arguments(model, kv_cache_dtype="fp8_e5m2")) != first
     assert identity(Arguments(model, speculative_draft_model_path=str(model))) != first
+    adapters = [f"a={model}", {"lora_name": "a", "lora_path": str(model)}, SimpleNamespace(lora_path=str(model))]
+    found = {
+        identity(Arguments(model, lora_paths=given)) for given in [[one] for one in adapters] + [{"a": str(model)}]
+    }
+    assert len(found) == 1
+    assert not found & {None, first}
     (model / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 5}))
     second = identity(Arguments(model))
     assert second not in (None, first)
@@ -495,6 +524,7 @@ def test_the_identity_is_of_contents_and_settings(model: Path) -> None:
         {"model_path": "/no/such/folder"},
         {"custom_weight_loader": ["a.b"]},
         {"forward_hooks": [{}]},
+        {"lora_paths": ["a=/no/such/folder"]},
     ],
 )
 def test_a_model_that_cannot_be_identified_needs_a_name(changes: dict[str, Any], model: Path) -> None:

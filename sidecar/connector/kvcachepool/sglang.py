@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from kvcachepool.client import Client, Error, Item, Leased, Put
-from kvcachepool.sglang_model import ModelIdentity
+from kvcachepool.sglang_model import ModelIdentity, clear_at_updates
 from kvcachepool.sglang_pages import Form, PagePool, Shard, bytes_of
 from kvcachepool.sglang_settings import Options, server_args, server_start
 
@@ -72,6 +72,7 @@ class KVCachePoolStorage(HiCacheStorage):
         self._prefetched, self._backed_up = _Copies(), _Copies()
         self._with_metrics = bool(storage_config.enable_storage_metrics)
         self._available = True
+        clear_at_updates(self)
         self._client = Client(self._options.socket, namespace=self._options.namespace, name="sglang")
 
     # Host pools

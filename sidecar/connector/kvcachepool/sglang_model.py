@@ -6,13 +6,16 @@ load KV of the earlier ones.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
 import logging
 import os
 import threading
-from typing import Any
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from kvcachepool import weights
 
@@ -106,8 +109,17 @@ class ModelIdentity:
             load_format = getattr(args, "speculative_draft_load_format", None) or args.load_format
             revision = getattr(args, "speculative_draft_model_revision", None)
             found.append(self._files(draft, revision, str(load_format)))
+        found += [self._adapter(path) for path in _adapters(getattr(args, "lora_paths", None))]
         self._digests.work(0)
         return None if any(one is None for one in found) else found
+
+    def _adapter(self, path: str) -> list[Any] | None:
+        """An adapter of `--lora-paths`. SGLang names it by name and path, and one that is loaded later at random."""
+        folder = weights.local_folder(path, None, getattr(self._args, "download_dir", None))
+        if folder is None:
+            raise ValueError(f"no local folder of the adapter {path}")
+        digest = weights.weights_digest(folder, self._digests)
+        return None if digest is None else [digest, weights.settings_digest(folder)]
 
     def _files(self, path: str, revision: str | None, load_format: str) -> list[Any] | None:
         reason = weights.unshareable_source(path, load_format)
@@ -139,3 +151,57 @@ class ModelIdentity:
 
 def _from_modelscope() -> bool:
     return os.environ.get("SGLANG_USE_MODELSCOPE", "").strip().lower() in ("1", "true")
+
+
+def _adapters(given: Any) -> Iterator[str]:
+    """Paths in `--lora-paths`, before and after SGLang parsed it. Raises `ValueError`."""
+    for one in given.values() if isinstance(given, dict) else given or []:
+        if isinstance(one, dict):
+            path = one.get("lora_path")
+        else:
+            path = one.rpartition("=")[2] if isinstance(one, str) else getattr(one, "lora_path", None)
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"the adapter {one!r} has no path")
+        yield path
+
+
+class Clearable(Protocol):
+    """A backend that forgets what was stored before."""
+
+    def clear(self) -> bool: ...
+
+
+#: Backends of this process.
+_watching: weakref.WeakSet[Clearable] = weakref.WeakSet()
+_MARK = "_kvcachepool_original"
+
+
+def clear_at_updates(backend: Clearable) -> None:
+    """Clears the backend whenever SGLang changes the weights in this process."""
+    _watching.add(backend)
+    try:
+        from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager as Updater
+
+        updates = [name for name in vars(Updater) if name.startswith("update_weights_from_")]
+    except ImportError:
+        updates = []
+    if not updates:
+        logger.warning("changes of weights are not noticed: clear the storage backend after each one")
+    for name in updates:
+        original = getattr(Updater, name)
+        if not hasattr(original, _MARK):
+            setattr(Updater, name, _watched(original))
+
+
+def _watched(original: Any) -> Any:
+    @functools.wraps(original)
+    def update(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            # Also after a failure: some weights may have changed.
+            for backend in list(_watching):
+                backend.clear()
+
+    setattr(update, _MARK, original)
+    return update
