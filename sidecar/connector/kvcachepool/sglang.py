@@ -214,8 +214,8 @@ class KVCachePoolStorage(HiCacheStorage):
         """
         pages = self._prefix(self._pools.get("kv"), keys)
         hits: dict[str, int] = {PoolName.KV: pages} if pages else {}
-        # BLOCK_GROUPS is a second form of the same pages, and does not limit the prefix.
-        needed = [one for one in pool_transfers or [] if one.hit_policy != PoolHitPolicy.BLOCK_GROUPS]
+        # A second form of the same pages does not limit the prefix. Its name is new in SGLang 0.5.22.
+        needed = [one for one in pool_transfers or [] if one.hit_policy != "block_groups"]
         usable = set(range(1, pages + 1))
         for transfer, there in zip(needed, self._there(needed, keys[:pages]), strict=True):
             if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
@@ -226,7 +226,9 @@ class KVCachePoolStorage(HiCacheStorage):
             if lengths:
                 hits[transfer.name] = lengths[-1]
             usable &= set(lengths)
-        return PoolTransferResult(max(usable, default=0), hits, sorted(usable))
+        result = PoolTransferResult(max(usable, default=0), hits)
+        result.restorable_prefix_pages = sorted(usable)
+        return result
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None

@@ -47,8 +47,9 @@ class Shard(NamedTuple):
             config.pp_size,
             config.attn_cp_rank,
             config.attn_cp_size,
-            config.dcp_rank,
-            config.dcp_size,
+            # New in SGLang 0.5.23.
+            getattr(config, "dcp_rank", 0),
+            getattr(config, "dcp_size", 1),
         )
 
 
