@@ -418,8 +418,7 @@ def test_the_client_lives_beside_vllms_parts(
         kv = beside.stored(engine)
         assert beside.loaded(engine, "a") == kv
         assert client.get("k")[0].value == b"value"
-        sidecar.kill_engine()
-        assert client.wait_connected(WAIT_S)
+        restart_engine(client, sidecar)
         assert client.get("k")[0].value == b"value"
         assert beside.loaded(engine, "b") == kv
     finally:
@@ -429,6 +428,14 @@ def test_the_client_lives_beside_vllms_parts(
 
 
 # -- restarts
+
+
+def restart_engine(client: Client, sidecar: Sidecar) -> None:
+    """Kills the engine process, and waits until the client is served by the next one."""
+    connection = client._session._connection
+    before = connection.connection
+    sidecar.kill_engine()
+    wait_for(lambda: client.connected and connection.connection > before, WAIT_S, "another connection")
 
 
 def fails_at_once(call: Callable[[], Any]) -> None:
@@ -442,8 +449,7 @@ def test_objects_survive_the_death_of_the_engine_process(client: Client, sidecar
     value = content("k", 2 * PIECE)
     stored(client, "k", value)
     lease = client.lease("k")
-    sidecar.kill_engine()
-    assert client.wait_connected(WAIT_S)
+    restart_engine(client, sidecar)
     assert lease[0].read() == value
     assert client.get("k")[0].value == value
     stored(client, "l", b"new")
@@ -466,8 +472,7 @@ def test_a_put_that_copies_survives_the_death_of_the_engine_process(
     put = threading.Thread(target=lambda: results.extend(client.put([Item("k", value)])))
     put.start()
     assert entered.wait(WAIT_S)
-    sidecar.kill_engine()
-    assert client.wait_connected(WAIT_S)
+    restart_engine(client, sidecar)
     with Client(str(sidecar.socket)) as other:
         assert other.put([Item("k", b"another")]) == [Put.EXISTS], "its slots are still granted"
     opened.set()
@@ -525,9 +530,9 @@ def test_calls_during_restarts_end_with_a_result_or_unavailable(client: Client, 
         thread.start()
     for turn in range(4):
         wait_for(lambda: client.connected and {"STORED", "EXISTS"} <= results, WAIT_S, "served calls")
-        results.clear()
         if turn < 3:
-            sidecar.kill_engine()
+            restart_engine(client, sidecar)
+        results.clear()
     stop.set()
     for thread in threads:
         thread.join()

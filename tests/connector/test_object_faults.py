@@ -409,6 +409,22 @@ def test_a_lease_ends_with_its_connection_but_can_be_read(stub: StubObjects, cli
     assert [request] not in [frame.body["requests"] for frame in processed(stub, Op.RELEASE)]
 
 
+def test_a_slot_that_is_reused_before_its_front_is_read_is_a_miss(stub: StubObjects, client: Client) -> None:
+    client.put([Item("a", b"value")])
+    slot = int.from_bytes(stored(stub, client)[:4], "little")
+
+    def reuse(frame: Received, reply: dict[str, Any]) -> dict[str, Any]:
+        assert stub.memory is not None
+        stub.memory.bump(slot)
+        stub.memory.arena[slot * ROW_BYTES : slot * ROW_BYTES + 8] = b"anothers"
+        return reply
+
+    stub.lie = reuse
+    with client.lease("a") as lease:
+        assert lease[0] is None
+    assert client.invalid_objects == 0, "the bytes are of another object, and not damaged"
+
+
 def test_a_copy_that_an_eviction_overtakes_is_a_miss(stub: StubObjects, client: Client, gate: Gate) -> None:
     gate.opened.set()
     client.put([Item("a", b"value")])

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .object_bytes import Bytes, Located, parse, piece_bytes, runs
+from .object_bytes import Bytes, Located, parse, runs
 from .object_session import Session
-from .object_slots import Slots
-from .shared import fence, shared
+from .object_slots import REF_BYTES, Slots
+from .shared import Refs, fence, shared
 
 
 def write(session: Session, slots: Slots, parts: Sequence[Bytes]) -> bool:
@@ -55,27 +55,32 @@ def read(session: Session, slots: Slots, begin: int, buffers: Sequence[Bytes]) -
 
 
 def locate(session: Session, keys: Sequence[bytes], objects: Sequence[Slots | None]) -> list[Located | None]:
-    """Reads key and header of each object. None for one that is absent, of another key, or damaged."""
-    return [None if slots is None else _locate(session, key, slots) for key, slots in zip(keys, objects, strict=True)]
-
-
-def _locate(session: Session, key: bytes, slots: Slots) -> Located | None:
-    arena = session.begin_copy(slots.mapping)
+    """Reads key and header of each object of one reply. None for one that is absent, of another key, or damaged."""
+    located: list[Located | None] = [None] * len(keys)
+    there = [(at, slots) for at, slots in enumerate(objects) if slots is not None]
+    arena = session.begin_copy(there[0][1].mapping) if there else None
     if arena is None:
-        return None
+        return located
     try:
-        start, first = slots.starts[0], min(slots.nbytes, piece_bytes(slots.nbytes))
-
-        def front(begin: int, end: int) -> bytes:
-            return arena[start + begin : start + end].tobytes()
-
-        found = parse(key, slots.nbytes, first, front)
-        refs = slots.refs(0, first)
+        for at, slots in there:
+            located[at] = _parse(arena, keys[at], slots)
         fence()
-        if not slots.mapping.same_generation(refs.slots, refs.generations):
-            return None
+        firsts = Refs.read(b"".join(slots.packed[:REF_BYTES] for _, slots in there))
+        same = there[0][1].mapping.of_generation(firsts.slots, firsts.generations)
     finally:
         session.end_copy()
-    if found is None:
-        session.count_invalid()
-    return found
+    for (at, _), unchanged in zip(there, same.tolist(), strict=True):
+        if not unchanged:
+            located[at] = None
+        elif located[at] is None:
+            session.count_invalid()
+    return located
+
+
+def _parse(arena: Bytes, key: bytes, slots: Slots) -> Located | None:
+    start = slots.starts[0]
+
+    def read(begin: int, end: int) -> bytes:
+        return arena[start + begin : start + end].tobytes()
+
+    return parse(key, slots.nbytes, min(slots.nbytes, slots.size), read)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-import numpy as np
-
 from .object_bytes import MAX_PIECES, piece_bytes, piece_lengths
 from .shared import ROW_BYTES, Mapping, Refs
 
@@ -30,20 +28,6 @@ class Slots(NamedTuple):
     size: int
     nbytes: int
 
-    @staticmethod
-    def read(mapping: Mapping, packed: bytes) -> Slots:
-        """Checks the references of one object. Raises `BadReplyError`."""
-        refs = Refs.read(packed)
-        lengths = refs.lengths.tolist()
-        nbytes = sum(lengths)
-        if refs.sections.tolist() != list(range(len(lengths))) or len(lengths) > MAX_PIECES:
-            raise BadReplyError(f"the sections of an object are {refs.sections.tolist()}")
-        if lengths != piece_lengths(nbytes):
-            raise BadReplyError(f"an object of {nbytes} bytes has sections of {lengths} bytes")
-        if not mapping.inside(refs.slots, refs.lengths):
-            raise BadReplyError(f"the slots {refs.slots.tolist()} are not in the arena")
-        return Slots(mapping, packed, [slot * ROW_BYTES for slot in refs.slots.tolist()], piece_bytes(nbytes), nbytes)
-
     def refs(self, begin: int = 0, end: int | None = None) -> Refs:
         """References of the pieces that hold bytes `begin..end` of the object."""
         last = self.nbytes if end is None else end
@@ -54,11 +38,23 @@ def objects_of(mapping: Mapping, packed: bytes, count: int) -> list[Slots]:
     """The slots of `count` objects, each of which begins with section 0. Raises `BadReplyError`."""
     if len(packed) % REF_BYTES:
         raise BadReplyError(f"references of {len(packed)} bytes")
-    starts = (np.flatnonzero(Refs.read(packed).sections == 0) * REF_BYTES).tolist()
-    if len(starts) != count or (packed and starts[:1] != [0]):
-        raise BadReplyError(f"references of {len(starts)} objects, expected {count}")
-    bounds = itertools.pairwise([*starts, len(packed)])
-    return [Slots.read(mapping, packed[begin:end]) for begin, end in bounds]
+    refs = Refs.read(packed)
+    if not mapping.inside(refs.slots, refs.lengths):
+        raise BadReplyError(f"the slots {refs.slots.tolist()} are not in the arena")
+    slots, lengths, sections = refs.slots.tolist(), refs.lengths.tolist(), refs.sections.tolist()
+    firsts = [at for at, section in enumerate(sections) if section == 0]
+    if len(firsts) != count or (packed and firsts[:1] != [0]):
+        raise BadReplyError(f"references of {len(firsts)} objects, expected {count}")
+    found = []
+    for begin, end in itertools.pairwise([*firsts, len(sections)]):
+        nbytes = sum(lengths[begin:end])
+        if sections[begin:end] != list(range(end - begin)) or end - begin > MAX_PIECES:
+            raise BadReplyError(f"the sections of an object are {sections[begin:end]}")
+        if lengths[begin:end] != piece_lengths(nbytes):
+            raise BadReplyError(f"an object of {nbytes} bytes has sections of {lengths[begin:end]} bytes")
+        starts = [slot * ROW_BYTES for slot in slots[begin:end]]
+        found.append(Slots(mapping, packed[begin * REF_BYTES : end * REF_BYTES], starts, piece_bytes(nbytes), nbytes))
+    return found
 
 
 def by_slot(slots: Slots) -> list[tuple[int, bytes]]:

@@ -164,9 +164,14 @@ class Mapping:
         ends = slots.astype(np.uint64) * ROW_BYTES + lengths
         return bool((slots < len(self._rows)).all() and (ends <= self.arena_bytes).all())
 
+    def of_generation(self, slots: U32, generations: U32) -> npt.NDArray[np.bool_]:
+        """Whether each of these slots still has the generation of its reference."""
+        same: npt.NDArray[np.bool_] = self._rows[slots, 1] == generations
+        return same
+
     def same_generation(self, slots: U32, generations: U32) -> bool:
         """Whether all these slots still have the generation of their references."""
-        return bool((self._rows[slots, 1] == generations).all())
+        return bool(self.of_generation(slots, generations).all())
 
     def granted_to(self, owner: int, slots: U32, generations: U32) -> bool:
         """Whether all these slots are GRANTED to this owner (a lock number), with the generation of their
