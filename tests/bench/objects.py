@@ -1,9 +1,11 @@
 """How fast opaque objects are written and read, against memcpy of the same bytes, and how long a lookup takes.
 
 One process, one thread, the real sidecar. 128 MiB per run in one `put`, or in one lease that is read into prepared
-buffers; the copies of memcpy alternate with it. `exists` asks for 512 objects that are in memory.
+buffers; the copies of memcpy alternate with it. The rows `checked` include the digests of all bytes, which the sidecar
+compares before it grants a lease (`memory.verify: Always`, the default); the others are without (`Background`).
+`exists` asks for 512 objects that are in memory.
 
-    python tests/bench/objects.py [--runs 15]
+    PYTHONPATH=tests python -m bench.objects [--runs 15]
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ SIZES = (1 << 20, 8 << 20)
 LOOKUP_KEYS = 512
 SMALL_BYTES = 1024
 WAIT_S = 30.0
+WARM_UPS = 3
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -79,21 +82,19 @@ class Objects:
 
 def measure(objects: Objects, runs: int) -> dict[str, tuple[float, float]]:
     """Median GB/s of (client, memcpy) of put and get."""
-    pairs: dict[str, list[tuple[float, float]]] = {"put": [], "get": []}
-    for run in range(runs + 2):
-        put = seconds(objects.put), seconds(objects.memcpy)
+    columns: dict[str, list[float]] = {"put": [], "get": [], "memcpy": []}
+    for run in range(runs + WARM_UPS):
+        # Before the put, after which the sidecar takes digests.
+        took = {"memcpy": seconds(objects.memcpy), "put": seconds(objects.put)}
         objects.ready()
-        get = seconds(objects.get), seconds(objects.memcpy)
+        took["get"] = seconds(objects.get)
         assert objects.arrived()
         objects.remove()
-        if run >= 2:
-            pairs["put"].append(put)
-            pairs["get"].append(get)
-    return {
-        kind: (TOTAL / statistics.median(ours) / 1e9, TOTAL / statistics.median(reference) / 1e9)
-        for kind, rows in pairs.items()
-        for ours, reference in [tuple(zip(*rows, strict=True))]
-    }
+        if run >= WARM_UPS:
+            for name, column in columns.items():
+                column.append(took[name])
+    speeds = {name: TOTAL / statistics.median(column) / 1e9 for name, column in columns.items()}
+    return {kind: (speeds[kind], speeds["memcpy"]) for kind in ("put", "get")}
 
 
 def lookup_rows(client: Client, runs: int) -> list[Row]:
@@ -119,7 +120,7 @@ def row(name: str, value: float, unit: str, reference: float | None, runs: int) 
         reference_value=None if reference is None else round(reference, 3),
         ratio=None if reference is None else round(value / reference, 3),
         runs=runs,
-        command="python tests/bench/objects.py",
+        command="python -m bench objects",
     )
 
 
@@ -127,19 +128,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=15)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        sidecar = Sidecar(Path(folder) / "pod", memory="512Mi").start()
-        try:
-            with Client(str(sidecar.socket), timeout_s=WAIT_S) as client:
-                out = lookup_rows(client, options.runs)
-                for nbytes in SIZES:
-                    measured = measure(Objects(client, nbytes), options.runs)
-                    for kind, (ours, reference) in measured.items():
-                        name = f"object_{kind}_{nbytes >> 20}m_vs_memcpy"
-                        out.append(row(name, round(ours, 3), "GB/s", reference, options.runs))
-                merge(out)
-        finally:
-            sidecar.stop()
+    out: list[Row] = []
+    for verify in ("Background", "Always"):
+        with tempfile.TemporaryDirectory() as folder:
+            sidecar = Sidecar(Path(folder) / "pod", memory="512Mi", config={"memory": {"verify": verify}}).start()
+            try:
+                with Client(str(sidecar.socket), timeout_s=WAIT_S) as client:
+                    out += measure_all(client, options.runs, verify == "Always")
+            finally:
+                sidecar.stop()
+    merge(out)
+
+
+def measure_all(client: Client, runs: int, checked: bool) -> list[Row]:
+    """All rows of one configuration."""
+    out = [] if checked else lookup_rows(client, runs)
+    for nbytes in SIZES:
+        for kind, (ours, reference) in measure(Objects(client, nbytes), runs).items():
+            if not checked or kind == "get":
+                name = f"object_{kind}_{nbytes >> 20}m{'_checked' if checked else ''}_vs_memcpy"
+                out.append(row(name, round(ours, 3), "GB/s", reference, runs))
+    return out
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def write(session: Session, slots: Slots, parts: Sequence[Bytes]) -> bool:
     if arena is None:
         return False
     try:
-        refs, owner = slots.refs(), shared().lock_number
+        refs, owner = slots.whole, shared().lock_number
         if owner is None or not slots.mapping.granted_to(owner, refs.slots, refs.generations):
             return False
         slots.mapping.populate(refs.slots, refs.lengths)

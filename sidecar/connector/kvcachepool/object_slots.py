@@ -18,20 +18,24 @@ class BadReplyError(Exception):
 class Slots(NamedTuple):
     """The slots of one object: its references, and where its pieces are in the arena.
 
-    starts: offsets of the pieces in the arena.
+    packed, whole: the references. starts: offsets of the pieces in the arena.
     size: bytes of a full piece. nbytes: bytes of the object.
     """
 
     mapping: Mapping
     packed: bytes
+    whole: Refs
     starts: list[int]
     size: int
     nbytes: int
 
-    def refs(self, begin: int = 0, end: int | None = None) -> Refs:
+    def refs(self, begin: int, end: int) -> Refs:
         """References of the pieces that hold bytes `begin..end` of the object."""
-        last = self.nbytes if end is None else end
-        return Refs.read(self.packed[begin // self.size * REF_BYTES : -(-last // self.size) * REF_BYTES])
+        return _slice(self.whole, begin // self.size, -(-end // self.size))
+
+
+def _slice(refs: Refs, begin: int, end: int) -> Refs:
+    return Refs(refs.slots[begin:end], refs.generations[begin:end], refs.lengths[begin:end], refs.sections[begin:end])
 
 
 def objects_of(mapping: Mapping, packed: bytes, count: int) -> list[Slots]:
@@ -53,7 +57,8 @@ def objects_of(mapping: Mapping, packed: bytes, count: int) -> list[Slots]:
         if lengths[begin:end] != piece_lengths(nbytes):
             raise BadReplyError(f"an object of {nbytes} bytes has sections of {lengths[begin:end]} bytes")
         starts = [slot * ROW_BYTES for slot in slots[begin:end]]
-        found.append(Slots(mapping, packed[begin * REF_BYTES : end * REF_BYTES], starts, piece_bytes(nbytes), nbytes))
+        own = packed[begin * REF_BYTES : end * REF_BYTES]
+        found.append(Slots(mapping, own, _slice(refs, begin, end), starts, piece_bytes(nbytes), nbytes))
     return found
 
 

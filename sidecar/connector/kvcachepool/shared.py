@@ -153,7 +153,8 @@ class Mapping:
         self.segment_bytes = segment_bytes
         buffer = (ctypes.c_char * (rows * _ROW_WORDS * 4)).from_address(self.table_address + rows_offset)
         self._rows = np.frombuffer(buffer, dtype=np.uint32).reshape(rows, _ROW_WORDS)
-        self._populated = np.zeros(rows, dtype=bool)
+        self._generations = self._rows[:, 1]
+        self._populated = bytearray(rows)
 
     def arena_buffer(self) -> ctypes.Array[ctypes.c_char]:
         """The arena as a writable buffer (for `torch.frombuffer`)."""
@@ -166,7 +167,7 @@ class Mapping:
 
     def of_generation(self, slots: U32, generations: U32) -> npt.NDArray[np.bool_]:
         """Whether each of these slots still has the generation of its reference."""
-        same: npt.NDArray[np.bool_] = self._rows[slots, 1] == generations
+        same: npt.NDArray[np.bool_] = self._generations[slots] == generations
         return same
 
     def same_generation(self, slots: U32, generations: U32) -> bool:
@@ -188,16 +189,16 @@ class Mapping:
         without it (before 5.14), the copy faults the pages in.
         """
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
-            rows = self._populated[slot : slot - (-length // ROW_BYTES)]
-            if not rows.all():
+            end = slot - (-length // ROW_BYTES)
+            if self._populated.find(0, slot, end) >= 0:
                 _libc.madvise(self.arena_address + slot * ROW_BYTES, length, _MADV_POPULATE_WRITE)
-                rows[:] = True
+                self._populated[slot:end] = b"\1" * (end - slot)
 
     def close(self) -> None:
         if self.closed:
             return
         self.retired = self.closed = True
-        del self._rows
+        del self._rows, self._generations
         unmap(self.arena_address, self.arena_bytes)
         unmap(self.table_address, self.table_bytes)
         self.close_descriptors()
