@@ -171,6 +171,15 @@ def test_a_lying_grant_is_an_error_and_writes_nothing(
     assert processed(stub, Op.ABORT) == [], "what a lying reply names may belong to another put"
 
 
+def test_each_result_of_a_grant_has_its_name(stub: StubObjects, client: Client) -> None:
+    results = {2: Put.EXISTS, 3: Put.NO_ROOM, 4: Put.NO_ROOM, 7: Put.QUOTA, 8: Put.TOO_LARGE}
+    stub.lie = lambda frame, reply: reply | {"results": bytes(results), "refs": b""}
+    assert client.put([Item(str(code), b"") for code in results]) == list(results.values())
+    for unknown in (0, 5, 6, 9):
+        stub.lie = lambda frame, reply, unknown=unknown: reply | {"results": bytes([unknown]), "refs": b""}
+        fails("BadReply", lambda: client.put([Item("a", b"")]))
+
+
 def test_slots_that_the_table_does_not_grant_are_not_written(stub: StubObjects, client: Client) -> None:
     def lie(frame: Received, reply: dict[str, Any]) -> dict[str, Any]:
         return reply | {"refs": changed(reply["refs"], 0, 1, 77)} if frame.op == Op.GRANT else reply
