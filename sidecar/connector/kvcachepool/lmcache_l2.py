@@ -1,0 +1,274 @@
+"""An L2 adapter of LMCache's server (`lmcache server`, LMCache 0.5.6) that keeps its objects in the sidecar.
+
+    --l2-adapter '{"type": "plugin", "module_path": "kvcachepool.lmcache_l2", "class_name": "KVCachePoolL2Adapter",
+                   "adapter_params": {"socket": "/run/kvcachepool/sidecar.sock"}}'
+
+Objects are copied between LMCache's L1 memory and the sidecar's arena, once in each direction. A lock is a pin of
+the sidecar that expires. A sidecar that is gone, late or refuses fails stores and makes misses; every task ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.platform import create_event_notifier
+
+from kvcachepool.client import Error, Item, Put, Stat
+from kvcachepool.lmcache_objects import LEASE_OBJECTS, Calls, Layout, Pins, Settings, grouped, object_key, view
+
+logger = logging.getLogger("kvcachepool")
+
+
+class KVCachePoolL2AdapterConfig(L2AdapterConfigBase):
+    """`adapter_params` of the adapter."""
+
+    def __init__(self, settings: Settings, max_capacity_gb: float = 0) -> None:
+        self.settings = settings
+        self.max_capacity_gb = max_capacity_gb
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> KVCachePoolL2AdapterConfig:
+        """Raises `ValueError` for an unknown key or a wrong value."""
+        given = dict(d)
+        capacity = given.pop("max_capacity_gb", 0)
+        if isinstance(capacity, bool) or not isinstance(capacity, int | float) or not 0 <= capacity < float("inf"):
+            raise ValueError(f"adapter_params: max_capacity_gb: expected a number from 0, got {capacity!r}")
+        return cls(Settings.parse(given, "adapter_params"), capacity)
+
+    @classmethod
+    def help(cls) -> str:
+        """The fields, for LMCache's messages."""
+        return (
+            "kvcachepool L2 adapter, adapter_params:\n"
+            "- socket (str): path of sidecar.sock (default: that beside the package)\n"
+            "- namespace (str): keeps objects apart from those of other namespaces (default empty)\n"
+            "- timeout_s (float): deadline of each task in seconds (default 5)\n"
+            "- pin_ttl_s (float): longest time that a lookup locks an object in seconds (default 300)\n"
+            "- ttl_s (float): age at which objects expire in seconds (default 0: never)\n"
+            "- max_capacity_gb (float): bytes at which LMCache evicts (default 0: only the sidecar evicts)"
+        )
+
+
+class KVCachePoolL2Adapter(L2AdapterInterface):
+    """LMCache's L2 objects in the sidecar. Tasks run in threads and end by `timeout_s` each."""
+
+    def __init__(self, config: KVCachePoolL2AdapterConfig, l1_memory_desc: object = None) -> None:
+        super().__init__(max_capacity_bytes=int(config.max_capacity_gb * (1 << 30)))
+        self._settings = config.settings
+        self._client = self._settings.client("lmcache-l2")
+        self._calls = Calls("LMCache's L2 adapter")
+        self._pins = Pins(self._client, self._calls, self._settings.pin_ttl_s)
+        self._stores = _Tasks("store", 1)
+        self._lookups = _Tasks("lookup", 1)
+        self._loads = _Tasks("load", 4)
+
+    def get_store_event_fd(self) -> int:
+        """Readable when a store has ended."""
+        return self._stores.fileno()
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Readable when a lookup has ended."""
+        return self._lookups.fileno()
+
+    def get_load_event_fd(self) -> int:
+        """Readable when a load has ended."""
+        return self._loads.fileno()
+
+    # Stores
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
+        """Starts to store objects. LMCache keeps them unchanged until the task has ended."""
+        failed = L2StoreResult(False, 0)
+        return self._stores.submit(lambda: self._store(list(keys), list(objects)), failed)
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        """Stores that have ended. One succeeded if the sidecar has all its objects; its bytes are the new ones."""
+        return self._stores.pop_all()
+
+    def _store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> L2StoreResult:
+        deadline = time.monotonic() + self._settings.timeout_s
+        stored: list[tuple[ObjectKey, int]] = []
+        complete = True
+        for group in grouped(zip(keys, objects, strict=True), lambda pair: pair[1].get_size()):
+            items = [Item(object_key(key), view(obj), _layout(obj).header()) for key, obj in group]
+            left = deadline - time.monotonic()
+            results = self._calls.ask(lambda items=items, left=left: self._put(items, left), [])
+            for (key, obj), result in zip(group, results, strict=False):
+                if result is Put.STORED:
+                    stored.append((key, obj.get_size()))
+            if len(results) < len(group) or not {*results} <= {Put.STORED, Put.EXISTS}:
+                complete = False
+                break
+        if stored:
+            self._notify_keys_stored([key for key, _ in stored], [size for _, size in stored])
+        return L2StoreResult(complete, sum(size for _, size in stored))
+
+    def _put(self, items: Sequence[Item], seconds: float) -> list[Put]:
+        return self._client.put(items, ttl_s=self._settings.ttl_s, timeout_s=seconds) if seconds > 0 else []
+
+    # Lookups
+
+    def submit_lookup_and_lock_task(self, keys: list[ObjectKey], group_layout_descs: Mapping[int, Any]) -> int:
+        """Starts to look objects up and to pin those that a tier holds."""
+        return self._lookups.submit(lambda: self._lookup(list(keys)), Bitmap(len(keys)))
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        """A bit per key: pinned. None until the lookup has ended and when it was taken."""
+        return self._lookups.pop(task_id)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        """Takes one pin of each key back. If the sidecar does not answer, the pin expires."""
+        names = [object_key(key) for key in keys]
+        self._lookups.run(lambda: self._pins.unpin(names))
+
+    def _lookup(self, keys: Sequence[ObjectKey]) -> Bitmap:
+        bits = Bitmap(len(keys))
+        names = [object_key(key) for key in keys]
+        there = self._calls.ask(lambda: self._client.contains(names), [False] * len(names)) if names else []
+        found = [index for index, yes in enumerate(there) if yes]
+        for index, pinned in zip(found, self._pins.pin([names[index] for index in found]), strict=True):
+            if pinned:
+                bits.set(index)
+        return bits
+
+    # Loads
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
+        """Starts to copy objects into LMCache's buffers. After the task has ended nothing writes there."""
+        return self._loads.submit(lambda: self._load(list(keys), list(objects)), Bitmap(len(keys)))
+
+    def query_load_result(self, task_id: int) -> Bitmap | None:
+        """A bit per key: its buffer holds the object. None until the load has ended and when it was taken."""
+        return self._loads.pop(task_id)
+
+    def _load(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> Bitmap:
+        deadline = time.monotonic() + self._settings.timeout_s
+        bits = Bitmap(len(keys))
+        names = [object_key(key) for key in keys]
+        loaded: list[ObjectKey] = []
+        try:
+            for start in range(0, len(names), LEASE_OBJECTS):
+                if (left := deadline - time.monotonic()) <= 0:
+                    break
+                with self._client.lease(names[start : start + LEASE_OBJECTS], timeout_s=left) as lease:
+                    for index, leased in enumerate(lease, start):
+                        obj = objects[index]
+                        if leased is None or leased.nbytes != obj.get_size():
+                            continue
+                        layout = Layout.read(leased.header, leased.nbytes)
+                        if layout and layout.same(_layout(obj)) and leased.read_into(view(obj)):
+                            bits.set(index)
+                            loaded.append(keys[index])
+            self._calls.succeeded()
+        except Error as error:
+            self._calls.failed(error)
+        if loaded:
+            self._notify_keys_accessed(loaded)
+        return bits
+
+    # The rest
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Removes objects from all tiers, except those that a lookup of this server holds."""
+        left = [key for key in keys if not self._pins.held(object_key(key))]
+        names = [object_key(key) for key in left]
+        nothing: list[Stat | None] = [None] * len(names)
+        stats = self._calls.ask(lambda: self._client.stat(names), nothing) if names else []
+        there = [(key, name, stat.nbytes) for key, name, stat in zip(left, names, stats, strict=True) if stat]
+        if there and self._calls.ask(lambda: self._client.remove([name for _, name, _ in there]), 0):
+            self._notify_keys_deleted([key for key, _, _ in there], [nbytes for _, _, nbytes in there])
+
+    def report_status(self) -> dict[str, Any]:
+        """For `/status` of LMCache's server. Healthy while the sidecar is connected."""
+        return {
+            "is_healthy": self._client.connected,
+            "type": type(self).__name__,
+            "socket": self._settings.socket,
+            "namespace": self._settings.namespace,
+            "locked_key_count": len(self._pins),
+        }
+
+    def close(self) -> None:
+        """Ends all tasks. Nothing touches LMCache's memory after it."""
+        # Ends the calls under way. Without it they last up to their deadline.
+        self._client.close()
+        for tasks in (self._stores, self._lookups, self._loads):
+            tasks.close()
+
+
+def _layout(obj: MemoryObj) -> Layout:
+    """The object's layout, or that of its bytes if LMCache narrowed it to the ones in use."""
+    layout = Layout.of(obj)
+    if layout.nbytes == obj.get_size():
+        return layout
+    return Layout(((obj.get_size(),),), (torch.uint8,), layout.format)
+
+
+class _Tasks:
+    """Tasks of one kind: threads, results by task id, and the descriptor that says that one has ended."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, f"kvcachepool-{name}")
+        self._ended = create_event_notifier()
+        self._lock = threading.Lock()
+        self._results: dict[int, Any] = {}
+        self._next = 0
+
+    def fileno(self) -> int:
+        """Readable when a task has ended."""
+        return int(self._ended.fileno())
+
+    def submit(self, call: Callable[[], Any], otherwise: Any) -> int:
+        """Starts a task. Its result is `otherwise` if the call raises."""
+        with self._lock:
+            task_id = self._next
+            self._next += 1
+
+        def task() -> None:
+            result = otherwise
+            try:
+                result = call()
+            except Exception:
+                logger.exception("a task of LMCache's L2 adapter failed")
+            finally:
+                with self._lock:
+                    self._results[task_id] = result
+                self._ended.notify()
+
+        self._threads.submit(task)
+        return task_id
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Starts a call without a result. It does nothing after `close`."""
+        try:
+            self._threads.submit(call)
+        except RuntimeError:
+            logger.debug("LMCache's L2 adapter is closed")
+
+    def pop(self, task_id: int) -> Any:
+        """The result of a task that has ended, once."""
+        with self._lock:
+            return self._results.pop(task_id, None)
+
+    def pop_all(self) -> dict[int, Any]:
+        """The results of all tasks that have ended, once."""
+        with self._lock:
+            results, self._results = self._results, {}
+            return results
+
+    def close(self) -> None:
+        """Waits for the tasks under way and drops the others."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._ended.close()

@@ -1,0 +1,297 @@
+"""What the two LMCache adapters share: keys, the form of a memory object in a header, counted pins, errors as misses.
+
+LMCache 0.5.6. Of LMCache only its memory objects and keys are used here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from lmcache.v1.memory_management import MemoryFormat, MemoryObj
+
+from kvcachepool.client import Client, Error, Header
+from kvcachepool.place import socket_path
+
+logger = logging.getLogger("kvcachepool")
+T = TypeVar("T")
+
+#: Longer keys are replaced by their hash. The client takes 64 KiB.
+_KEY_BYTES = 32 << 10
+#: Entries of the table of pins at which expired ones are first removed.
+_PRUNE_FROM = 4096
+#: Bytes of `cached_positions` that go into a header.
+_POSITIONS_BYTES = 32 << 10
+#: Bytes of one request to store, unless one object is larger. LMCache gets its buffers back request by request.
+_PUT_BYTES = 64 << 20
+#: Objects under lease at a time. A longer list is loaded in parts, so that it may exceed the memory tier.
+LEASE_OBJECTS = 32
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an adapter."""
+
+    #: Path of the sidecar's socket.
+    socket: str
+    #: Keeps objects apart from those of other namespaces.
+    namespace: str = ""
+    #: Deadline of each operation, in seconds.
+    timeout_s: float = 5.0
+    #: Longest time that a lookup pins an object, in seconds. LMCache unpins it earlier.
+    pin_ttl_s: float = 300.0
+    #: Age at which stored objects expire, in seconds. 0: never.
+    ttl_s: float = 0.0
+
+    @classmethod
+    def parse(cls, given: dict[str, Any], where: str) -> Settings:
+        """Raises `ValueError` for an unknown key or a wrong value; `where` names the place in the error."""
+        if unknown := given.keys() - cls.__dataclass_fields__.keys():
+            known = ", ".join(cls.__dataclass_fields__)
+            raise ValueError(f"{where}: unknown key {sorted(unknown)[0]!r}, expected one of {known}")
+        for key in ("socket", "namespace"):
+            if not isinstance(given.get(key, ""), str):
+                raise ValueError(f"{where}: {key}: expected a string, got {given[key]!r}")
+        for key, least in (("timeout_s", 0.001), ("pin_ttl_s", 1), ("ttl_s", 0)):
+            value = given.get(key, least)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+                raise ValueError(f"{where}: {key}: expected seconds from {least}, got {value!r}")
+        return cls(**{"socket": socket_path(), **given})
+
+    def client(self, name: str) -> Client:
+        """A client, connected if the sidecar is there by the deadline."""
+        client = Client(self.socket, namespace=self.namespace, timeout_s=self.timeout_s, name=name)
+        if not client.wait_connected(self.timeout_s):
+            logger.warning("%s: no sidecar at %s yet, misses until there is", name, self.socket)
+        return client
+
+
+def chunk_key(key: Any) -> bytes:
+    """The key of a `CacheEngineKey` or `LayerCacheEngineKey`.
+
+    LMCache's own string joins the fields with `@` and `%`, so a tag's value can imitate another tag. This one cannot.
+    """
+    tags = [[name, f"{value}"] for name, value in key.tags or ()]
+    layer = getattr(key, "layer_id", None)
+    return _key("chunk", key.model_name, key.world_size, key.worker_id, key.chunk_hash_hex, key._dtype_str, layer, tags)
+
+
+def object_key(key: Any) -> bytes:
+    """The key of an `ObjectKey` of LMCache's server."""
+    return _key("object", key.model_name, key.kv_rank, key.object_group_id, key.chunk_hash, key.cache_salt)
+
+
+def _key(*fields: Any) -> bytes:
+    encoded = b"lmcache:" + msgspec.msgpack.encode(fields)
+    if len(encoded) <= _KEY_BYTES:
+        return encoded
+    return b"lmcache#" + hashlib.sha256(encoded).digest()
+
+
+def view(obj: MemoryObj) -> Any:
+    """The object's bytes in LMCache's buffer as a writable array of uint8, without a copy."""
+    return np.frombuffer(obj.byte_array, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shapes, dtypes and memory format of a memory object."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype | None, ...]
+    format: MemoryFormat
+    positions: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, obj: MemoryObj) -> Layout:
+        """That of an object of LMCache."""
+        meta = obj.metadata
+        shapes = obj.get_shapes() if meta.shapes is not None or meta.dtype is None else [obj.get_shape()]
+        dtypes = obj.get_dtypes() if meta.dtypes is not None or meta.dtype is None else [obj.get_dtype()]
+        return cls(tuple(tuple(shape) for shape in shapes), tuple(dtypes), meta.fmt, meta.cached_positions)
+
+    @classmethod
+    def read(cls, header: Header, nbytes: int) -> Layout | None:
+        """That of a stored object of `nbytes`. None if these adapters did not write its header, or it does not fit."""
+        try:
+            more = header.metadata.get("more", [])
+            parts = [(tuple(header.shape), header.dtype), *((tuple(shape), dtype) for shape, dtype in more)]
+            shapes = tuple(shape for shape, _ in parts)
+            dtypes = tuple(_dtype(name) for _, name in parts)
+            form = MemoryFormat[header.format]
+            positions = header.metadata.get("positions")
+            layout = cls(shapes, dtypes, form, None if positions is None else _tensor(positions))
+            if any(type(size) is not int or size < 0 for shape in shapes for size in shape):
+                return None
+            return layout if layout.nbytes == nbytes else None
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a value. Objects without a dtype are bytes, and their first dimension counts them."""
+        total = 0
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            total += shape[0] if dtype is None else math.prod(shape) * dtype.itemsize
+        return total
+
+    def header(self) -> Header:
+        """The header for a stored object."""
+        names = ["" if dtype is None else str(dtype).removeprefix("torch.") for dtype in self.dtypes]
+        metadata: dict[str, Any] = {}
+        if len(self.shapes) > 1:
+            metadata["more"] = [[list(shape), name] for shape, name in zip(self.shapes[1:], names[1:], strict=True)]
+        if self.positions is not None:
+            metadata["positions"] = self.positions.to(torch.int64).cpu().numpy().tobytes()
+        return Header(self.shapes[0], names[0], self.format.name, metadata)
+
+    def storable(self) -> bool:
+        """Whether a header has room for it."""
+        return self.positions is None or self.positions.numel() * 8 <= _POSITIONS_BYTES
+
+    def same(self, other: Layout) -> bool:
+        """Whether two objects have the same shapes and dtypes in the same memory format."""
+        return (self.shapes, self.dtypes, self.format) == (other.shapes, other.dtypes, other.format)
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    if not name:
+        return None
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"not a dtype of torch: {name!r}")
+    return found
+
+
+def _tensor(positions: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(positions, dtype=np.int64).copy())
+
+
+def grouped(things: Iterable[T], nbytes: Callable[[T], int]) -> list[list[T]]:
+    """The things in order in groups of one request each."""
+    groups: list[list[T]] = []
+    size = 0
+    for thing in things:
+        if not groups or size + nbytes(thing) > _PUT_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(thing)
+        size += nbytes(thing)
+    return groups
+
+
+class Calls:
+    """Calls of the client whose errors become an answer. The first error and the next success are logged."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._failing = False
+
+    def ask(self, call: Callable[[], T], otherwise: T) -> T:
+        """The result of the call, or `otherwise` if the sidecar does not answer or refuses."""
+        try:
+            answer = call()
+        except Error as error:
+            self.failed(error)
+            return otherwise
+        self.succeeded()
+        return answer
+
+    def failed(self, error: Error) -> None:
+        """Logs the error, unless the call before failed too."""
+        if not self._failing:
+            logger.warning("%s: the cache does not answer, misses until it does: %s", self._what, error)
+        self._failing = True
+
+    def succeeded(self) -> None:
+        """Logs that the cache answers again."""
+        if self._failing:
+            logger.info("%s: the cache answers again", self._what)
+        self._failing = False
+
+
+class Pins:
+    """Counted pins. The sidecar holds an object while its count is above zero, at most `ttl_s` after the last pin."""
+
+    def __init__(self, client: Client, calls: Calls, ttl_s: float) -> None:
+        self._client = client
+        self._calls = calls
+        self._ttl_s = ttl_s
+        # Held during the call, so that the pin of one thread does not pass the unpin of another one.
+        self._lock = threading.Lock()
+        # The count of each key, and when its pin expires (monotonic).
+        self._held: dict[bytes, tuple[int, float]] = {}
+        self._prune_at = _PRUNE_FROM
+
+    def pin(self, keys: Sequence[bytes]) -> list[bool]:
+        """Pins keys that should exist. Returns for each whether it is pinned."""
+        if not keys:
+            return []
+        with self._lock:
+            count = self._calls.ask(lambda: self._client.pin(keys, ttl_s=self._ttl_s), 0)
+            if count == len(keys):
+                pinned = [True] * len(keys)
+            elif count:
+                pinned = self._calls.ask(lambda: self._client.contains(keys), [False] * len(keys))
+            else:
+                pinned = [False] * len(keys)
+            now = time.monotonic()
+            self._prune(now)
+            for key, done in zip(keys, pinned, strict=True):
+                if done:
+                    self._held[key] = (self._count(key, now) + 1, now + self._ttl_s)
+        return pinned
+
+    def pin_prefix(self, keys: Sequence[bytes]) -> int:
+        """Pins the keys before the first one that is absent. Returns how many."""
+        pinned = self.pin(keys)
+        prefix = pinned.index(False) if False in pinned else len(pinned)
+        self.unpin(key for key, done in zip(keys[prefix:], pinned[prefix:], strict=True) if done)
+        return prefix
+
+    def unpin(self, keys: Iterable[bytes]) -> int:
+        """Takes one pin of each key back. Returns how many keys were pinned. One that is not is left alone."""
+        with self._lock:
+            now = time.monotonic()
+            known, last = 0, []
+            for key in keys:
+                if not (count := self._count(key, now)):
+                    self._held.pop(key, None)
+                    continue
+                known += 1
+                if count > 1:
+                    self._held[key] = (count - 1, self._held[key][1])
+                else:
+                    del self._held[key]
+                    last.append(key)
+            if last:
+                self._calls.ask(lambda: self._client.unpin(last), 0)
+            return known
+
+    def held(self, key: bytes) -> bool:
+        """Whether the key is pinned."""
+        with self._lock:
+            return self._count(key, time.monotonic()) > 0
+
+    def __len__(self) -> int:
+        with self._lock:
+            now = time.monotonic()
+            return sum(self._count(key, now) > 0 for key in self._held)
+
+    def _count(self, key: bytes, now: float) -> int:
+        count, until = self._held.get(key, (0, 0.0))
+        return count if now < until else 0
+
+    def _prune(self, now: float) -> None:
+        if len(self._held) >= self._prune_at:
+            self._held = {key: held for key, held in self._held.items() if now < held[1]}
+            self._prune_at = max(_PRUNE_FROM, 2 * len(self._held))
