@@ -30,6 +30,10 @@ from kvcachepool.lmcache_objects import LEASE_OBJECTS, Calls, Layout, Pins, Sett
 
 logger = logging.getLogger("kvcachepool")
 
+#: Longest time that a task waits for a thread, in seconds. LMCache's locks on the buffers of a task expire, by default
+#: after 300 s. A task that began later could store or overwrite bytes of another object.
+_QUEUE_S = 60.0
+
 
 class KVCachePoolL2AdapterConfig(L2AdapterConfigBase):
     """`adapter_params` of the adapter."""
@@ -231,7 +235,8 @@ class _Tasks:
         return int(self._ended.fileno())
 
     def submit(self, call: Callable[[], Any], otherwise: Any) -> int:
-        """Starts a task. Its result is `otherwise` if the call raises."""
+        """Starts a task. Its result is `otherwise` if the call raises, or did not begin in time."""
+        submitted = time.monotonic()
         with self._lock:
             task_id = self._next
             self._next += 1
@@ -239,7 +244,8 @@ class _Tasks:
         def task() -> None:
             result = otherwise
             try:
-                result = call()
+                if time.monotonic() - submitted <= _QUEUE_S:
+                    result = call()
             except Exception:
                 logger.exception("a task of LMCache's L2 adapter failed")
             finally:

@@ -35,6 +35,8 @@ _POSITIONS_BYTES = 32 << 10
 _PUT_BYTES = 64 << 20
 #: Objects under lease at a time. A longer list is loaded in parts, so that it may exceed the memory tier.
 LEASE_OBJECTS = 32
+#: Ranges of the settings in seconds.
+_SECONDS = {"timeout_s": (0.001, 60), "pin_ttl_s": (1, 3600), "ttl_s": (0, 10 * 365 * 86_400)}
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class Settings:
         for key in ("socket", "namespace"):
             if not isinstance(given.get(key, ""), str):
                 raise ValueError(f"{where}: {key}: expected a string, got {given[key]!r}")
-        for key, least in (("timeout_s", 0.001), ("pin_ttl_s", 1), ("ttl_s", 0)):
+        for key, (least, most) in _SECONDS.items():
             value = given.get(key, least)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-                raise ValueError(f"{where}: {key}: expected seconds from {least}, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+                raise ValueError(f"{where}: {key}: expected seconds from {least} to {most}, got {value!r}")
         return cls(**{"socket": socket_path(), **given})
 
     def client(self, name: str) -> Client:

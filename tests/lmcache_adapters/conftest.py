@@ -1,0 +1,50 @@
+"""A real sidecar for LMCache's own classes."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from servers import paths
+from servers.sidecar import Sidecar
+
+
+@pytest.fixture
+def new_sidecar() -> Iterator[Callable[..., Sidecar]]:
+    """Starts sidecars that end with the test."""
+    started: list[Sidecar] = []
+
+    def start(**config: Any) -> Sidecar:
+        started.append(Sidecar(paths.short_folder(), **config))
+        return started[-1].start()
+
+    yield start
+    for sidecar in started:
+        sidecar.stop()
+        shutil.rmtree(sidecar.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def shared_sidecar() -> Iterator[Sidecar]:
+    """One sidecar for all tests that leave it as it is."""
+    sidecar = Sidecar(paths.short_folder(), memory="256Mi").start()
+    yield sidecar
+    sidecar.stop()
+    shutil.rmtree(sidecar.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def sidecar(shared_sidecar: Sidecar) -> Sidecar:
+    """The shared one, running."""
+    shared_sidecar.thaw()
+    return shared_sidecar
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> str:
+    """A namespace for this test alone."""
+    return hashlib.sha256(request.node.nodeid.encode()).hexdigest()
