@@ -30,7 +30,9 @@ DTYPE = torch.bfloat16
 
 def key(number: int, **fields: Any) -> CacheEngineKey:
     """The key of chunk `number`."""
-    return CacheEngineKey(**{"model_name": "m", "world_size": 1, "worker_id": 0, "dtype": DTYPE} | fields, chunk_hash=number)
+    return CacheEngineKey(
+        **{"model_name": "m", "world_size": 1, "worker_id": 0, "dtype": DTYPE} | fields, chunk_hash=number
+    )
 
 
 def keys(numbers: Iterable[int]) -> list[CacheEngineKey]:
@@ -42,7 +44,13 @@ class Engine:
     """One StorageManager. LMCache's own cache is off, so that all hits come from the plugin."""
 
     def __init__(
-        self, socket: Path, *, buffer_gb: float = 0.05, role: str = "worker", shape: tuple[int, ...] = SHAPE, **settings: Any
+        self,
+        socket: Path,
+        *,
+        buffer_gb: float = 0.05,
+        role: str = "worker",
+        shape: tuple[int, ...] = SHAPE,
+        **settings: Any,
     ) -> None:
         extra = {
             f"storage_plugin.{NAME}.module_path": "kvcachepool.lmcache",

@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("lmcache")
 
 import torch
+from kvcachepool.client import Client, Header, Item, Leased, Put, Unavailable
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 
 from kvcachepool import lmcache as plugin_module
-from kvcachepool.client import Client, Header, Item, Leased, Put, Unavailable
 from kvcachepool.lmcache import KVCachePoolBackend
 from kvcachepool.lmcache_objects import Layout, Settings, chunk_key
 from lmcache_adapters.engine import CHUNK_BYTES, DTYPE, NAME, SHAPE, Engine, contents, key, keys
@@ -145,7 +145,13 @@ def test_keys_of_any_length_and_of_any_tags_are_apart(engine: Engine) -> None:
     long = "m" * 100_000
     tags: list[dict[str, Any]] = [{}, {"a": "1@b%2"}, {"a": "1", "b": "2"}]
     wanted = [key(1, request_configs={f"lmcache.tag.{name}": value for name, value in each.items()}) for each in tags]
-    wanted += [key(1, model_name=long), key(1, model_name=long + "x"), key(1, worker_id=1), key(-1), key(1, dtype=torch.half)]
+    wanted += [
+        key(1, model_name=long),
+        key(1, model_name=long + "x"),
+        key(1, worker_id=1),
+        key(-1),
+        key(1, dtype=torch.half),
+    ]
     assert len({chunk_key(each) for each in wanted}) == len(wanted)
     assert len({each.to_string() for each in wanted[1:3]}) == 1, "LMCache's own string cannot tell these two apart"
     for number, each in enumerate(wanted):
@@ -269,7 +275,7 @@ def test_pins_are_counted_and_expire(engine: Engine, monkeypatch: pytest.MonkeyP
 
 def test_a_lookup_pins_only_the_prefix_that_it_reports(engine: Engine) -> None:
     engine.put([0, 1, 3])
-    assert engine.plugin._pins.pin_prefix([chunk_key(each) for each in keys(range(5))]) == 2
+    assert engine.plugin.batched_contains(keys(range(5)), pin=True) == 2
     assert [engine.plugin._pins.held(chunk_key(key(number))) for number in range(4)] == [True, True, False, False]
 
 
@@ -338,7 +344,8 @@ def test_foreign_and_short_values_are_misses(sidecar: Sidecar, engine: Engine, n
     ]
     client = Client(str(sidecar.socket), namespace=namespace, name="foreign")
     assert client.wait_connected(10)
-    client.put([Item(chunk_key(key(number)), value, header) for number, (header, value) in enumerate(foreign)])
+    items = [Item(chunk_key(key(number)), value, header) for number, (header, value) in enumerate(foreign)]
+    assert set(client.put(items)) == {Put.STORED}
     wait_for(lambda: engine.found(range(len(foreign))) == len(foreign), 10, "the foreign values")
     assert engine.get(range(len(foreign))) == [False] * len(foreign)
     assert engine.in_use() == 0
@@ -498,8 +505,9 @@ def test_close_stores_what_is_on_its_way(sidecar: Sidecar, engine: Engine, names
         ({"socket": 3}, "socket: expected a string, got 3"),
         ({"timeout_s": 0}, "timeout_s: expected seconds from 0.001 to 60, got 0"),
         ({"timeout_s": True}, "timeout_s: expected seconds"),
-        ({"pin_ttl_s": float("nan")}, "pin_ttl_s: expected seconds"),
-        ({"ttl_s": "1h"}, "ttl_s: expected seconds from 0"),
+        ({"timeout_s": float("nan")}, "timeout_s: expected seconds"),
+        ({"pin_ttl_s": 1.5}, "pin_ttl_s: expected whole seconds from 1"),
+        ({"ttl_s": "1h"}, "ttl_s: expected whole seconds from 0"),
     ],
 )
 def test_wrong_settings_are_named(given: dict[str, Any], message: str) -> None:

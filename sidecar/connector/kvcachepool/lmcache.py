@@ -23,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,14 +100,14 @@ class KVCachePoolBackend(StoragePluginInterface):
     # Lookups
 
     def contains(self, key: Any, pin: bool = False) -> bool:
-        """Whether a tier holds the chunk. One round trip, also with `pin`."""
-        return bool(self._pins.pin([chunk_key(key)])[0] if pin else self._exists([chunk_key(key)]))
+        """Whether a tier holds the chunk."""
+        return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: Sequence[Any], pin: bool = False) -> int:
         """How many chunks from the front a tier holds. One round trip, and a second one for the pins."""
         names = [chunk_key(key) for key in keys]
         found = self._exists(names)
-        return self._pins.pin_prefix(names[:found]) if pin else found
+        return found if not pin or self._pins.pin(names[:found]) else 0
 
     def _exists(self, names: Sequence[bytes]) -> int:
         return self._calls.ask(lambda: self._client.exists(names), 0) if names else 0
@@ -136,8 +137,8 @@ class KVCachePoolBackend(StoragePluginInterface):
             return chunk_key(key) in self._storing
 
     def pin(self, key: Any) -> bool:
-        """Keeps the chunk from being evicted until `unpin`, at most for `kvcachepool.pin_ttl_s`."""
-        return self._pins.pin([chunk_key(key)])[0]
+        """Keeps the chunk in memory until `unpin`, at most for `kvcachepool.pin_ttl_s`. False if it is absent."""
+        return self.contains(key, pin=True)
 
     def unpin(self, key: Any) -> bool:
         """Takes one pin back. False without a pin of this process."""
@@ -168,7 +169,7 @@ class KVCachePoolBackend(StoragePluginInterface):
             except RuntimeError:  # Closed meanwhile.
                 self._release(stores)
                 continue
-            future.add_done_callback(lambda _, stores=stores: self._release(stores))
+            future.add_done_callback(partial(self._stored, stores))
             futures.append(future)
         return futures or None
 
@@ -203,7 +204,8 @@ class KVCachePoolBackend(StoragePluginInterface):
 
     def _store(self, stores: Sequence[_Store], on_complete_callback: Callable[[Any], None] | None) -> None:
         items = [Item(store.name, view(store.obj), store.layout.header()) for store in stores]
-        results = self._calls.ask(lambda: self._client.put(items, ttl_s=self._settings.ttl_s), [])
+        nothing: list[Put] = []
+        results = self._calls.ask(lambda: self._client.put(items, ttl_s=self._settings.ttl_s), nothing)
         for store, result in zip(stores, results, strict=False):
             if result not in (Put.STORED, Put.EXISTS):
                 logger.debug("a chunk of %d bytes is not stored: %s", store.obj.get_size(), result.name)
@@ -212,6 +214,9 @@ class KVCachePoolBackend(StoragePluginInterface):
                     on_complete_callback(store.key)
                 except Exception:
                     logger.exception("LMCache's callback for a stored chunk failed")
+
+    def _stored(self, stores: Sequence[_Store], _: Future[None]) -> None:
+        self._release(stores)
 
     def _release(self, stores: Sequence[_Store]) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
-from kvcachepool.client import Error, Item, Put, Stat
+from kvcachepool.client import Error, Item, Put
 from kvcachepool.lmcache_objects import LEASE_OBJECTS, Calls, Layout, Pins, Settings, grouped, object_key, view
 
 logger = logging.getLogger("kvcachepool")
@@ -74,6 +75,9 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
         self._client = self._settings.client("lmcache-l2")
         self._calls = Calls("LMCache's L2 adapter")
         self._pins = Pins(self._client, self._calls, self._settings.pin_ttl_s)
+        # Bytes of the objects that this server stored and has not missed since: the sidecar evicts without a word.
+        self._sizes: dict[ObjectKey, int] = {}
+        self._sizes_lock = threading.Lock()
         self._stores = _Tasks("store", 1)
         self._lookups = _Tasks("lookup", 1)
         self._loads = _Tasks("load", 4)
@@ -104,23 +108,23 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
     def _store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> L2StoreResult:
         deadline = time.monotonic() + self._settings.timeout_s
         stored: list[tuple[ObjectKey, int]] = []
+        nothing: list[Put] = []
         complete = True
         for group in grouped(zip(keys, objects, strict=True), lambda pair: pair[1].get_size()):
             items = [Item(object_key(key), view(obj), _layout(obj).header()) for key, obj in group]
-            left = deadline - time.monotonic()
-            results = self._calls.ask(lambda items=items, left=left: self._put(items, left), [])
+            results = self._calls.ask(partial(self._put, items, deadline), nothing)
             for (key, obj), result in zip(group, results, strict=False):
                 if result is Put.STORED:
                     stored.append((key, obj.get_size()))
             if len(results) < len(group) or not {*results} <= {Put.STORED, Put.EXISTS}:
                 complete = False
                 break
-        if stored:
-            self._notify_keys_stored([key for key, _ in stored], [size for _, size in stored])
+        self._remember(stored)
         return L2StoreResult(complete, sum(size for _, size in stored))
 
-    def _put(self, items: Sequence[Item], seconds: float) -> list[Put]:
-        return self._client.put(items, ttl_s=self._settings.ttl_s, timeout_s=seconds) if seconds > 0 else []
+    def _put(self, items: Sequence[Item], deadline: float) -> list[Put]:
+        left = deadline - time.monotonic()
+        return self._client.put(items, ttl_s=self._settings.ttl_s, timeout_s=left) if left > 0 else []
 
     # Lookups
 
@@ -140,11 +144,13 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
     def _lookup(self, keys: Sequence[ObjectKey]) -> Bitmap:
         bits = Bitmap(len(keys))
         names = [object_key(key) for key in keys]
-        there = self._calls.ask(lambda: self._client.contains(names), [False] * len(names)) if names else []
+        silent: list[bool] = []
+        there = self._calls.ask(lambda: self._client.contains(names), silent)
         found = [index for index, yes in enumerate(there) if yes]
-        for index, pinned in zip(found, self._pins.pin([names[index] for index in found]), strict=True):
-            if pinned:
+        if self._pins.pin([names[index] for index in found]):
+            for index in found:
                 bits.set(index)
+        self._forget([key for key, yes in zip(keys, there, strict=False) if not yes])
         return bits
 
     # Loads
@@ -187,12 +193,21 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
     def delete(self, keys: list[ObjectKey]) -> None:
         """Removes objects from all tiers, except those that a lookup of this server holds."""
         left = [key for key in keys if not self._pins.held(object_key(key))]
-        names = [object_key(key) for key in left]
-        nothing: list[Stat | None] = [None] * len(names)
-        stats = self._calls.ask(lambda: self._client.stat(names), nothing) if names else []
-        there = [(key, name, stat.nbytes) for key, name, stat in zip(left, names, stats, strict=True) if stat]
-        if there and self._calls.ask(lambda: self._client.remove([name for _, name, _ in there]), 0):
-            self._notify_keys_deleted([key for key, _, _ in there], [nbytes for _, _, nbytes in there])
+        if left and self._calls.ask(lambda: self._client.remove([object_key(key) for key in left]), -1) >= 0:
+            self._forget(left)
+
+    def _remember(self, stored: Sequence[tuple[ObjectKey, int]]) -> None:
+        with self._sizes_lock:
+            new = {key: size for key, size in stored if key not in self._sizes}
+            self._sizes |= new
+        if new:
+            self._notify_keys_stored(list(new), list(new.values()))
+
+    def _forget(self, keys: Sequence[ObjectKey]) -> None:
+        with self._sizes_lock:
+            gone = {key: self._sizes.pop(key) for key in keys if key in self._sizes}
+        if gone:
+            self._notify_keys_deleted(list(gone), list(gone.values()))
 
     def report_status(self) -> dict[str, Any]:
         """For `/status` of LMCache's server. Healthy while the sidecar is connected."""

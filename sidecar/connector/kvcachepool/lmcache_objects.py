@@ -36,7 +36,11 @@ _PUT_BYTES = 64 << 20
 #: Objects under lease at a time. A longer list is loaded in parts, so that it may exceed the memory tier.
 LEASE_OBJECTS = 32
 #: Ranges of the settings in seconds.
-_SECONDS = {"timeout_s": (0.001, 60), "pin_ttl_s": (1, 3600), "ttl_s": (0, 10 * 365 * 86_400)}
+_SECONDS: dict[str, tuple[float, float, Any, str]] = {
+    "timeout_s": (0.001, 60, (int, float), "seconds"),
+    "pin_ttl_s": (1, 86_400, int, "whole seconds"),
+    "ttl_s": (0, 10 * 365 * 86_400, int, "whole seconds"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,9 @@ class Settings:
     #: Deadline of each operation, in seconds.
     timeout_s: float = 5.0
     #: Longest time that a lookup pins an object, in seconds. LMCache unpins it earlier.
-    pin_ttl_s: float = 300.0
+    pin_ttl_s: int = 300
     #: Age at which stored objects expire, in seconds. 0: never.
-    ttl_s: float = 0.0
+    ttl_s: int = 0
 
     @classmethod
     def parse(cls, given: dict[str, Any], where: str) -> Settings:
@@ -63,10 +67,10 @@ class Settings:
         for key in ("socket", "namespace"):
             if not isinstance(given.get(key, ""), str):
                 raise ValueError(f"{where}: {key}: expected a string, got {given[key]!r}")
-        for key, (least, most) in _SECONDS.items():
+        for key, (least, most, kinds, what) in _SECONDS.items():
             value = given.get(key, least)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-                raise ValueError(f"{where}: {key}: expected seconds from {least} to {most}, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+                raise ValueError(f"{where}: {key}: expected {what} from {least} to {most}, got {value!r}")
         return cls(**{"socket": socket_path(), **given})
 
     def client(self, name: str) -> Client:
@@ -222,9 +226,11 @@ class Calls:
 
 
 class Pins:
-    """Counted pins. The sidecar holds an object while its count is above zero, at most `ttl_s` after the last pin."""
+    """Counted pins. The sidecar keeps an object in memory while its count is above zero, at most `ttl_s` after the
+    last pin. An object that only a lower tier holds is counted as well: there is nothing to keep of it.
+    """
 
-    def __init__(self, client: Client, calls: Calls, ttl_s: float) -> None:
+    def __init__(self, client: Client, calls: Calls, ttl_s: int) -> None:
         self._client = client
         self._calls = calls
         self._ttl_s = ttl_s
@@ -234,31 +240,18 @@ class Pins:
         self._held: dict[bytes, tuple[int, float]] = {}
         self._prune_at = _PRUNE_FROM
 
-    def pin(self, keys: Sequence[bytes]) -> list[bool]:
-        """Pins keys that should exist. Returns for each whether it is pinned."""
+    def pin(self, keys: Sequence[bytes]) -> bool:
+        """Pins objects that exist. False if the sidecar does not answer."""
         if not keys:
-            return []
+            return True
         with self._lock:
-            count = self._calls.ask(lambda: self._client.pin(keys, ttl_s=self._ttl_s), 0)
-            if count == len(keys):
-                pinned = [True] * len(keys)
-            elif count:
-                pinned = self._calls.ask(lambda: self._client.contains(keys), [False] * len(keys))
-            else:
-                pinned = [False] * len(keys)
+            if self._calls.ask(lambda: self._client.pin(keys, self._ttl_s), -1) < 0:
+                return False
             now = time.monotonic()
             self._prune(now)
-            for key, done in zip(keys, pinned, strict=True):
-                if done:
-                    self._held[key] = (self._count(key, now) + 1, now + self._ttl_s)
-        return pinned
-
-    def pin_prefix(self, keys: Sequence[bytes]) -> int:
-        """Pins the keys before the first one that is absent. Returns how many."""
-        pinned = self.pin(keys)
-        prefix = pinned.index(False) if False in pinned else len(pinned)
-        self.unpin(key for key, done in zip(keys[prefix:], pinned[prefix:], strict=True) if done)
-        return prefix
+            for key in keys:
+                self._held[key] = (self._count(key, now) + 1, now + self._ttl_s)
+            return True
 
     def unpin(self, keys: Iterable[bytes]) -> int:
         """Takes one pin of each key back. Returns how many keys were pinned. One that is not is left alone."""
