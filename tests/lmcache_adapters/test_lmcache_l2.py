@@ -221,7 +221,7 @@ def test_another_server_finds_what_the_first_one_stored(sidecar: Sidecar, new_se
 def test_objects_survive_a_restart_of_everything(
     new_sidecar: Callable[..., Sidecar], new_server: Callable[..., Server], tmp_path: Any
 ) -> None:
-    tiers = {"tiers": {"disk": {"path": str(tmp_path), "size": "1Gi"}}}
+    tiers = {"disk": {"path": str(tmp_path), "size": "1Gi"}}
     sidecar = new_sidecar(memory="64Mi", config=tiers)
     wait_for(sidecar.tiers_ready, 20, "the disk tier")
     server = new_server(sidecar)
