@@ -65,6 +65,7 @@ class Server:
     """What LMCache's server has inside: L1, its controllers, and the adapter as its plugin."""
 
     def __init__(self, sidecar: Sidecar, **settings: Any) -> None:
+        self._closed = False
         spec = {
             "type": "plugin",
             "module_path": "kvcachepool.lmcache_l2",
@@ -125,8 +126,10 @@ class Server:
         return all(self.adapter._client.contains([object_key(key) for key in object_keys(numbers)]))
 
     def close(self) -> None:
-        """As at the end of LMCache's server."""
-        self.manager.close()
+        """As at the end of LMCache's server. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self.manager.close()
 
 
 @pytest.fixture
