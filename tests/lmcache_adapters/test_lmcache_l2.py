@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("lmcache")
 
 import torch
-from kvcachepool.client import Leased, Put, Unavailable
 from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, ObjectKey, PrefetchTaskSpec
 from lmcache.v1.distributed.config import (
     EvictionConfig,
@@ -28,6 +27,7 @@ from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj, MemoryObjMetadata, TensorMemoryObj
 
 from kvcachepool import lmcache_l2
+from kvcachepool.client import Leased, Put, Unavailable
 from kvcachepool.lmcache_l2 import KVCachePoolL2Adapter, KVCachePoolL2AdapterConfig
 from kvcachepool.lmcache_objects import object_key
 from servers.sidecar import Sidecar

@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("lmcache")
 
 import torch
-from kvcachepool.client import Client, Header, Item, Leased, Put, Unavailable
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 
 from kvcachepool import lmcache as plugin_module
+from kvcachepool.client import Client, Header, Item, Leased, Put, Unavailable
 from kvcachepool.lmcache import KVCachePoolBackend
 from kvcachepool.lmcache_objects import Layout, Settings, chunk_key
 from lmcache_adapters.engine import CHUNK_BYTES, DTYPE, NAME, SHAPE, Engine, contents, key, keys
