@@ -17,7 +17,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress workload docs wheel image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-lmcache test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress workload docs wheel image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -46,7 +46,8 @@ test: setup  ## all tests that this machine can run
 	@tools/setup.sh cluster
 	@tools/setup.sh servers
 	@tools/setup.sh sglang
-	@$(PYTHON) tools/run_tests.py rust connector chart cluster soak stress vllm
+	@tools/setup.sh lmcache
+	@$(PYTHON) tools/run_tests.py rust connector lmcache chart cluster soak stress vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@tools/setup.sh servers
 	@tools/setup.sh sglang
@@ -54,6 +55,9 @@ test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=file on that one where they can
 	@tools/setup.sh cluster
 	@$(PYTHON) tools/run_tests.py cluster
+test-lmcache: setup  ## LMCache with its chunks in a sidecar, also through a real vLLM
+	@tools/setup.sh lmcache
+	@$(PYTHON) tools/run_tests.py lmcache lmcache-server
 test-gpu:  ## what only a GPU can say: kernels, windows, the worker's copies; needs torch alone. GPU_PYTHON=python3, ONLY=window
 	@cargo build --quiet --bin kvcachepool-sidecar --example gpu_check
 	@PYTHONPATH=tests $(GPU_PYTHON) -m gpu $(ONLY)
@@ -110,7 +114,7 @@ check: setup  ## formatting, lints, licences, docs, generated files, types, a sh
 	python3 tools/prose.py
 	$(PYTHON) -m ruff check sidecar/connector tests tools
 	$(PYTHON) -m ruff format --check sidecar/connector tests tools
-	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tests/stress tests/workload tools/run_tests.py
+	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tests/stress tests/workload tests/lmcache_adapters tools/run_tests.py
 	@$(MAKE) --no-print-directory fuzz
 fuzz:  ## every fuzz target for FUZZ_SECONDS
 	@tools/setup.sh check

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from servers import lmcache  # noqa: E402
+
 RUST_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 RUST_IGNORED = re.compile(r"^test (\S+) \.\.\. ignored(?:, (.*))?")
 PYTEST_COUNT = re.compile(r"(\d+) (passed|failed|error|errors|skipped)\b")
@@ -38,11 +42,17 @@ def commands(suite: str) -> list[list[str]]:
     sidecar = ["cargo", "build", "--bin", "kvcachepool-sidecar"]
     everything = ["cargo", "build", "--bins", "--example", "stand_in_engine"]
     load = ["cargo", "build", "--bin", "kvcachepool-sidecar", "--example"]
+    # Where LMCache is not installed, its tests are skipped by name.
+    python = str(lmcache.PYTHON) if lmcache.PYTHON.exists() else sys.executable
+    adapters = [python, *pytest[1:], "tests/lmcache_adapters"]
+    server = "tests/lmcache_adapters/test_lmcache_server.py"
     return {
         "rust": [rust],
         "connector": [[*sidecar, "--example", "gpu_check", "--example", "gpu_bench"], [*pytest, "tests/connector"]],
         "chart": [[*pytest, "tests/chart"]],
         "cluster": [everything, [*pytest, "--durations=8", "tests/cluster"]],
+        "lmcache": [sidecar, [*adapters, f"--ignore={server}"]],
+        "lmcache-server": [sidecar, [python, *pytest[1:], "--durations=8", server]],
         "soak": [[*load, "soak_engine"], [*pytest, "tests/soak"]],
         "stress": [sidecar, [*pytest, "-s", "tests/stress"]],
         "vllm": [sidecar, [*pytest, "--durations=8", "tests/vllm"]],

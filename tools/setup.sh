@@ -8,7 +8,7 @@
 #   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine
 #   tools/setup.sh servers           servers that tests of the tiers start
 #   tools/setup.sh docs              mdbook, for `make docs`
-#   tools/setup.sh lmcache           LMCache, for `make bench ONLY=ttft`
+#   tools/setup.sh lmcache           LMCache, for its tests and `make bench ONLY=ttft`
 #   tools/setup.sh sglang            SGLang's code without its kernels, for tests of its storage backend
 set -euo pipefail
 

@@ -8,6 +8,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from lmcache.v1.distributed.config import (
     StorageManagerConfig,
 )
 from lmcache.v1.distributed.l2_adapters.config import L2AdaptersConfig, get_l2_adapter_config_class
+from lmcache.v1.distributed.serde import SerdeConfig
 from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj, MemoryObjMetadata, TensorMemoryObj
 
@@ -64,8 +66,10 @@ def buffer(number: int | None = None, layout: MemoryLayoutDesc = LAYOUT) -> Memo
 class Server:
     """What LMCache's server has inside: L1, its controllers, and the adapter as its plugin."""
 
-    def __init__(self, sidecar: Sidecar, **settings: Any) -> None:
+    def __init__(self, sidecar: Sidecar, *, serde: str | None = None, **settings: Any) -> None:
         self._closed = False
+        # Whether what came back is what was stored.
+        self._same: Callable[..., bool] = torch.equal if serde is None else partial(torch.allclose, rtol=0.1, atol=0.05)
         spec = {
             "type": "plugin",
             "module_path": "kvcachepool.lmcache_l2",
@@ -73,6 +77,7 @@ class Server:
             "adapter_params": {"socket": str(sidecar.socket), **settings},
         }
         adapter = get_l2_adapter_config_class("plugin").from_dict(json.loads(json.dumps(spec)))
+        adapter.serde_config = serde and SerdeConfig(serde)
         memory = L1MemoryManagerConfig(32 << 20, use_lazy=False, shm_name="")
         self.manager = StorageManager(
             StorageManagerConfig(
@@ -84,6 +89,7 @@ class Server:
     def adapter(self) -> KVCachePoolL2Adapter:
         """The adapter that LMCache created."""
         ((_, adapter),) = self.manager.l2_adapters()
+        adapter = getattr(adapter, "inner_adapter", adapter)
         assert isinstance(adapter, KVCachePoolL2Adapter)
         return adapter
 
@@ -117,7 +123,7 @@ class Server:
         with self.manager.read_prefetched_results(hits) as objs:
             assert objs is not None
             for number, obj in zip(numbers, objs, strict=False):
-                assert torch.equal(obj.tensor, contents(number)), f"object {number} has other bytes"
+                assert self._same(obj.tensor, contents(number)), f"object {number} has other bytes"
         self.manager.finish_read_prefetched(hits)
         return result.l1_hit_count, result.l2_hit_count
 
@@ -212,6 +218,16 @@ def test_what_l1_lost_comes_back_from_l2(sidecar: Sidecar, new_server: Callable[
     (status,) = server.manager.report_status()["l2_adapters"]
     assert status["is_healthy"]
     assert server.manager.memcheck()
+
+
+def test_a_serializer_of_lmcache_goes_before_the_adapter(sidecar: Sidecar, new_server: Callable[..., Server]) -> None:
+    server = new_server(sidecar, serde="fp8")
+    server.store(range(4))
+    wait_for(lambda: server.in_l2(range(4)), 20, "the objects in L2")
+    server.settle()
+    server.manager.clear()
+    assert server.load(range(4)) == (0, 4)
+    assert server.adapter.get_usage().total_bytes_used == 4 * OBJECT_BYTES // 2
 
 
 def test_another_server_finds_what_the_first_one_stored(sidecar: Sidecar, new_server: Callable[..., Server]) -> None:

@@ -1,4 +1,4 @@
-# Sourced by setup.sh: LMCache beside vLLM for CPUs, for the benchmark that measures both in one run.
+# Sourced by setup.sh: LMCache beside vLLM for CPUs, for the tests of its adapters and the benchmark that measures both in one run.
 
 LMCACHE=0.5.6
 
