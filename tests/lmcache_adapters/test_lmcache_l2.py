@@ -487,7 +487,12 @@ def test_close_waits_for_the_last_copy(sidecar: Sidecar, namespace: str, monkeyp
     monkeypatch.setattr(Leased, "read_into", slow)
     adapter.submit_load_task(keys, [buffer()])
     assert reading.wait(10)
-    closing = threading.Thread(target=lambda: (adapter.close(), events.append("closed")))
+
+    def close() -> None:
+        adapter.close()
+        events.append("closed")
+
+    closing = threading.Thread(target=close)
     closing.start()
     closing.join(0.3)
     assert events == []

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,8 @@ def test_keys_of_any_length_and_of_any_tags_are_apart(engine: Engine) -> None:
         futures[0].result(10)
         obj.ref_count_down()
     for number, each in enumerate(wanted[:-1]):
-        loaded = wait_for(lambda each=each: engine.plugin.get_blocking(each), 10, "the chunk")
+        loaded = wait_for(partial(engine.plugin.get_blocking, each), 10, "the chunk")
+        assert loaded is not None
         assert torch.equal(loaded.tensor, contents(number))
         loaded.ref_count_down()
 
@@ -296,7 +298,9 @@ def test_asynchronous_lookup_and_load_release_their_pins(engine: Engine) -> None
     assert engine.in_use() == 0
     future = plugin.get_non_blocking(key(1))
     assert future is not None
-    future.result(10).ref_count_down()
+    obj = future.result(10)
+    assert obj is not None
+    obj.ref_count_down()
 
 
 def test_a_cancelled_load_gives_its_memory_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

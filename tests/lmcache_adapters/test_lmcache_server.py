@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -106,7 +105,6 @@ def test_tokens_are_the_same_from_every_place(stack: Stack) -> None:
 
 def test_tokens_are_the_same_while_the_sidecar_dies(stack: Stack) -> None:
     known = stack.ask(2)
-    wait_for(stack.written, 20, "the objects on disk")
     stack.lmcache.clear()
 
     stack.sidecar.freeze()
@@ -135,6 +133,7 @@ def test_tokens_are_the_same_while_the_sidecar_dies(stack: Stack) -> None:
     assert stack.ask(2).text == known.text
 
 
-def test_the_log_of_lmcache_has_no_error(stack: Stack) -> None:
-    for log in sorted(Path(stack.folder).glob("lmcache-*.log")):
-        assert "Traceback" not in log.read_text(errors="replace"), log.read_text(errors="replace")[-4000:]
+def test_no_task_of_the_adapter_raised(stack: Stack) -> None:
+    for log in sorted(stack.folder.glob("lmcache-*.log")):
+        text = log.read_text(errors="replace")
+        assert "/kvcachepool/lmcache" not in text, f"a traceback in {log}: {text[-4000:]}"

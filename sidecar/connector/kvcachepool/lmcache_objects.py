@@ -34,7 +34,7 @@ _POSITIONS_BYTES = 32 << 10
 #: Bytes of one request to store, unless one object is larger. LMCache gets its buffers back request by request.
 _PUT_BYTES = 64 << 20
 #: Objects under lease at a time. A longer list is loaded in parts, so that it may exceed the memory tier.
-LEASE_OBJECTS = 32
+LEASE_OBJECTS = 16
 #: Ranges of the settings in seconds.
 _SECONDS: dict[str, tuple[float, float, Any, str]] = {
     "timeout_s": (0.001, 60, (int, float), "seconds"),
