@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,11 @@ import pytest
 
 from servers import paths
 from servers.sidecar import Sidecar
+
+
+# LMCache reports its use to its vendor otherwise.
+os.environ["LMCACHE_TRACK_USAGE"] = "false"
+os.environ["DO_NOT_TRACK"] = "1"
 
 
 @pytest.fixture

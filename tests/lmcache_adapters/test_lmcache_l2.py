@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("lmcache")
 
 import torch
+from lmcache.v1.check.check_mode_test_l2_adapter import run_test_mode as check_l2_adapter
 from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, ObjectKey, PrefetchTaskSpec
 from lmcache.v1.distributed.config import (
     EvictionConfig,
@@ -37,6 +39,7 @@ from servers.waiting import wait_for
 
 LAYOUT = MemoryLayoutDesc([torch.Size([2, 4, 128, 128])], [torch.bfloat16])
 OBJECT_BYTES = 256 << 10
+PLUGIN = {"module_path": "kvcachepool.lmcache_l2", "class_name": "KVCachePoolL2Adapter"}
 
 
 def object_keys(numbers: Sequence[int], **fields: Any) -> list[ObjectKey]:
@@ -70,13 +73,8 @@ class Server:
         self._closed = False
         # Whether what came back is what was stored.
         self._same: Callable[..., bool] = torch.equal if serde is None else partial(torch.allclose, rtol=0.1, atol=0.05)
-        spec = {
-            "type": "plugin",
-            "module_path": "kvcachepool.lmcache_l2",
-            "class_name": "KVCachePoolL2Adapter",
-            "adapter_params": {"socket": str(sidecar.socket), **settings},
-        }
-        adapter = get_l2_adapter_config_class("plugin").from_dict(json.loads(json.dumps(spec)))
+        spec = {**PLUGIN, "adapter_params": {"socket": str(sidecar.socket), **settings}}
+        adapter = get_l2_adapter_config_class("plugin").from_dict(spec)
         adapter.serde_config = serde and SerdeConfig(serde)
         memory = L1MemoryManagerConfig(32 << 20, use_lazy=False, shm_name="")
         self.manager = StorageManager(
@@ -302,6 +300,17 @@ def test_the_sidecars_engine_restarts_under_the_server(
 
 
 # The interface by itself
+
+
+def test_lmcaches_own_check_of_an_adapter_passes(
+    sidecar: Sidecar, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = {"socket": str(sidecar.socket), "namespace": namespace}
+    spec = json.dumps({"type": "plugin", **PLUGIN, "adapter_params": params})
+    asyncio.run(check_l2_adapter("m", l2_adapter=[spec], num_keys=5, settle_time=0.5))
+    said = capsys.readouterr().out
+    for line in ("5/5 correctly absent", "Batch store OK", "5/5 found", "(loaded): 5/5", "(content): 5/5"):
+        assert line in said, said
 
 
 def test_the_descriptors_are_apart(sidecar: Sidecar, new_adapter: Callable[..., KVCachePoolL2Adapter]) -> None:

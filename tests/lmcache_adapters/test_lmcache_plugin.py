@@ -17,7 +17,10 @@ import pytest
 pytest.importorskip("lmcache")
 
 import torch
+from lmcache.v1.cache_engine import LMCacheEngine
+from lmcache.v1.gpu_connector.mock_gpu_connector import MockGPUConnector
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
+from lmcache.v1.token_database import ChunkedTokenDatabase
 
 from kvcachepool import lmcache as plugin_module
 from kvcachepool.client import Client, Header, Item, Leased, Put, Unavailable
@@ -175,6 +178,41 @@ def test_the_scheduler_of_lmcache_looks_up_without_a_buffer(sidecar: Sidecar, en
     with pytest.raises(RuntimeError, match="only looks chunks up"):
         plugin.get_allocator_backend()
     plugin.close()
+
+
+class _Values(MockGPUConnector):
+    """What LMCache's engine copies to and from instead of a GPU: a number per chunk."""
+
+    def __init__(self) -> None:
+        super().__init__(SHAPE)
+        self.loaded: list[float] = []
+
+    def batched_from_gpu(self, memory_objs: Any, starts: Any, ends: Any, **_: Any) -> None:
+        for obj, start in zip(memory_objs, starts, strict=True):
+            obj.tensor.fill_(start)
+
+    def batched_to_gpu(self, memory_objs: Any, starts: Any, ends: Any, **_: Any) -> None:
+        self.loaded += [float(obj.tensor.float().mean()) for obj in memory_objs]
+
+
+def test_lmcaches_engine_stores_looks_up_and_retrieves(engine: Engine) -> None:
+    values = _Values()
+    tokens = ChunkedTokenDatabase(engine.config, engine.metadata)
+    lmcache = LMCacheEngine(engine.config, engine.metadata, tokens, values, lambda *_: None, lambda *_: None)
+    lmcache.post_init()
+    prompt = list(range(4 * SHAPE[2]))
+    lmcache.store(prompt)
+    plugin = lmcache.storage_manager.storage_backends[NAME]
+    wait_for(lambda: lmcache.lookup(prompt) == len(prompt), 10, "the chunks")
+    assert lmcache.lookup(prompt, lookup_id="request", pin=True) == len(prompt)
+    assert len(plugin._pins) == 4
+    assert int(lmcache.retrieve(prompt, req_id="request").sum()) == len(prompt)
+    assert values.loaded == [0, SHAPE[2], 2 * SHAPE[2], 3 * SHAPE[2]]
+    lmcache.lookup_unpin("request")
+    assert len(plugin._pins) == 0
+    assert lmcache.storage_manager.batched_remove([each for _, _, each in tokens.process_tokens(prompt)]) == 4
+    assert lmcache.lookup(prompt) == 0
+    lmcache.close()
 
 
 # Stores in the background
