@@ -13,7 +13,6 @@ import pytest
 from servers import paths
 from servers.sidecar import Sidecar
 
-
 # LMCache reports its use to its vendor otherwise.
 os.environ["LMCACHE_TRACK_USAGE"] = "false"
 os.environ["DO_NOT_TRACK"] = "1"

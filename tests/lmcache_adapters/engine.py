@@ -1,6 +1,6 @@
 """LMCache's StorageManager with the plugin, as one engine process has it.
 
-Run as a program it stores or loads chunks: `python -m lmcache_adapters.engine put|get SOCKET NAMESPACE FIRST LAST`.
+Run as a program it stores chunks: `python -m lmcache_adapters.engine SOCKET NAMESPACE FIRST LAST`.
 """
 
 from __future__ import annotations
@@ -120,11 +120,7 @@ def contents(number: int, tokens: int = SHAPE[2]) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    _, verb, socket, namespace, first, last = sys.argv
+    _, socket, namespace, first, last = sys.argv
     engine = Engine(Path(socket), namespace=namespace)
-    numbers = range(int(first), int(last))
-    if verb == "put":
-        engine.put(numbers)
-    else:
-        assert all(engine.get(numbers)), "a chunk is missing"
+    engine.put(range(int(first), int(last)))
     engine.close()
