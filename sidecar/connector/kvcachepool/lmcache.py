@@ -169,7 +169,7 @@ class KVCachePoolBackend(StoragePluginInterface):
             except RuntimeError:  # Closed meanwhile.
                 self._release(stores)
                 continue
-            future.add_done_callback(partial(self._stored, stores))
+            future.add_done_callback(partial(self._release_cancelled, stores))
             futures.append(future)
         return futures or None
 
@@ -203,20 +203,24 @@ class KVCachePoolBackend(StoragePluginInterface):
         return stores
 
     def _store(self, stores: Sequence[_Store], on_complete_callback: Callable[[Any], None] | None) -> None:
-        items = [Item(store.name, view(store.obj), store.layout.header()) for store in stores]
         nothing: list[Put] = []
-        results = self._calls.ask(lambda: self._client.put(items, ttl_s=self._settings.ttl_s), nothing)
+        try:
+            items = [Item(store.name, view(store.obj), store.layout.header()) for store in stores]
+            results = self._calls.ask(lambda: self._client.put(items, ttl_s=self._settings.ttl_s), nothing)
+        finally:
+            self._release(stores)
         for store, result in zip(stores, results, strict=False):
             if result not in (Put.STORED, Put.EXISTS):
-                logger.debug("a chunk of %d bytes is not stored: %s", store.obj.get_size(), result.name)
+                logger.debug("a chunk of %d bytes is not stored: %s", store.layout.nbytes, result.name)
             elif on_complete_callback is not None:
                 try:
                     on_complete_callback(store.key)
                 except Exception:
                     logger.exception("LMCache's callback for a stored chunk failed")
 
-    def _stored(self, stores: Sequence[_Store], _: Future[None]) -> None:
-        self._release(stores)
+    def _release_cancelled(self, stores: Sequence[_Store], future: Future[None]) -> None:
+        if future.cancelled():
+            self._release(stores)
 
     def _release(self, stores: Sequence[_Store]) -> None:
         with self._lock:
@@ -310,10 +314,13 @@ class KVCachePoolBackend(StoragePluginInterface):
         if layout is None or not leased.nbytes or not self._fits(key, layout):
             logger.debug("a stored value is not a chunk of this engine: %s, %d bytes", leased.header, leased.nbytes)
             return None
-        # Waiting for room could last for ever: what holds the buffer may wait for this load.
-        obj = self.local_cpu_backend.allocate(
-            [torch.Size(shape) for shape in layout.shapes], list(layout.dtypes), layout.format, busy_loop=False
-        )
+        shapes = [torch.Size(shape) for shape in layout.shapes]
+        try:
+            # Waiting for room could last for ever: what holds the buffer may wait for this load.
+            obj = self.local_cpu_backend.allocate(shapes, list(layout.dtypes), layout.format, busy_loop=False)
+        except ValueError as error:
+            logger.debug("LMCache has no memory for a stored value: %s", error)
+            return None
         if obj is None:
             return None
         copied = False

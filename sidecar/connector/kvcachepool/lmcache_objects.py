@@ -138,6 +138,8 @@ class Layout:
             layout = cls(shapes, dtypes, form, None if positions is None else _tensor(positions))
             if any(type(size) is not int or size < 0 for shape in shapes for size in shape):
                 return None
+            if any((dtype is None) != (form is MemoryFormat.BINARY_BUFFER) for dtype in dtypes):
+                return None
             return layout if layout.nbytes == nbytes else None
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             return None
