@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import importlib.metadata
+import json
 import logging
 import os
 import pathlib
@@ -164,9 +166,7 @@ class _Describer:
         source = weights.source_of(config, load)
         found["weights"] = self._weights(source, load)
         self._weights_found.append(found["weights"])
-        hf_config = found.get("hf_config")
-        if isinstance(hf_config, dict) and any(hf_config.get(key) for key in _OTHER_REPOSITORIES):
-            self._own("SecondaryWeights")
+        hf_config = self._one_repository(found)
         try:
             folder = weights.local_folder(source.model, source.revision, source.download_dir)
             found["files"] = None if folder is None else weights.settings_digest(folder)
@@ -177,6 +177,13 @@ class _Describer:
         except OSError as error:
             logger.warning("files beside the weights of %s cannot be read: %s", source.model, error)
             self._own("ProcessorUnreadable")
+
+    def _one_repository(self, found: dict[str, Any]) -> Any:
+        """The Hugging Face config. Weights of further repositories make the domain process-local."""
+        hf_config = found.get("hf_config")
+        if isinstance(hf_config, dict) and any(hf_config.get(key) for key in _OTHER_REPOSITORIES):
+            self._own("SecondaryWeights")
+        return hf_config
 
     def _weights(self, source: weights.Source, load: Any) -> dict[str, str]:
         """`{"kind": "files", "digest": hex}`, or why only this process can identify the weights."""
@@ -247,6 +254,44 @@ def describe(vllm_config: Any, instance: str, digests: Digests) -> Described:
     one = _Describer(vllm_config, instance, digests)
     parts = one.parts()
     return Described(parts, one.pending)
+
+
+class _SettingsDescriber(_Describer):
+    """Leaves out the content of the models' files, which vLLM may still have to download. Collects their sources."""
+
+    def __init__(self, vllm_config: Any, instance: str) -> None:
+        super().__init__(vllm_config, instance, Digests())
+        self.sources: list[dict[str, Any]] = []
+
+    def _model(self, config: Any, found: dict[str, Any], load: Any) -> None:
+        source = weights.source_of(config, load)
+        remote_code = bool(found.get("trust_remote_code"))
+        hf_config = self._one_repository(found)
+        reason = weights.unshareable_source(source.location, str(getattr(load, "load_format", "auto")))
+        if reason:
+            self._own(reason)
+        if remote_code and isinstance(hf_config, dict) and "--" in json.dumps(hf_config.get("auto_map")):
+            self._own("CodeElsewhere")
+        self.sources.append({**source._asdict(), "remote_code": remote_code})
+
+
+def describe_settings(vllm_config: Any) -> dict[str, Any]:
+    """What a process without a VllmConfig needs to identify KV: plain values, which JSON and pickle keep.
+
+    settings: SHA-256 of all settings that decide KV values, without the content of the models' files.
+    unshared: why only this vLLM can name its KV, or "". The settings then have a random part.
+    sources: the models' files, fields of `weights.Source` and whether their own code runs.
+    start: the state of the files before vLLM loads them.
+    """
+    one = _SettingsDescriber(vllm_config, os.urandom(16).hex())
+    text = json.dumps(one.parts(), sort_keys=True, separators=(",", ":"))
+    sources = [weights.source_from(source) for source in one.sources]
+    return {
+        "settings": hashlib.sha256(text.encode()).hexdigest(),
+        "unshared": one.reasons[0] if one.reasons else "",
+        "sources": one.sources,
+        "start": weights.record_files(sources),
+    }
 
 
 def _extra_config(vllm_config: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import place
 from .connection import report_off as send_report
-from .descriptor import witness
+from .descriptor import describe_settings, witness
 from .internals import changed_internals
 from .preflight import (
     COMPOSED,
@@ -25,6 +25,7 @@ from .preflight import (
     arguments_refusal,
     model_refusal,
     own_config,
+    own_tiers,
     pass_facts,
 )
 from .provenance import watch_front
@@ -58,10 +59,11 @@ def _wrapped(original: Any) -> Any:
         except Exception as error:
             logger.exception("the KV cache pool's checks of vLLM's arguments failed")
             chosen, reason = None, f"PluginFailed/{type(error).__name__}"
-        if chosen is None and reason:
+        if chosen is None and reason and not (own_tiers(given) and reason.startswith("ExistingConnector/")):
             report_off(reason)
         if chosen is None:
             config = original(self, *args, **kwargs)
+            _describe_to_tiers(config)
             try:
                 if own_config(config.kv_transfer_config):
                     _pass_facts(original, self, turned_off, config, *args, **kwargs)
@@ -86,6 +88,18 @@ def _wrapped(original: Any) -> Any:
         return config
 
     return create_engine_config
+
+
+def _describe_to_tiers(config: Any) -> None:
+    """Tells this project's tiers of vLLM's offloading connector what identifies KV: vLLM gives them no VllmConfig."""
+    try:
+        tiers = own_tiers(config.kv_transfer_config)
+        if tiers:
+            described = describe_settings(config)
+            for tier in tiers:
+                tier["model"] = described
+    except Exception:
+        logger.exception("describing the model to the KV cache pool's tier failed; it does not share KV")
 
 
 def _with_records(config: Any) -> Any:

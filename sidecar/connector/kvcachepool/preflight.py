@@ -10,6 +10,8 @@ from typing import Any
 
 CONNECTOR = "KVCachePoolConnector"
 MODULE = "kvcachepool.connector"
+#: Module of the secondary tier for vLLM's own offloading connector.
+TIER_MODULE = "kvcachepool.vllm_tier"
 
 #: Hooks that the connector needs on vLLM's base class. All exist since 0.30.
 REQUIRED_HOOKS = (
@@ -119,6 +121,15 @@ def own_config(config: Any) -> bool:
 
 def _extra(config: Any) -> dict[str, Any]:
     return getattr(config, "kv_connector_extra_config", None) or {}
+
+
+def own_tiers(config: Any) -> list[dict[str, Any]]:
+    """Config dicts of this project's tier in vLLM's tiered offloading, also below a MultiConnector."""
+    connectors = [_extra(config)]
+    if getattr(config, "kv_connector", None) == "MultiConnector":
+        connectors = [child.get("kv_connector_extra_config") or {} for child in _children(config)]
+    tiers = [tier for extra in connectors for tier in extra.get("secondary_tiers") or []]
+    return [tier for tier in tiers if isinstance(tier, dict) and tier.get("module_path") == TIER_MODULE]
 
 
 def is_composed(config: Any) -> bool:

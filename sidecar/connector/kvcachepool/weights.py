@@ -394,6 +394,11 @@ def source_of(config: Any, load: Any) -> Source:
     )
 
 
+def source_from(fields: dict[str, Any]) -> Source:
+    """A source from a mapping with its fields."""
+    return Source(**{name: fields[name] for name in Source._fields})
+
+
 def record_files(sources: list[Source]) -> dict[str, dict[str, str]]:
     """The state of the files before vLLM loads them. Never raises: unreadable files are left out."""
     seen: dict[str, dict[str, str]] = {}
