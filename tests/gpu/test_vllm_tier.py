@@ -1,0 +1,87 @@
+"""A real vLLM with its own tiered offloading, and the tier of this project below it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from typing import Any
+
+from gpu import place
+
+PROMPT_TOKENS = 512
+
+
+def transfer_config(socket: str, cpu_bytes: int = 1 << 30) -> dict[str, Any]:
+    """vLLM's `--kv-transfer-config`."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": cpu_bytes,
+            "block_size": 64,
+            "secondary_tiers": [{"type": "KVCachePoolTier", "module_path": "kvcachepool.vllm_tier", "socket": socket}],
+        },
+    }
+
+
+class Tier(place.OnDevice):
+    """Two starts of an engine, one after the other, above one sidecar."""
+
+    needs = ("msgspec",)
+
+    def setUp(self) -> None:
+        if place.rehearsal():
+            self.skipTest("Rehearsal: vLLM's offloading runs on GPUs only")
+        for module in ("vllm", "transformers"):
+            if importlib.util.find_spec(module) is None:
+                self.skipTest(f"No{module.capitalize()}: the module {module} is not installed")
+        if importlib.util.find_spec("vllm.v1.kv_offload.tiering") is None:
+            self.skipTest("VllmTooOld: this vLLM has no tiered offloading")
+        from servers import paths
+        from servers.sidecar import Sidecar
+
+        self.folder = paths.short_folder()
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.sidecar = Sidecar(self.folder / "pod", memory="1Gi")
+        self.addCleanup(self.sidecar.stop)
+        self.sidecar.start()
+
+    def answered(self, start: int) -> tuple[str, float]:
+        """The answer of a new vLLM to the same prompt, and how many chunks it loaded from the tier."""
+        from servers import models
+        from servers.vllm_server import VllmServer
+
+        server = VllmServer(
+            self.sidecar.folder,
+            models.model("tiny"),
+            self.folder / f"vllm-{start}.log",
+            "--kv-transfer-config",
+            json.dumps(transfer_config(str(self.sidecar.socket))),
+            "--max-model-len",
+            "2048",
+            "--gpu-memory-utilization",
+            "0.3",
+        )
+        try:
+            server.wait_ready(300)
+            reply = server.complete(models.token_ids(PROMPT_TOKENS, 1), PROMPT_TOKENS)
+
+            def stored() -> bool:
+                stores = server.metrics().total("kvcachepool:offload_tier_chunks_total", operation="store")
+                return start > 0 or stores >= PROMPT_TOKENS // 64
+
+            place.wait_for(stored, 60, "the chunks stored")
+            loads = server.metrics().total("kvcachepool:offload_tier_chunks_total", operation="load", result="loaded")
+            return reply.text, loads
+        finally:
+            server.stop()
+
+    def test_a_restarted_engine_loads_what_the_first_one_stored_and_answers_the_same(self) -> None:
+        cold, none = self.answered(0)
+        warm, loaded = self.answered(1)
+        assert none == 0
+        assert loaded >= PROMPT_TOKENS // 64 - 1, f"{loaded} chunks were loaded"
+        assert warm == cold
