@@ -49,7 +49,7 @@ def test_every_check_is_found_and_skipped_by_name_without_a_device(unpacked: Pat
     assert all(line.startswith("skip ") for line in checks), [line for line in checks if not line.startswith("skip ")]
     assert all("NoDriver: " in line or "NoDevice: " in line for line in checks)
     modules = {line.split()[1].split(".")[1] for line in checks if " gpu.test_" in line}
-    assert modules == {"test_engine_copies", "test_window"}
+    assert modules == {"test_engine_copies", "test_vllm_tier", "test_window"}
 
 
 def test_its_tests_run_from_its_own_files(unpacked: Path) -> None:

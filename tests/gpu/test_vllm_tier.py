@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
+import unittest.mock
+from pathlib import Path
 from typing import Any
 
 from gpu import place
 
-PROMPT_TOKENS = 512
+PROMPT_TOKENS, CHUNK_TOKENS = 512, 64
+#: The last chunk of a prompt may wait for the first tokens of the answer.
+CHUNKS = PROMPT_TOKENS // CHUNK_TOKENS - 1
 
 
 def transfer_config(socket: str, cpu_bytes: int = 1 << 30) -> dict[str, Any]:
@@ -21,7 +26,7 @@ def transfer_config(socket: str, cpu_bytes: int = 1 << 30) -> dict[str, Any]:
         "kv_connector_extra_config": {
             "spec_name": "TieringOffloadingSpec",
             "cpu_bytes_to_use": cpu_bytes,
-            "block_size": 64,
+            "block_size": CHUNK_TOKENS,
             "secondary_tiers": [{"type": "KVCachePoolTier", "module_path": "kvcachepool.vllm_tier", "socket": socket}],
         },
     }
@@ -49,6 +54,13 @@ class Tier(place.OnDevice):
         self.addCleanup(self.sidecar.stop)
         self.sidecar.start()
 
+    def model(self) -> Path:
+        """A model of random weights, below this test's folder."""
+        from servers import models
+
+        with unittest.mock.patch.dict(os.environ, KVCACHEPOOL_CACHE=str(self.folder)):
+            return models.model("tiny")
+
     def answered(self, start: int) -> tuple[str, float]:
         """The answer of a new vLLM to the same prompt, and how many chunks it loaded from the tier."""
         from servers import models
@@ -56,7 +68,7 @@ class Tier(place.OnDevice):
 
         server = VllmServer(
             self.sidecar.folder,
-            models.model("tiny"),
+            self.model(),
             self.folder / f"vllm-{start}.log",
             "--kv-transfer-config",
             json.dumps(transfer_config(str(self.sidecar.socket))),
@@ -64,18 +76,23 @@ class Tier(place.OnDevice):
             "2048",
             "--gpu-memory-utilization",
             "0.3",
+            env={"HOME": str(self.folder), "XDG_CACHE_HOME": str(self.folder / "cache")},
         )
         try:
             server.wait_ready(300)
             reply = server.complete(models.token_ids(PROMPT_TOKENS, 1), PROMPT_TOKENS)
 
             def stored() -> bool:
-                stores = server.metrics().total("kvcachepool:offload_tier_chunks_total", operation="store")
-                return start > 0 or stores >= PROMPT_TOKENS // 64
+                return start > 0 or counted("store", "stored") >= CHUNKS
+
+            def counted(operation: str, result: str) -> float:
+                found = server.metrics().total(
+                    "kvcachepool:offload_tier_chunks_total", operation=operation, result=result
+                )
+                return float(found)
 
             place.wait_for(stored, 60, "the chunks stored")
-            loads = server.metrics().total("kvcachepool:offload_tier_chunks_total", operation="load", result="loaded")
-            return reply.text, loads
+            return reply.text, counted("load", "loaded")
         finally:
             server.stop()
 
@@ -83,5 +100,5 @@ class Tier(place.OnDevice):
         cold, none = self.answered(0)
         warm, loaded = self.answered(1)
         assert none == 0
-        assert loaded >= PROMPT_TOKENS // 64 - 1, f"{loaded} chunks were loaded"
+        assert loaded >= CHUNKS, f"{loaded} chunks were loaded"
         assert warm == cold
