@@ -121,7 +121,7 @@ def test_the_tier_goes_on_after_a_restart_of_the_sidecar(pool: Sidecar, engines:
     assert engine.load(["other 1", "other 2"]) == [None, None]
     engine.store(["lost"])
     assert time.monotonic() - began < 5, "without a sidecar nothing waits"
-    assert {("lookup", "Unavailable"), ("store", "Unavailable")} <= engine.chunks().keys()
+    assert {("lookup", "NotConnected"), ("store", "NotConnected")} <= engine.chunks().keys()
     pool.start()
     assert engine.tier._client.wait_connected(30)
     engine.store([*NAMES, "new"])
@@ -160,7 +160,7 @@ def test_a_sidecar_that_does_not_answer_costs_a_deadline(pool: Sidecar, engines:
         assert other.load(NAMES[1:]) == MISSES[1:]
         other.store(["new"])
         assert time.monotonic() - began < 10
-        assert other.chunks()["store", "Unavailable"] == 1
+        assert other.chunks()["store", "Deadline"] == 1
     finally:
         pool.thaw()
 
@@ -194,7 +194,7 @@ def test_without_a_sidecar_everything_is_a_miss_at_once(volume: Path, engines: E
     assert engine.load(NAMES) == MISSES
     engine.store(NAMES)
     assert time.monotonic() - began < 5
-    assert engine.chunks() == {("lookup", "Unavailable"): 5, ("store", "Unavailable"): 5}
+    assert engine.chunks() == {("lookup", "NotConnected"): 5, ("store", "NotConnected"): 5}
 
 
 # -- The scheduler's thread
@@ -266,6 +266,17 @@ def test_an_object_that_is_gone_before_its_load_is_a_miss_once(store: Store, eng
     assert engine.load(NAMES) == [*BYTES[:2], None, None, None], "what was there is loaded"
     store.objects = kept
     assert engine.load(NAMES) == BYTES, "a later request asks again"
+
+
+def test_a_request_that_missed_sees_what_another_one_stored(store: Store, engines: Engines) -> None:
+    engine = engines()
+    assert engine.lookups(NAMES, "early") == [LookupResult.RETRY] * 5
+    engine.step()
+    wait_for(lambda: engine.lookups(NAMES, "early") == [LookupResult.MISS] * 5, 10, "misses")
+    engine.store(NAMES)
+    engine.manager.primary_tier.reset_cache()
+    assert engine.load(NAMES) == BYTES
+    engine.finish("early")
 
 
 def test_memory_that_the_sidecar_takes_back_during_the_copy_is_a_miss(store: Store, engines: Engines) -> None:

@@ -20,14 +20,13 @@ logger = logging.getLogger("kvcachepool")
 LOAD, STORE = "load", "store"
 #: Results of a chunk's copy, in metrics and logs.
 LOADED, STORED, EXISTS = "loaded", "stored", "exists"
-#: Refusals of this module.
+#: Refusals of this module. Others are the names of the client.
 TOO_MANY_BYTES = "TooManyBytesInFlight"
 DEADLINE = "Deadline"
 DRAINED = "Drained"
 ABSENT = "Absent"
 DIFFERENT = "DifferentShape"
 TAKEN_BACK = "TakenBack"
-UNAVAILABLE = "Unavailable"
 FAILED = "Failed"
 _PUT_RESULTS = {
     Put.STORED: STORED,
@@ -233,10 +232,10 @@ class Transfers:
         else:
             try:
                 return copy(part)
-            except Unavailable:
-                reason = UNAVAILABLE
+            except Unavailable as error:
+                reason = error.reason
             except Refused as error:
-                reason = f"Refused/{error.code}"
+                reason = error.code
             except Exception:
                 logger.exception("a %s of the tier failed", part.job.kind)
                 reason = FAILED

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from . import place, tier_keys, tier_transfers
+from . import place, tier_keys
 from .client import Client, Refused, Unavailable
 from .tier_keys import Keys
 from .tier_lookups import Lookups
@@ -283,10 +283,10 @@ class KVCachePoolTier(SecondaryTierManager):
             if client is not None and keys:
                 there = client.contains(list(keys.values()), timeout_s=self._timeouts["lookup_timeout_s"])
                 found.update(zip(keys, there, strict=True))
-        except Unavailable:
-            result = tier_transfers.UNAVAILABLE
+        except Unavailable as error:
+            result = error.reason
         except Refused as error:
-            result = f"Refused/{error.code}"
+            result = error.code
         if result:
             self._counts.add(LOOKUP, result, len(keys), refused=True)
         else:
