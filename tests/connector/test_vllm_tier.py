@@ -91,7 +91,7 @@ def test_a_second_process_hits(pool: Sidecar, engines: Engines) -> None:
     assert wait_for(lambda: engines().load(NAMES) == BYTES, 20, "all chunks readable")
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent), *sys.path])
-    command = [sys.executable, here / "offload_engine.py", json.dumps(NAMED), *NAMES, "never stored"]
+    command = [sys.executable, str(here / "offload_engine.py"), json.dumps(NAMED), *NAMES, "never stored"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [*(hashlib.sha256(one).hexdigest() for one in BYTES), None]
@@ -168,11 +168,13 @@ def test_a_sidecar_that_does_not_answer_costs_a_deadline(pool: Sidecar, engines:
 @pytest.mark.parametrize(
     ("value", "header"),
     [
-        (b"x" * 100, Header(shape=(100,), dtype="uint8", format="vllm-offload-1")),
+        (b"x" * 100, Header(shape=(102_400,), dtype="uint8", format="vllm-offload-1")),
+        (b"x" * 200_000, Header(shape=(102_400,), dtype="uint8", format="vllm-offload-1")),
+        (b"x" * 102_400, Header(shape=(51_200, 2), dtype="uint8", format="vllm-offload-1")),
         (b"x" * 102_400, Header(shape=(102_400,), dtype="uint8", format="something else")),
         (b"x" * 102_400, Header()),
     ],
-    ids=["length", "format", "no header"],
+    ids=["shorter", "longer", "shape", "format", "no header"],
 )
 def test_a_value_of_another_form_is_a_miss(pool: Sidecar, engines: Engines, value: bytes, header: Header) -> None:
     from kvcachepool.client import Client, Item
@@ -373,7 +375,12 @@ def test_a_reset_waits_for_copies_and_drops_those_that_have_not_begun(store: Sto
     wait_for(lambda: not engine.tier._transfers._queues["store"], 10, "the begin of the copy")
     engine.offer(["second"])
     done = threading.Event()
-    reset = threading.Thread(target=lambda: (engine.manager.reset_cache(), done.set()))
+
+    def run() -> None:
+        engine.manager.reset_cache()
+        done.set()
+
+    reset = threading.Thread(target=run)
     reset.start()
     assert not done.wait(0.2), "a copy reads host memory"
     gate.set()
