@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -163,6 +164,23 @@ def test_a_sidecar_that_does_not_answer_costs_a_deadline(pool: Sidecar, engines:
         assert other.chunks()["store", "Deadline"] == 1
     finally:
         pool.thaw()
+
+
+def test_while_the_sidecar_evicts_and_restarts_every_loaded_byte_is_right(pool: Sidecar, engines: Engines) -> None:
+    """Two engines store twice what the sidecar's memory holds, and load what either of them stored."""
+    both = [engines(), engines()]
+    chosen = random.Random(1)
+    found = 0
+    for round_number in range(24):
+        engine = both[round_number % 2]
+        engine.store([f"{round_number} {i}" for i in range(50)])
+        wanted = [f"{chosen.randint(0, round_number)} {i}" for i in chosen.sample(range(50), 20)]
+        for name, loaded in zip(wanted, both[chosen.randrange(2)].load(wanted), strict=True):
+            assert loaded in (None, content_of(name)), name
+            found += loaded is not None
+        if round_number == 12:
+            pool.kill_engine()
+    assert found > 0
 
 
 @pytest.mark.parametrize(
