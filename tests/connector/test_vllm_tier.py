@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm.v1.kv_offload.tiering.base", reason="needs vLLM's tiered offloading")
-
 from fake_client import Store
 from offload_engine import OffloadEngine, config_of, content_of, key_of
 from vllm.v1.kv_offload.base import LookupResult, Medium
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.file_mapper import FileMapper
 
+from gpu.test_vllm_tier import transfer_config
 from kvcachepool import tier_keys, vllm_tier
 from kvcachepool.client import Header, Put
 from kvcachepool.tier_keys import Keys
@@ -620,60 +618,60 @@ def test_until_the_files_are_read_everything_is_a_miss(
 # -- vLLM's configuration
 
 
-def engine_config(**change: Any) -> Any:
-    """What `vllm serve` makes of the arguments in the guide, with this package's plugin."""
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Installs this package's plugin for the test. Collects its reports of why this project's connector is off."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    from kvcachepool import plugin
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    collected: list[str] = []
+    monkeypatch.setattr(plugin, "report_off", collected.append)
+    plugin.register()
+    yield collected
+    EngineArgs.create_engine_config = EngineArgs._kvcachepool_original
+    del EngineArgs._kvcachepool_original
+
+
+def engine_config(transfer: dict[str, Any], **change: Any) -> Any:
+    """What `vllm serve` makes of its arguments."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    from gpu.test_vllm_tier import transfer_config
-    from kvcachepool import plugin
     from servers import models
 
-    plugin.register()
-    transfer = KVTransferConfig(**transfer_config("/run/kvcp/sidecar.sock"))
-    return EngineArgs(model=str(models.model("tiny")), kv_transfer_config=transfer, **change).create_engine_config()
+    arguments = {"model": str(models.model("tiny")), "kv_transfer_config": KVTransferConfig(**transfer), **change}
+    return EngineArgs(**arguments).create_engine_config()
 
 
-def described(**change: Any) -> dict[str, Any]:
-    found: dict[str, Any] = engine_config(**change).kv_transfer_config.kv_connector_extra_config["secondary_tiers"][0]
+def tier_of(**change: Any) -> dict[str, Any]:
+    """The tier's config below the arguments in the guide."""
+    extra = engine_config(transfer_config("/run/kvcp/sidecar.sock"), **change).kv_transfer_config
+    found: dict[str, Any] = extra.kv_connector_extra_config["secondary_tiers"][0]
     return found
 
 
-def test_the_plugin_describes_the_model_to_the_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvcachepool import plugin
-
-    reports: list[str] = []
-    monkeypatch.setattr(plugin, "report_off", reports.append)
-    tier = described()
+def test_the_plugin_describes_the_model_to_the_tier(reports: list[str]) -> None:
+    model = tier_of()["model"]
     assert reports == [], "this connector is off because the user chose the tier"
-    model = tier["model"]
     assert (len(model["settings"]), model["unshared"], len(model["sources"])) == (64, "", 1)
-    assert described()["model"]["settings"] == model["settings"]
+    assert tier_of()["model"]["settings"] == model["settings"]
     overrides = {"rope_theta": 12345.0}
-    assert described(hf_overrides=overrides)["model"]["settings"] != model["settings"]
+    assert tier_of(hf_overrides=overrides)["model"]["settings"] != model["settings"]
     assert settled(model).private == ""
-    assert described(load_format="dummy")["model"]["unshared"] == "DummyWeights"
+    assert tier_of(load_format="dummy")["model"]["unshared"] == "DummyWeights"
 
 
-def test_the_plugin_reports_another_offloading_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.config import KVTransferConfig
-    from vllm.engine.arg_utils import EngineArgs
-
-    from kvcachepool import plugin
-    from servers import models
-
-    plugin.register()
-    reports: list[str] = []
-    monkeypatch.setattr(plugin, "report_off", reports.append)
-    transfer = KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both")
-    EngineArgs(model=str(models.model("tiny")), kv_transfer_config=transfer).create_engine_config()
+def test_the_plugin_reports_another_offloading_as_before(reports: list[str]) -> None:
+    engine_config({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"})
     assert reports == ["ExistingConnector/OffloadingConnector"]
 
 
-def test_the_guides_arguments_make_the_tier_and_its_metrics(store: Store) -> None:
+def test_the_guides_arguments_make_the_tier_and_its_metrics(store: Store, reports: list[str]) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadPromMetrics
 
-    config = engine_config()
+    config = engine_config(transfer_config("/run/kvcp/sidecar.sock"))
     extra = config.kv_transfer_config.kv_connector_extra_config
     spec_class = OffloadingSpecFactory.get_spec_cls(extra)
     assert vllm_tier.CHUNKS in spec_class.build_metric_definitions(extra)
@@ -734,8 +732,9 @@ def test_a_wrong_option_is_refused_by_name(store: Store, tier: dict[str, Any], m
         OffloadEngine({**NAMED, **tier})
 
 
-@pytest.mark.parametrize("module", ["vllm.v1.kv_offload.tiering.base", "vllm.v1.kv_offload.file_mapper", "vllm"])
+@pytest.mark.parametrize("module", ["vllm.v1.metrics.cache_hit_source", "vllm.v1.kv_offload.tiering.base", "vllm"])
 def test_an_older_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """0.30 and 0.31 have tiers, but no `cache_hit_source`."""
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "kvcachepool.vllm_tier")
     with pytest.raises(ImportError, match=r"VllmTooOld: KVCachePoolTier needs .* vLLM 0\.32 or newer"):

@@ -43,8 +43,11 @@ class Tier(place.OnDevice):
         for module in ("vllm", "transformers"):
             if importlib.util.find_spec(module) is None:
                 self.skipTest(f"No{module.capitalize()}: the module {module} is not installed")
-        if importlib.util.find_spec("vllm.v1.kv_offload.tiering") is None:
-            self.skipTest("VllmTooOld: this vLLM has no tiered offloading")
+        try:
+            importlib.import_module("kvcachepool.vllm_tier")
+        except ImportError as error:
+            # Its own name of the reason: VllmTooOld.
+            self.skipTest(str(error))
         from servers import paths
         from servers.sidecar import Sidecar
 
