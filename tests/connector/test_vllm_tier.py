@@ -513,6 +513,7 @@ def test_without_a_known_model_no_other_process_can_name_the_chunks(
     first.store(NAMES)
     first.manager.primary_tier.reset_cache()
     assert first.load(NAMES) == BYTES, "the process itself can"
+    assert (first.tier._keys.shared, engines().tier._keys.shared) == (False, True)
     assert engines(identity="").load(NAMES) == MISSES
     assert "NoModelIdentity" in caplog.text
 
@@ -690,6 +691,7 @@ def test_the_guides_arguments_make_the_tier_and_its_metrics(store: Store, report
         metrics.observe(stats.data, 0)
         text = generate_latest(registry).decode()
         assert 'kvcachepool:offload_tier_connected{engine="0"} 1.0' in text
+        assert 'kvcachepool:offload_tier_shared{engine="0"} ' in text
         assert 'kvcachepool:offload_tier_bytes_in_flight{engine="0",operation="store"} 0.0' in text
         assert "kvcachepool:offload_tier_chunks_total{" in text
     finally:

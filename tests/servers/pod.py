@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from servers import paths
@@ -69,10 +70,11 @@ class Pod:
         assert self._engine is not None
         return self._engine
 
-    def start_engine(self, name: str = "tiny", **arguments: Any) -> Engine:
-        """Starts vLLM without any reference to the connector."""
+    def start_engine(self, name: str | Path = "tiny", **arguments: Any) -> Engine:
+        """Starts vLLM without any reference to the connector. `name`: a model's, or a folder with one."""
         self._engines += 1
-        self._engine = Engine(self.folder, model(name), self.folder / f"vllm-{self._engines}.log", **arguments)
+        files = name if isinstance(name, Path) else model(name)
+        self._engine = Engine(self.folder, files, self.folder / f"vllm-{self._engines}.log", **arguments)
         return self._engine
 
     def start(self, name: str = "tiny", **arguments: Any) -> Pod:

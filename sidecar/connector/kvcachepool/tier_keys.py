@@ -61,6 +61,11 @@ class Keys:
         """Why there are no keys yet, or ""."""
         return HASHING if self._prefix is None else ""
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes with the same model can name these chunks."""
+        return self._prefix is not None and not self.private
+
     def make(self, offload_key: bytes) -> bytes | None:
         """The key of a chunk. None while the model's files are read, and for hashes that are not SHA-256."""
         prefix = self._prefix

@@ -61,6 +61,7 @@ HIT, MISS = "hit", "miss"
 CHUNKS = "kvcachepool:offload_tier_chunks"
 BYTES_IN_FLIGHT = "kvcachepool:offload_tier_bytes_in_flight"
 CONNECTED = "kvcachepool:offload_tier_connected"
+SHARED = "kvcachepool:offload_tier_shared"
 
 #: The largest value of the sidecar.
 _MAX_CHUNK_BYTES = 1 << 30
@@ -241,11 +242,15 @@ class KVCachePoolTier(SecondaryTierManager):
             CONNECTED: OffloadingGaugeMetadata(
                 documentation="Whether the KV cache pool's tier is connected to its sidecar.",
             ),
+            SHARED: OffloadingGaugeMetadata(
+                documentation="Whether other vLLM processes of this model can load the tier's chunks.",
+            ),
         }
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         gauges: dict[tuple[str, tuple[str, ...]], float] = {
-            (CONNECTED, ()): float(self._client is not None and self._client.connected)
+            (CONNECTED, ()): float(self._client is not None and self._client.connected),
+            (SHARED, ()): float(self._keys.shared),
         }
         for kind in (LOAD, STORE):
             gauges[BYTES_IN_FLIGHT, (kind,)] = float(self._transfers.bytes_in_flight(kind))
