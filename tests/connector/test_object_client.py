@@ -259,6 +259,19 @@ def test_leased_objects_are_not_evicted(client: Client) -> None:
     assert lease[0].read() is None
 
 
+def test_closed_clients_hold_nothing(client: Client, sidecar: Sidecar) -> None:
+    stored(client, "k", content("k", 1 << 20))
+    open_lease = client.lease("k")
+    client.close()
+    for _ in range(300):  # more than `limits.sessions`
+        Client(str(sidecar.socket)).close()
+    with Client(str(sidecar.socket), timeout_s=WAIT_S) as later:
+        assert [one["role"] for one in sidecar.status()["sessions"]] == ["opaque"]
+        press(later, 1)
+        assert later.exists("k") == 0
+        assert open_lease[0].read() is None
+
+
 def test_pinned_objects_are_not_evicted(client: Client) -> None:
     stored(client, "k", content("k", 1 << 20))
     assert client.pin("k") == 1

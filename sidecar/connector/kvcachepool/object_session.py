@@ -87,6 +87,7 @@ class Session:
         #: Leases that were dropped without `close`, as arguments of `release`. Any thread may append to it.
         self.dropped: deque[tuple[str, int]] = deque()
         self.off = ""
+        self._leases: set[tuple[str, int]] = set()
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -107,11 +108,20 @@ class Session:
         self._connection.start()
 
     def close(self) -> None:
-        """Ends the session. Blocks until copies have ended; calls that wait raise `Unavailable`."""
+        """Ends the session and what it holds. Blocks until copies have ended; calls that wait raise `Unavailable`."""
         if os.getpid() != self._pid:
             return
         with self._changed:
             self._turn_off("Closed")
+            mapping, self._mapping = self._mapping, None
+            while self._copies:
+                self._changed.wait(1.0)
+            if self._leases:
+                self._connection.send(Op.RELEASE, Release(requests=[request for request, _ in self._leases]))
+            if self._held and mapping is not None:
+                refs = b"".join(self._held.values())
+                self._connection.send(Op.ABORT, Sections(region=mapping.region, refs=refs))
+            self._held = {}
         self._connection.go_off("Closed")
 
     # -- state
@@ -205,6 +215,7 @@ class Session:
             pin = Pin(request=body.request, probe=tag, from_=0, to=len(reply.states))
             with self._lock:
                 if self._connection.connection == connection:
+                    self._leases.add((body.request, connection))
                     self._connection.send(Op.PIN, pin)
             return objects, connection
         except BaseException:
@@ -216,6 +227,7 @@ class Session:
         if os.getpid() != self._pid:
             return
         with self._lock:
+            self._leases.discard((request, connection))
             if self._connection.connection == connection:
                 self._connection.send(Op.RELEASE, Release(requests=[request]))
 
@@ -438,6 +450,7 @@ class Session:
         with self._changed:
             self._ready = False
             self._reason = "NotConnected"
+            self._leases.clear()
             self._end_calls(self.off or "ConnectionLost")
 
     def before_unmap(self) -> None:

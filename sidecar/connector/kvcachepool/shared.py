@@ -272,17 +272,26 @@ class Shared:
             if not any(p.wants_memory for p in self._participants.values()):
                 self._close_mapping()
             if not self._participants:
-                self._end_incarnation()
+                # Clients come and go. The sidecar keeps a session per incarnation until the process ends.
+                self._unlock() if participant.role == "opaque" else self._end_incarnation()
             left = [p for p in self._participants.values() if p.instance == participant.instance]
         for other in left:
             other.go_off(f"{participant.role.title()}Off")
 
     def _end_incarnation(self) -> None:
-        """Unlocks the byte, which means "dead". Later parts in this process are another incarnation."""
+        """Unlocks the byte. Later parts in this process are another incarnation."""
+        self._unlock()
+        self._begin()
+
+    def _unlock(self) -> None:
+        """Unlocks the byte, which means "dead" for all that was granted under its number."""
         if self.lock_number is not None:
             with contextlib.suppress(OSError):
                 fcntl.lockf(self._lock_fds[-1], fcntl.LOCK_UN, 1, lock_offset(self.lock_number))
-        self._begin()
+            self.lock_number = None
+            # Closing one would drop the lock, if there still were one.
+            _close(*self._lock_fds)
+            self._lock_fds = []
 
     # -- proof of death
 
@@ -310,11 +319,11 @@ class Shared:
             return names, fds, self.mapping.region
 
     def take_lock(self, fd: int, number: int) -> None:
-        """Locks the byte of this number and keeps the descriptor forever. Raises `OSError` if another process holds
+        """Locks the byte of this number and keeps the descriptor as long. Raises `OSError` if another process holds
         it.
         """
         with self._lock:
-            # No descriptor of the lock file is ever closed, because closing any of them would drop the lock.
+            # No descriptor of the lock file is closed meanwhile, because closing any of them would drop the lock.
             self._lock_fds.append(fd)
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, lock_offset(number))
             self.lock_number = number
