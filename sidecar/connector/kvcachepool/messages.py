@@ -15,7 +15,7 @@ CHUNK_ABSENT, CHUNK_READY, CHUNK_PENDING = 0, 1, 2
 (GRANT_GRANTED, GRANT_EXISTS, GRANT_NO_ROOM, GRANT_NOT_READY, GRANT_NO_PARENT, GRANT_INVALID) = range(1, 7)
 GRANT_QUOTA, GRANT_TOO_LARGE = 7, 8
 #: Names of the numbers in `ProbeReply.tiers`.
-TIERS = {1: "memory", 2: "disk", 3: "redis", 4: "s3"}
+TIERS = {1: "memory", 2: "disk", 3: "redis", 4: "s3", 5: "filesystem"}
 MEMORY = b"\x01"
 
 

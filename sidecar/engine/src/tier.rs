@@ -11,6 +11,8 @@ pub enum Kind {
     Disk,
     /// Redis or Valkey.
     Redis,
+    /// A folder on a file system that many sidecars share.
+    FileSystem,
     /// S3 or compatible.
     S3,
 }
@@ -20,8 +22,13 @@ impl Kind {
     pub fn configured(config: &Config) -> impl Iterator<Item = Self> {
         let disk = config.disk.path.is_some().then_some(Self::Disk);
         let redis = (!config.redis.urls.is_empty()).then_some(Self::Redis);
+        let folder = config
+            .file_system
+            .path
+            .is_some()
+            .then_some(Self::FileSystem);
         let s3 = (!config.s3.bucket.is_empty()).then_some(Self::S3);
-        disk.into_iter().chain(redis).chain(s3)
+        disk.into_iter().chain(redis).chain(folder).chain(s3)
     }
 
     /// Name in metrics and status.
@@ -29,6 +36,7 @@ impl Kind {
         match self {
             Self::Disk => "disk",
             Self::Redis => "redis",
+            Self::FileSystem => "filesystem",
             Self::S3 => "s3",
         }
     }

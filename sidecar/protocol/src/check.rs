@@ -16,7 +16,7 @@ pub struct Report {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tier {
-    /// `disk`, `redis` or `s3`.
+    /// `disk`, `redis`, `filesystem` or `s3`.
     pub tier: String,
     /// Address of the tier, without secrets.
     pub place: String,

@@ -440,7 +440,7 @@ pub struct ProbeReply {
     /// Longest expected wait for the pending chunks.
     #[serde(default)]
     pub pending_ms: u64,
-    /// Tier per chunk, one byte: 1 memory, 2 disk, 3 redis, 4 s3; 0 = absent.
+    /// Tier per chunk, one byte: 1 memory, 2 disk, 3 redis, 4 s3, 5 filesystem; 0 = absent.
     #[serde(default, with = "serde_bytes")]
     pub tiers: Vec<u8>,
     /// Why there was no lookup (for example `NotRegistered`); empty = there was one.

@@ -90,7 +90,7 @@ pub struct PoolName {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tier {
-    /// `memory`, `disk`, `redis` or `s3`.
+    /// `memory`, `disk`, `redis`, `filesystem` or `s3`.
     pub name: String,
     pub state: State,
     /// Name of the reason when not ready.

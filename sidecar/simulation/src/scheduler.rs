@@ -501,7 +501,7 @@ impl World {
         };
         if hit > 0 {
             for a in &r.answered {
-                let tier = ["", "memory", "disk", "redis", "s3"][usize::from(a.tier)];
+                let tier = ["", "memory", "disk", "redis", "s3", "filesystem"][usize::from(a.tier)];
                 *report.hit_tokens.entry(tier.to_owned()).or_default() += u64::from(a.piece.tokens);
             }
         }

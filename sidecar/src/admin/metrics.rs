@@ -318,7 +318,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "tier_events_total",
         &["tier", "event"],
-        "Events inside a tier. Redis as the directory of the bucket: chunks that the directory answered (directory_knew) or left to the bucket (directory_left), lookups without an answer (directory_silent), updates of existence markers that failed (directory_unchanged). S3: objects over the capacity or age limit that could not be deleted (removal_refused). Disk, since the folder was opened: objects evicted for others (evicted), objects whose header on the device did not match (corrupt_object), records that were corrupt (corrupt_record), truncated by a crash (torn_tail) or of slots that no longer exist (stray_record), container files that were missing or too short (lost_container), and foreign files in the folder (foreign_file).",
+        "Events inside a tier. Redis as the directory of the bucket: chunks that the directory answered (directory_knew) or left to the bucket (directory_left), lookups without an answer (directory_silent), updates of existence markers that failed (directory_unchanged). File system and S3: objects over the capacity or age limit that could not be deleted (removal_refused). Disk, since the folder was opened: objects evicted for others (evicted), objects whose header on the device did not match (corrupt_object), records that were corrupt (corrupt_record), truncated by a crash (torn_tail) or of slots that no longer exist (stray_record), container files that were missing or too short (lost_container), and foreign files in the folder (foreign_file).",
     ),
     counter(
         "tier_lookup_chunks_total",

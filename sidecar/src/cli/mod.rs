@@ -137,11 +137,12 @@ Examples:
     Size(size::Args),
     /// Show the contents of a lower tier, without a sidecar.
     #[command(
-        after_help = "The folder must not be in use: stop its sidecar first. A domain identifies a model and a layout of its KV: the first 16 digits of
+        after_help = "The folder of a disk tier must not be in use: stop its sidecar first. A domain identifies a model and a layout of its KV: the first 16 digits of
 ModelId and LayoutId. With --output json every line is a document: the summary, and before it with --objects the objects.
 
 Examples:
   kvcachepool-sidecar inspect file:///var/lib/kvcachepool
+  kvcachepool-sidecar inspect file:///mnt/shared/kvcachepool
   kvcachepool-sidecar inspect redis://kv-0.kv:6379 --auth /var/run/kvcachepool/redis
   kvcachepool-sidecar inspect s3://kv-cache/prod/llama --endpoint https://minio.storage:9000 --ca /etc/ssl/minio.crt
   kvcachepool-sidecar inspect file:///var/lib/kvcachepool --objects --output json | jq -c 'select(.object)'"
@@ -167,9 +168,9 @@ Examples:
   kvcachepool-sidecar gc file:///var/lib/kvcachepool --all-but-domain 0123456789abcdef/fedcba9876543210"
     )]
     Gc(tier::gc::Args),
-    /// Delete all objects of the shared tiers, Redis and S3, of a config.
+    /// Delete all objects of the shared tiers, Redis, file system and S3, of a config.
     #[command(
-        after_help = "Pods that share the Redis, or the prefix in the bucket, lose their objects too. There is no confirmation: use --dry-run first. Foreign
+        after_help = "Pods that share the Redis, the folder, or the prefix in the bucket, lose their objects too. There is no confirmation: use --dry-run first. Foreign
 objects stay. A disk tier is not touched; empty its folder to delete it.
 
 Examples:

@@ -11,6 +11,7 @@ mod cgroup;
 mod child;
 mod client;
 mod doctor;
+mod filesystem;
 mod frugality;
 mod harness;
 mod limits;

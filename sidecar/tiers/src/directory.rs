@@ -4,9 +4,9 @@
 //! Markers are hints. A wrong marker costs a get that finds nothing and removes the marker. A missing marker, or a place that does not
 //! answer, costs the lookup that the tier would have done anyway. Objects are read only from the tier.
 
-use super::s3::Writes;
 use super::{
     Cause, Get, Operation, Page, Put, Reading, Removal, Stored, Tier, TierError, TierInfo, Usage,
+    Writes,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;

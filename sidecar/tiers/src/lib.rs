@@ -5,23 +5,30 @@
 #[cfg(test)]
 extern crate self as kvcachepool_tiers;
 
+mod census;
+mod clock;
 mod directory;
 pub mod disk;
 mod error;
+mod files;
+pub mod filesystem;
 mod info;
 pub mod layers;
 mod open;
+mod prefix;
 mod raw;
 pub mod redis;
 pub mod s3;
 mod span;
 mod sweep;
+mod tags;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
 mod tls;
 mod work;
+mod writes;
 
 pub use error::TierError;
 pub use info::{Reading, Server, TierInfo};
@@ -29,6 +36,7 @@ pub use kvcachepool_engine::tier::{Cause, Kind, Status, Stored};
 pub use open::{Opening, configured};
 pub use span::{Running, Span};
 pub use sweep::{PAGE, PASSES_MAX, Pages, Source, Swept, Whose, clear, sweep, sweep_all};
+pub use writes::Writes;
 
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::borrow::Cow;

@@ -2,10 +2,11 @@
 
 use super::directory::{self, Directory};
 use super::disk::{self, Disk};
+use super::filesystem::{self, FileSystem};
 use super::layers::{LimitOptions, Options, PackingOptions};
 use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
-use super::{Cause, Kind, Operation, Tier, TierError};
+use super::{Cause, Kind, Operation, Tier, TierError, Writes};
 use kvcachepool_protocol::config::{self, Config, WritePolicy};
 use std::fmt;
 use std::path::PathBuf;
@@ -66,6 +67,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
                 config.disk.size.0,
             ),
             Kind::Redis => of_redis(redis.clone()),
+            Kind::FileSystem => of_file_system(config.file_system.clone(), writes(config)),
             Kind::S3 => of_s3(config.s3.clone(), writes(config), directory.clone()),
         };
         opening.layers.packing = packing.of_another();
@@ -127,6 +129,32 @@ fn of_disk(folder: PathBuf, capacity_bytes: u64) -> Opening {
     }
 }
 
+fn of_file_system(config: config::FileSystem, may_write: bool) -> Opening {
+    let options = filesystem::Options {
+        writes: Writes::new(may_write),
+        ..filesystem::Options::default()
+    };
+    let now = options.writes.clone();
+    let place = config.path.clone().unwrap_or_default();
+    let place = place.display().to_string();
+    Opening {
+        kind: Kind::FileSystem,
+        place: Box::new(move || place.clone()),
+        layers: Options::default(),
+        open: Box::new(move || {
+            let (config, options) = (config.clone(), options.clone());
+            Box::pin(async move {
+                let opened = FileSystem::open(&config, options).await?;
+                Ok(Arc::new(opened) as Arc<dyn Tier>)
+            })
+        }),
+        change: Some(Box::new(move |_, config| {
+            now.set(writes(config));
+            Ok(())
+        })),
+    }
+}
+
 /// Whether tiers may be written to.
 fn writes(config: &Config) -> bool {
     config.write.policy != WritePolicy::None
@@ -135,7 +163,7 @@ fn writes(config: &Config) -> bool {
 /// An S3 tier, with Redis as its directory if there is one. `may_write` applies to both.
 fn of_s3(config: config::S3, may_write: bool, directory: Option<Redis>) -> Opening {
     let options = s3::Options {
-        writes: s3::Writes::new(may_write),
+        writes: Writes::new(may_write),
         ..s3::Options::default()
     };
     let now = options.writes.clone();

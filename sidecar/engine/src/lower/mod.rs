@@ -86,6 +86,7 @@ pub(crate) fn number(kind: Kind) -> u8 {
         Kind::Disk => 2,
         Kind::Redis => 3,
         Kind::S3 => 4,
+        Kind::FileSystem => 5,
     }
 }
 
@@ -126,6 +127,7 @@ impl Tier {
         let (lookup_ms, fetch_ms) = match config.kind {
             Kind::Disk => (1, 10),
             Kind::Redis => (2, 20),
+            Kind::FileSystem => (5, 30),
             Kind::S3 => (40, 150),
         };
         Self {

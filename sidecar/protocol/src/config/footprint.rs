@@ -55,13 +55,14 @@ impl Config {
         let disk =
             disk.map(|_| TIER_BYTES + disk_objects_max(self.disk.size.0) * DISK_OBJECT_BYTES);
         let redis = (!self.redis.urls.is_empty()).then_some(TIER_BYTES);
+        let folder = self.file_system.path.as_ref().map(|_| TIER_BYTES);
         let s3_requests = u64::from(self.s3.max_concurrency) * S3_REQUEST_BYTES;
         let s3 = (!self.s3.bucket.is_empty()).then_some(TIER_BYTES.max(s3_requests));
         let packing = match self.write.codec {
             Codec::None => 0,
             _ => PACKING_BYTES,
         };
-        let tiers = [disk, redis, s3].into_iter().flatten();
+        let tiers = [disk, redis, folder, s3].into_iter().flatten();
         tiers.map(|bytes| bytes + packing).sum()
     }
 
@@ -140,6 +141,15 @@ mod tests {
         assert_eq!(config.tiers_bytes(), 2 * (TIER_BYTES + PACKING_BYTES));
         config.write.codec = Codec::None;
         assert_eq!(config.tiers_bytes(), 2 * TIER_BYTES);
+    }
+
+    #[test]
+    fn a_shared_folder_is_a_tier_like_the_others() {
+        let mut config = Config::default();
+        config.file_system.path = Some("/mnt/kv".into());
+        assert_eq!(config.tiers_bytes(), TIER_BYTES);
+        config.write.codec = Codec::Int8;
+        assert_eq!(config.tiers_bytes(), TIER_BYTES + PACKING_BYTES);
     }
 
     #[test]

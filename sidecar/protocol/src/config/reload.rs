@@ -53,8 +53,8 @@ impl Config {
     }
 
     /// The effective config of a sidecar with its pod's file (`self`) and its pool's: the one with the higher `pool.generation`, or the
-    /// pod's if they are equal. Keys that the pod was created for always come from the pod's file: addresses, disk, and everything that
-    /// determines its memory. Where tiers, the codec, requests to S3 or a window would need more memory than the pod's container has, they
+    /// pod's if they are equal. Keys that the pod was created for always come from the pod's file: addresses, the folders of disk and file system,
+    /// and everything that determines its memory. Where tiers, the codec, requests to S3 or a window would need more memory than the pod's container has, they
     /// come from the pod's file, too: an arena beside them would exceed the container's limit, and no memory tier would start.
     pub fn or_newer(self, pool: Config) -> Config {
         if pool.pool.generation <= self.pool.generation {
@@ -68,6 +68,7 @@ impl Config {
         newer.memory.huge_pages = self.memory.huge_pages;
         newer.limits.index_entries = self.limits.index_entries;
         newer.disk = self.disk;
+        newer.file_system.path = self.file_system.path;
         newer.gpu = self.gpu;
         if newer.extras_bytes() > extras {
             newer.write.codec = self.write.codec;

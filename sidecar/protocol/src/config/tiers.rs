@@ -1,4 +1,4 @@
-//! The config sections `disk`, `redis`, `write` and `pacing`. The section `s3` is in `s3.rs`.
+//! The config sections `disk`, `redis`, `fileSystem`, `write` and `pacing`. The section `s3` is in `s3.rs`.
 
 use super::choice::choice;
 use super::section::{GI, HOUR_MS, MI, SECOND_MS, TI, YEAR_MS, field, section};
@@ -29,6 +29,23 @@ section! {
         "redis.ca" ca: Option<PathBuf>, File, Restart;
         /// Objects expire after this time without a read or a write. 0 disables expiry.
         "redis.ttl" ttl: Duration, Time(0..=8_784 * HOUR_MS), Live, field("spec.shared.redis.ttl").within(SECOND_MS..=YEAR_MS).or("24h");
+    }
+}
+
+section! {
+    /// The file system tier: a folder that many sidecars share.
+    #[derive(Debug)]
+    FileSystem {
+        /// Folder on a shared file system that only sidecars use. New files and folders get its permissions. Empty: no file system tier.
+        "fileSystem.path" path: Option<PathBuf>, File, Restart;
+        /// Bytes of all objects in the folder, including those of other sidecars. The oldest objects are removed. 0: no limit.
+        "fileSystem.capacity" capacity: ByteSize, Size(0..=1024 * TI), Restart;
+        /// Percent of the capacity at which removal begins.
+        "fileSystem.evictAtPercent" evict_at_percent: u32 = 90, Count(1..=100), Restart;
+        /// Percent of the capacity at which removal ends. At most evictAtPercent.
+        "fileSystem.evictToPercent" evict_to_percent: u32 = 80, Count(1..=100), Restart;
+        /// Objects are removed this long after they were written. 0 disables expiry.
+        "fileSystem.expireAfter" expire_after: Duration, Time(0..=87_600 * HOUR_MS), Restart;
     }
 }
 

@@ -102,11 +102,13 @@ fn write_text(out: &mut dyn Write, report: &Report) -> std::io::Result<()> {
         let widths = report.tiers.iter().map(|tier| of(tier).chars().count());
         widths.fold(least, usize::max)
     };
+    let tiers = width(|tier| &tier.tier, "redis".len());
     let places = width(|tier| &tier.place, "where".len());
     let reasons = width(|tier| &tier.reason, "reason".len());
     let mut line = |cells: [&str; 5]| {
         let [tier, state, place, reason, message] = cells;
-        let line = format!("{tier:5}  {state:5}  {place:places$}  {reason:reasons$}  {message}");
+        let line =
+            format!("{tier:tiers$}  {state:5}  {place:places$}  {reason:reasons$}  {message}");
         writeln!(out, "{}", line.trim_end())
     };
     line(["tier", "state", "where", "reason", "message"])?;
@@ -146,6 +148,7 @@ mod tests {
         let (report, text) = looked(&format!(
             "disk: {{path: {disk}, size: 1Gi}}\n\
              redis: {{urls: [\"redis+unix://{disk}/none\"]}}\n\
+             fileSystem: {{path: {disk}/none}}\n\
              s3: {{bucket: kv-cache, endpoint: \"http://127.0.0.1:1\", auth: {disk}/none}}\n"
         ))
         .await;
@@ -160,16 +163,17 @@ mod tests {
             [
                 ("disk", true, ""),
                 ("redis", false, "Unreachable"),
+                ("filesystem", false, "Gone"),
                 ("s3", false, "Unauthenticated")
             ],
             "{text}"
         );
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[1].starts_with("disk   ready  /"), "{text}");
+        assert!(lines[1].starts_with("disk        ready  /"), "{text}");
         assert!(
-            lines[3].starts_with("s3     down   s3://kv-cache at "),
+            lines[4].starts_with("s3          down   s3://kv-cache at "),
             "{text}"
         );
-        assert!(lines[3].contains("AWS_ACCESS_KEY_ID"), "{text}");
+        assert!(lines[4].contains("AWS_ACCESS_KEY_ID"), "{text}");
     }
 }

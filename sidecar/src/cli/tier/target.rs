@@ -3,6 +3,7 @@
 use super::{Failed, Stopped};
 use kvcachepool_protocol::config::{self, Config};
 use kvcachepool_tiers::disk::{Disk, Options};
+use kvcachepool_tiers::filesystem::FileSystem;
 use kvcachepool_tiers::redis::{self, Redis};
 use kvcachepool_tiers::s3::S3;
 use kvcachepool_tiers::{Cause, Kind, Tier, TierError};
@@ -13,7 +14,7 @@ use std::time::Duration;
 /// A tier, and how to answer about it.
 #[derive(Debug, clap::Args)]
 pub struct Target {
-    /// The tier: file:///folder for a disk tier, s3://bucket/prefix for an S3 tier, redis://host:6379 and the like for a Redis tier.
+    /// The tier: file:///folder for a disk or file system tier, s3://bucket/prefix for an S3 tier, redis://host:6379 and the like for a Redis tier.
     #[arg(value_name = "URL")]
     url: String,
     /// Folder with credentials. Redis: the files `password` and, for an ACL user, `username`; default: those of the URL. S3: the files
@@ -55,7 +56,7 @@ pub enum Output {
     Json,
 }
 
-/// Whether the work needs the number of objects and their bytes, which takes a listing of a whole bucket.
+/// Whether the work needs the number of objects and their bytes, which takes a listing of a whole bucket or shared folder.
 #[derive(Debug, Clone, Copy)]
 pub enum Counts {
     Used,
@@ -64,7 +65,7 @@ pub enum Counts {
 
 /// Help heading of the options in [`Bucket`].
 const OF_S3: &str = "Options for S3";
-/// Every folder of a disk tier contains this file.
+/// Every folder of a tier with files contains this file.
 const MARK: &str = "format";
 
 impl Target {
@@ -98,6 +99,13 @@ impl Target {
                 }
                 done
             }
+            Place::SharedFolder(config) => runtime.block_on(async {
+                let tier = match counts {
+                    Counts::Used => FileSystem::open_counted(&config).await?,
+                    Counts::Unused => FileSystem::open_uncounted(&config).await?,
+                };
+                work(&tier).await
+            }),
             Place::Bucket(config) => runtime.block_on(async {
                 let tier = match counts {
                     Counts::Used => S3::open_counted(&config).await?,
@@ -127,7 +135,7 @@ impl Target {
             return Err("--endpoint, --region and --addressing-style are for S3".into());
         }
         match scheme {
-            "file" if rest.starts_with('/') => Ok(Place::Folder(rest.into())),
+            "file" if rest.starts_with('/') => Ok(folder(rest.into())),
             "file" => Err("write three slashes and the whole path: file:///path/of/folder".into()),
             "s3" => {
                 let config = self.config(rest, |name| std::env::var(name).ok())?;
@@ -208,19 +216,33 @@ const WRITE: &str = "write file:///path/of/folder, s3://bucket/prefix or redis:/
 #[derive(Debug)]
 enum Place {
     Folder(PathBuf),
+    SharedFolder(config::FileSystem),
     Bucket(Box<config::S3>),
     Servers(Redis),
+}
+
+/// The format file of a folder tells which of the two tiers with files uses it.
+fn folder(folder: PathBuf) -> Place {
+    match FileSystem::is_at(&folder) {
+        true => Place::SharedFolder(config::FileSystem {
+            path: Some(folder),
+            ..config::FileSystem::default()
+        }),
+        false => Place::Folder(folder),
+    }
 }
 
 fn open(folder: &Path) -> Result<Arc<Disk>, String> {
     let shown = folder.display();
     // The tier would initialise any empty folder; a tool with a wrong path must not.
     if let Err(e) = std::fs::metadata(folder) {
-        return Err(format!("{shown}: {e}; name the folder of a disk tier"));
+        return Err(format!(
+            "{shown}: {e}; name the folder of a disk or file system tier"
+        ));
     }
     if let Err(e) = std::fs::metadata(folder.join(MARK)) {
         return Err(format!(
-            "{shown} is not the folder of a disk tier: {MARK}: {e}; name the folder that the sidecar uses"
+            "{shown} is not the folder of a disk or file system tier: {MARK}: {e}; name the folder that the sidecar uses"
         ));
     }
     // A tool writes nothing, so no limit applies.
@@ -232,7 +254,9 @@ fn open(folder: &Path) -> Result<Arc<Disk>, String> {
 fn said(error: &TierError) -> String {
     let advice = match error.cause {
         Cause::InUse => "; stop that sidecar first, or query it with `kvcachepool-sidecar status`",
-        Cause::Denied if error.tier == Kind::Disk => "; run this as the user of the sidecar",
+        Cause::Denied if [Kind::Disk, Kind::FileSystem].contains(&error.tier) => {
+            "; run this as the user of the sidecar"
+        }
         _ => "",
     };
     format!("{error}{advice}")

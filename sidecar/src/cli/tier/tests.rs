@@ -381,7 +381,7 @@ fn what_is_no_folder_of_ours_is_refused_and_left_as_it_is() {
     let other = tempfile::tempdir().unwrap();
     let error = inspect(other.path().into());
     assert!(
-        error.contains("is not the folder of a disk tier"),
+        error.contains("is not the folder of a disk or file system tier"),
         "{error}"
     );
     assert_eq!(std::fs::read_dir(other.path()).unwrap().count(), 0);

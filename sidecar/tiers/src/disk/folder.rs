@@ -4,7 +4,7 @@
 use super::fault::failed;
 use super::files::{self, ContainerFile, Name, new_file};
 use super::lock::Lock;
-use super::raw::{self, Block, Part};
+use crate::files::raw::{self, Block, Part};
 use crate::{Cause, Kind, TierError};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{

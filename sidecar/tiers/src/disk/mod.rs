@@ -28,8 +28,6 @@ mod live;
 mod load;
 mod lock;
 mod name;
-mod pool;
-mod raw;
 mod read;
 mod record;
 mod space;
@@ -42,6 +40,7 @@ mod write;
 pub use state::Counts;
 
 use self::core::Core;
+use super::files::pool::Pool;
 use super::{
     Cause, Get, Kind, Listed, Operation, Page, Put, Reading, Removal, Stored, Tier, TierError,
     TierInfo, Usage,
@@ -51,7 +50,6 @@ use index::Entry;
 use kvcachepool_protocol::object::{Object, ObjectName};
 use live::Live;
 use name::NameKey;
-use pool::Pool;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;

@@ -6,9 +6,10 @@ use super::core::{Core, Step};
 use super::fault::{cause, failed};
 use super::files::ContainerFile;
 use super::name::NameKey;
-use super::raw::Block;
 use super::state::Pinned;
-use super::transfer::{self, Section};
+use super::transfer;
+use crate::files::raw::Block;
+use crate::files::sections::{Section, wanted};
 use crate::{Cause, Get, Kind, Place, TierError};
 use kvcachepool_protocol::object::{BadObject, HEADER_BYTES, Object, ObjectName, head_bytes};
 use rustix::fd::{AsFd, OwnedFd};
@@ -63,7 +64,7 @@ impl Core {
                 .map_err(failed)?,
         };
         let object = self.head_of(&pin, &file, name, block)?;
-        let sections = wanted(&pin, &object, &get)?;
+        let sections = wanted(Kind::Disk, pin.offset(), &object, &get)?;
         let lies = |s: &Section| (s.offset, s.span.offset, s.span.length);
         if !sections.iter().map(lies).eq(expected.iter().map(lies)) {
             self.step(Step::ReadSections)
@@ -235,36 +236,6 @@ fn expected(pin: &Pin, get: &Get) -> Option<(u64, Vec<Section>)> {
         section
     };
     Some((head, places.into_iter().map(section).collect()))
-}
-
-/// The wanted sections in the order of the file.
-fn wanted(pin: &Pin, object: &Object, get: &Get) -> Result<Vec<Section>, TierError> {
-    let offsets = object.offsets();
-    let mut sections = Vec::with_capacity(get.places.len());
-    for place in &get.places {
-        let (group, shard) = (place.group, place.shard);
-        let shape = |why: String| {
-            let why = format!("section {group}.{shard} {why}");
-            TierError::new(Kind::Disk, Cause::Shape, why).about(get.name.s3(""))
-        };
-        let index = object
-            .sections
-            .binary_search_by_key(&(group, shard), |s| (s.group, s.shard))
-            .map_err(|_| shape("is not in the object".to_string()))?;
-        let stored = object.sections.get(index).map_or(0, |s| s.stored_bytes);
-        if stored != place.span.length {
-            let length = place.span.length;
-            return Err(shape(format!(
-                "has {stored} bytes, but its place has {length}"
-            )));
-        }
-        sections.push(Section {
-            offset: pin.offset() + offsets.get(index).copied().unwrap_or(0),
-            span: place.span.clone(),
-        });
-    }
-    sections.sort_by_key(|section| section.offset);
-    Ok(sections)
 }
 
 fn missing(name: &ObjectName) -> TierError {

@@ -2,8 +2,9 @@
 //! block. Disk I/O uses whole multiples of 4 KiB; in the arena only the bytes of a section are touched.
 
 use super::classes::UNIT;
-use super::raw::{self, Block, Part};
 use crate::Span;
+use crate::files::raw::{self, Block, Part};
+use crate::files::sections::Section;
 use rustix::fd::BorrowedFd;
 use std::io;
 
@@ -12,14 +13,7 @@ const BOUNCE_BYTES: u64 = 1 << 20;
 /// Most parts of one transfer.
 const PARTS_MAX: usize = 1024;
 
-/// A section: its offset in the file (a multiple of 4 KiB), and its bytes in the arena.
-#[derive(Debug, Clone)]
-pub struct Section {
-    pub offset: u64,
-    pub span: Span,
-}
-
-/// Writes the header at `offset`, and the sections at their offsets, in order.
+/// Writes the header at `offset`, and the sections at their offsets, which are multiples of 4 KiB, in order.
 pub fn write(fd: BorrowedFd<'_>, offset: u64, head: &[u8], sections: &[Section]) -> io::Result<()> {
     let mut block = Block::new(head.len() as u64);
     if let Some(into) = block.bytes_mut().get_mut(..head.len()) {

@@ -1,33 +1,13 @@
-//! The server's time. Its own dates say how old an object is; the clock of this node may be wrong.
+//! The server's time, from the dates of its responses.
 
+use crate::clock::Clock;
 use aws_sdk_s3::primitives::{DateTime, DateTimeFormat};
-use parking_lot::Mutex;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// The last `Date` of a response, and when it arrived.
-#[derive(Debug, Default)]
-pub struct Clock(Mutex<Option<(u64, Instant)>>);
-
-impl Clock {
-    /// Records the `Date` of a response; ignores an invalid one.
-    pub fn heard(&self, date: &str) {
-        let date = DateTime::from_str(date, DateTimeFormat::HttpDate).ok();
-        if let Some(unix_s) = date.and_then(|at| u64::try_from(at.secs()).ok()) {
-            *self.0.lock() = Some((unix_s, Instant::now()));
-        }
-    }
-
-    /// Unix seconds of the server; `None` before the first response.
-    pub fn unix_s(&self) -> Option<u64> {
-        let heard = *self.0.lock();
-        heard.map(|(unix_s, at)| unix_s.saturating_add(at.elapsed().as_secs()))
-    }
-
-    /// The same, or this node's time.
-    pub fn unix_s_or_own(&self) -> u64 {
-        let own = || SystemTime::now().duration_since(UNIX_EPOCH);
-        self.unix_s()
-            .unwrap_or_else(|| own().map_or(0, |since| since.as_secs()))
+/// Records the `Date` of a response; ignores an invalid one.
+pub fn heard(clock: &Clock, date: &str) {
+    let date = DateTime::from_str(date, DateTimeFormat::HttpDate).ok();
+    if let Some(unix_s) = date.and_then(|at| u64::try_from(at.secs()).ok()) {
+        clock.is_now(unix_s);
     }
 }
 
@@ -40,9 +20,9 @@ mod tests {
         let clock = Clock::default();
         assert_eq!(clock.unix_s(), None);
         assert!(clock.unix_s_or_own() > 1_700_000_000);
-        clock.heard("Sun, 06 Nov 1994 08:49:37 GMT");
+        heard(&clock, "Sun, 06 Nov 1994 08:49:37 GMT");
         for none in ["", "yesterday", "Sun, 99 Nov 1994 08:49:37 GMT"] {
-            clock.heard(none);
+            heard(&clock, none);
         }
         let told = clock.unix_s().unwrap();
         assert!((784_111_777..784_111_787).contains(&told), "{told}");

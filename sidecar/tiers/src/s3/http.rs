@@ -1,9 +1,10 @@
 //! The HTTP client below the SDK: sets ALPN, roots, buffers, and timeouts of idle and dead connections. It follows no redirects, retries
 //! only requests that were never sent, and knows nothing of S3.
 
-use super::clock::Clock;
+use super::clock;
 use super::connect::{Connector, Failed};
 use super::connections::{Connections, Wire};
+use crate::clock::Clock;
 use crate::{Cause, Kind, TierError, tls};
 use aws_sdk_s3::config::http::{HttpRequest, HttpResponse};
 use aws_sdk_s3::config::{HttpClient, RuntimeComponents};
@@ -223,7 +224,7 @@ impl HttpConnector for Http {
             answered.store(true, Relaxed);
             let header = |name| answer.headers().get(name).and_then(|v| v.to_str().ok());
             if let Some(date) = header("date") {
-                clock.heard(date);
+                clock::heard(&clock, date);
             }
             if answer.status() == 206 && header("content-range").is_none() {
                 let malformed = Malformed("a partial response without Content-Range");

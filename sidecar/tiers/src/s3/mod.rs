@@ -6,7 +6,6 @@
 
 mod body;
 mod bound;
-mod census;
 mod clock;
 mod connect;
 mod connections;
@@ -15,29 +14,25 @@ mod fault;
 mod http;
 mod known;
 mod listing;
-mod pass;
-mod prefix;
 mod probe;
 mod read;
 mod request;
 mod stream;
-mod tags;
+mod swept;
 #[cfg(test)]
 mod tests;
 mod turns;
 mod write;
-mod writes;
 
 pub use read::Parts;
 pub use write::Uploads;
-pub use writes::Writes;
 
+use super::census::{self, Bounds, Census, Shared};
 use super::directory::Marks;
 use super::{
     Cause, Get, Kind, Listed, Operation, Page, Put, Reading, Removal, Stored, Swept, Tier,
-    TierError, TierInfo, Usage,
+    TierError, TierInfo, Usage, Writes, prefix,
 };
-use census::Census;
 use known::Known;
 use kvcachepool_protocol::config;
 use kvcachepool_protocol::object::{Object, ObjectName};
@@ -160,7 +155,7 @@ impl S3 {
         let live = Arc::new(Live {
             requests,
             known: Known::new(options.known, options.known_for),
-            census: Census::new(config, first),
+            census: Census::new(bounds(config), first),
             writes: options.writes.clone(),
             marks: options.marks.clone(),
             answered: Mutex::new(Some(Instant::now())),
@@ -343,6 +338,15 @@ impl Live {
             self.seen(self.requests.reach()).await?;
         }
         Ok(self.census.usage())
+    }
+}
+
+fn bounds(config: &config::S3) -> Bounds {
+    Bounds {
+        capacity_bytes: config.capacity.0,
+        evict_at_percent: config.evict_at_percent,
+        evict_to_percent: config.evict_to_percent,
+        expire_after: config.expire_after.std(),
     }
 }
 

@@ -2,11 +2,11 @@
 //! checksums or addresses is explicit, because defaults may change.
 
 use super::bound::Bound;
-use super::clock::Clock;
 use super::credentials::Folder;
 use super::fault::Asked;
 use super::http::Http;
-use super::tags::Tags;
+use crate::clock::Clock;
+use crate::tags::Tags;
 use crate::{Cause, Kind, TierError, tls};
 use aws_config::SdkConfig;
 use aws_sdk_s3::Client;
@@ -43,7 +43,7 @@ pub struct Requests {
     /// The limit of concurrent requests.
     pub bound: Bound,
     /// ETags of the objects read last.
-    pub tags: Tags,
+    pub tags: Tags<String>,
     /// Checksum of upload parts.
     pub checksum: Option<ChecksumAlgorithm>,
     /// Number of objects that are being read.

@@ -1,6 +1,7 @@
 //! Listings as servers give them: broken off, standing still, without dates, with dates of a server whose clock is not ours.
 
 use super::bucket::names;
+use crate::census::Shared;
 use crate::s3::{Options, S3};
 use crate::testing::faulty::{Asked, Faulty, Reply};
 use crate::{Cause, Tier};

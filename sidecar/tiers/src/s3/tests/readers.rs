@@ -3,8 +3,10 @@
 use super::Server;
 use super::bucket::{files, open};
 use super::errors::stored;
+use crate::Writes;
+use crate::census::Shared;
 use crate::s3::turns::COUNTED;
-use crate::s3::{Options, S3, Writes};
+use crate::s3::{Options, S3};
 use crate::testing::faulty::{Asked, Faulty, Reply};
 use crate::testing::redis_server;
 use crate::testing::suite::{Memory, Sample};

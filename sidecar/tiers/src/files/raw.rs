@@ -1,8 +1,8 @@
-//! Vectored I/O at addresses of the arena: the only place of the disk tier that uses such addresses.
+//! Vectored I/O at addresses of the arena: the only place of the tiers with files that uses such addresses.
 #![allow(unsafe_code)]
 
-use super::classes::UNIT;
 use crate::Span;
+use kvcachepool_protocol::object::ALIGN as UNIT;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 use std::io;

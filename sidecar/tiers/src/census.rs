@@ -1,11 +1,13 @@
-//! The content of the bucket, and its eviction. Puts and removals of this process are counted as they happen. Those of others are found by
-//! occasional listings in the background, by one sidecar for all. Above the capacity the oldest objects are removed, except those that a
-//! get of this process reads.
+//! The content of a place that many sidecars share, a bucket or a folder, and its eviction. Puts and removals of this process are counted
+//! as they happen. Those of others are found by occasional listings in the background, by one sidecar for all. Above the capacity the oldest
+//! objects are removed, except those that a get of this process reads.
 
-use super::Live;
-use super::turns::Turn;
-use crate::{Listed, Page, TierError, Usage};
-use kvcachepool_protocol::config;
+mod marker;
+mod pass;
+
+pub use marker::{Marker, TEXT_BYTES, read_text, text};
+
+use crate::{Kind, Listed, Operation, Page, Source, TierError, Usage};
 use kvcachepool_protocol::object::ObjectName;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -30,8 +32,8 @@ pub struct Options {
     pub alone_every: Duration,
     /// Minimum pause between two listings.
     pub pause: Duration,
-    /// Uploads that began longer ago are aborted.
-    pub sweep_age: Duration,
+    /// Unfinished writes that began longer ago are removed.
+    pub tidy_age: Duration,
 }
 
 impl Default for Options {
@@ -41,7 +43,7 @@ impl Default for Options {
             every: Duration::from_secs(3_600),
             alone_every: Duration::from_secs(24 * 3_600),
             pause: Duration::from_secs(30),
-            sweep_age: Duration::from_secs(24 * 3_600),
+            tidy_age: Duration::from_secs(24 * 3_600),
         }
     }
 }
@@ -53,7 +55,74 @@ pub struct Sum {
     pub bytes: u64,
 }
 
-/// What is known of the whole bucket.
+/// When objects are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bounds {
+    /// Bytes of all objects; 0: no limit.
+    pub capacity_bytes: u64,
+    /// Percent of the capacity at which removal begins, and at which it ends.
+    pub evict_at_percent: u32,
+    pub evict_to_percent: u32,
+    /// Age at which objects are removed; zero disables expiry.
+    pub expire_after: Duration,
+}
+
+/// Whose turn it is to list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// This process lists, and publishes its count.
+    Mine,
+    /// Another sidecar counted recently.
+    Counted(Sum),
+    /// Another sidecar is counting for the first time.
+    Counting,
+}
+
+/// A place with a census. Its [`Source`] lists it and removes from it.
+pub trait Shared: Source + Send + 'static {
+    fn kind(&self) -> Kind;
+
+    fn census(&self) -> &Census;
+
+    /// Whether this process may change the place.
+    fn may_write(&self) -> bool;
+
+    /// Time of the clock that dates the objects, Unix seconds; `None`: unknown.
+    fn unix_s(&self) -> Option<u64>;
+
+    /// Takes the turn to list, unless another sidecar finished or began a count within `young`.
+    fn turn(&self, young: Duration) -> Operation<'_, Turn>;
+
+    /// The count that another sidecar finished or began within `young`. Takes no turn: for sidecars that may not write.
+    fn counted_lately(&self, young: Duration) -> Operation<'_, Option<Turn>>;
+
+    /// Publishes the count of a turn.
+    fn publish(&self, sum: Sum) -> Operation<'_, ()>;
+
+    /// Removes writes that began at least this long ago and never ended. Returns their number.
+    fn tidy(&self, age: Duration) -> Operation<'_, u64>;
+
+    /// Counts the objects by a complete listing.
+    fn count(&self) -> impl Future<Output = Result<(), TierError>> + Send {
+        pass::count(self)
+    }
+
+    /// Counts the objects and removes those that must go.
+    fn pass(&self) -> impl Future<Output = Result<(), TierError>> + Send {
+        pass::pass(self)
+    }
+
+    /// Lists the place and removes what must go, unless another sidecar did recently. False: another one is counting for the first time.
+    fn look(
+        &self,
+        young: Duration,
+        tidy_age: Duration,
+    ) -> impl Future<Output = Result<bool, TierError>> + Send {
+        look(self, young, tidy_age)
+    }
+}
+
+/// What is known of the whole place.
 #[derive(Debug)]
 pub struct Census {
     capacity_bytes: u64,
@@ -91,9 +160,9 @@ impl Drop for Held {
 }
 
 impl Census {
-    /// For a bucket whose listing begins with this page.
-    pub fn new(config: &config::S3, first: &Page) -> Self {
-        let capacity_bytes = config.capacity.0;
+    /// For a place whose listing begins with this page.
+    pub fn new(bounds: Bounds, first: &Page) -> Self {
+        let capacity_bytes = bounds.capacity_bytes;
         let percent = |n: u32| (u128::from(capacity_bytes) * u128::from(n) / 100) as u64;
         let mut sum = Sum::default();
         for listed in &first.objects {
@@ -101,9 +170,9 @@ impl Census {
         }
         Self {
             capacity_bytes,
-            evict_at_bytes: percent(config.evict_at_percent),
-            evict_to_bytes: percent(config.evict_to_percent),
-            expire_after: (config.expire_after.ms > 0).then(|| config.expire_after.std()),
+            evict_at_bytes: percent(bounds.evict_at_percent),
+            evict_to_bytes: percent(bounds.evict_to_percent),
+            expire_after: (!bounds.expire_after.is_zero()).then_some(bounds.expire_after),
             whole: first.next.is_none(),
             sum: Mutex::new(sum),
             listed: Mutex::default(),
@@ -113,7 +182,7 @@ impl Census {
         }
     }
 
-    /// Content of the bucket, as far as it is known.
+    /// Content of the place, as far as it is known.
     pub fn usage(&self) -> Usage {
         let sum = *self.sum.lock();
         Usage {
@@ -178,7 +247,7 @@ impl Census {
         *self.listed.lock() = Some(Instant::now());
     }
 
-    /// Whether this process listed the bucket within `young`.
+    /// Whether this process listed the place within `young`.
     fn listed_lately(&self, young: Duration) -> bool {
         let listed = *self.listed.lock();
         listed.is_some_and(|at| at.elapsed() < young)
@@ -188,7 +257,7 @@ impl Census {
         *self.sum.lock()
     }
 
-    /// Bytes to remove when the bucket contains `bytes`.
+    /// Bytes to remove when the place contains `bytes`.
     pub fn excess(&self, bytes: u64) -> u64 {
         match self.is_over(bytes) {
             true => bytes.saturating_sub(self.evict_to_bytes),
@@ -196,7 +265,7 @@ impl Census {
         }
     }
 
-    /// Objects written before this time are too old, Unix seconds by the server's clock.
+    /// Objects written before this time are too old, Unix seconds by the clock that dates them.
     pub fn expired_s(&self, now_s: u64) -> u64 {
         let after = self.expire_after;
         after.map_or(0, |after| now_s.saturating_sub(after.as_secs().max(1)))
@@ -304,34 +373,37 @@ impl Cut {
     }
 }
 
-/// Lists the bucket periodically when no other sidecar does, until the task is aborted.
-pub async fn run(live: Arc<Live>, options: Options) {
+/// Lists the place periodically when no other sidecar does, until the task is aborted.
+pub async fn run<S: Shared>(place: Arc<S>, options: Options) {
     // A sidecar that may not write removes nothing.
-    let every = || match live.census.is_bounded() && live.writes.get() {
+    let every = || match place.census().is_bounded() && place.may_write() {
         true => options.bounded_every,
         false => options.every,
     };
-    let mut next = match live.census.whole {
+    let mut next = match place.census().whole {
         true => Instant::now() + spread(every()),
         false => Instant::now(),
     };
     loop {
         // Nothing waits for a listing before it is due, unless puts of this process exceed the capacity.
-        let over = timeout_at(next, live.census.over.notified()).await.is_ok();
+        let over = timeout_at(next, place.census().over.notified())
+            .await
+            .is_ok();
         // A count younger than this is as good as a new one.
-        let young = match live.writes.get() {
+        let young = match place.may_write() {
             _ if over => options.pause,
             true => every() / 2,
             false => options.alone_every,
         };
-        let looked = live.look(young, options.sweep_age).await;
+        let looked = place.look(young, options.tidy_age).await;
         let now = Instant::now();
         next = match looked {
             Ok(true) => now + spread(every()),
             // Another sidecar counts for the first time and will publish the result soon.
             Ok(false) => now + options.pause,
             Err(e) => {
-                warn!(tier = "s3", reason = e.cause.name(), error = %e, "cannot list the bucket");
+                let tier = place.kind().name();
+                warn!(tier, reason = e.cause.name(), error = %e, "cannot list the tier");
                 now + spread(every())
             }
         };
@@ -339,45 +411,43 @@ pub async fn run(live: Arc<Live>, options: Options) {
     }
 }
 
-impl Live {
-    /// Lists the bucket and removes what must go, unless another sidecar did recently. False: another one is counting for the first time.
-    pub(super) async fn look(
-        &self,
-        young: Duration,
-        sweep_age: Duration,
-    ) -> Result<bool, TierError> {
-        if !self.writes.get() {
-            return self.look_on(young).await;
-        }
-        let claim = match self.requests.turn(young).await? {
-            Turn::Mine(claim) => claim,
-            Turn::Counted(sum) => {
-                self.census.is_now(sum);
-                return Ok(true);
-            }
-            Turn::Counting => return Ok(false),
-        };
-        self.pass().await?;
-        self.requests.counted(&claim, self.census.sum()).await?;
-        match self.requests.sweep(sweep_age).await {
-            Ok(0) => {}
-            Ok(swept) => info!(tier = "s3", swept, "aborted abandoned uploads"),
-            // Not all servers support this, and not all credentials allow it.
-            Err(e) => debug!(tier = "s3", error = %e, "cannot list uploads"),
-        }
-        Ok(true)
+async fn look<S: Shared + ?Sized>(
+    place: &S,
+    young: Duration,
+    tidy_age: Duration,
+) -> Result<bool, TierError> {
+    if !place.may_write() {
+        return look_on(place, young).await;
     }
+    match place.turn(young).await? {
+        Turn::Mine => {}
+        Turn::Counted(sum) => {
+            place.census().is_now(sum);
+            return Ok(true);
+        }
+        Turn::Counting => return Ok(false),
+    }
+    pass::pass(place).await?;
+    place.publish(place.census().sum()).await?;
+    let tier = place.kind().name();
+    match place.tidy(tidy_age).await {
+        Ok(0) => {}
+        Ok(removed) => info!(tier, removed, "removed unfinished writes"),
+        // Not all servers support this, and not all credentials allow it.
+        Err(e) => debug!(tier, error = %e, "cannot remove unfinished writes"),
+    }
+    Ok(true)
+}
 
-    /// The same for a sidecar that may not write: adopts the last count or counts for itself, and removes nothing.
-    async fn look_on(&self, young: Duration) -> Result<bool, TierError> {
-        match self.requests.counted_lately(young).await? {
-            Some(Turn::Counted(sum)) => self.census.is_now(sum),
-            Some(_) => return Ok(false),
-            None if self.census.listed_lately(young) => {}
-            None => self.count().await?,
-        }
-        Ok(true)
+/// The same for a sidecar that may not write: adopts the last count or counts for itself, and removes nothing.
+async fn look_on<S: Shared + ?Sized>(place: &S, young: Duration) -> Result<bool, TierError> {
+    match place.counted_lately(young).await? {
+        Some(Turn::Counted(sum)) => place.census().is_now(sum),
+        Some(_) => return Ok(false),
+        None if place.census().listed_lately(young) => {}
+        None => pass::count(place).await?,
     }
+    Ok(true)
 }
 
 /// Three quarters to five quarters of a time, so that many sidecars do not list at once.

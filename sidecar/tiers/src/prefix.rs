@@ -1,5 +1,5 @@
 //! Finds the length of a present prefix by lookups of a few of its names: a full hit or a full miss costs at most 12 lookups for 512 names.
-//! Knows nothing of S3.
+//! Knows nothing of tiers.
 
 use futures::future::try_join_all;
 

@@ -1,4 +1,4 @@
-//! Whether the bucket may be changed. The settings decide, and may change while the tier is open.
+//! Whether a shared tier may be changed. The settings decide, and may change while the tier is open.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

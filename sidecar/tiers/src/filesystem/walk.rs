@@ -1,0 +1,194 @@
+//! Lists the folder: its objects in the order of their names, and unfinished files. Blocks: for threads where that is allowed.
+
+use super::Folder;
+use super::fault::failed;
+use super::root::{COUNTED_FILE, FORMAT_FILE, NEW, is_file, modified_s, open_folder};
+use crate::{Listed, Page, TierError};
+use kvcachepool_protocol::object::ObjectName;
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{AtFlags, Dir, statat, unlinkat};
+use rustix::io::Errno;
+use std::time::Duration;
+
+/// Folders on the way to an object: model, layout, first digits of its key.
+const DIGITS: [usize; 3] = [16, 16, 2];
+/// Created by file systems in their root.
+const LOST_FOUND: &str = "lost+found";
+/// Prefix of files that NFS clients keep open after their removal.
+const NFS: &str = ".nfs";
+
+/// What a name in the folder is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Name {
+    /// A folder on the way to objects.
+    Folder,
+    /// Where objects are.
+    File,
+    /// An unfinished file.
+    New,
+    /// A file of the tier or of the file system.
+    Known,
+    Foreign,
+}
+
+fn kind(depth: usize, name: &str) -> Name {
+    let lower = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+    if name.starts_with(NEW) {
+        return Name::New;
+    }
+    let of_root = depth == 0 && [FORMAT_FILE, COUNTED_FILE, LOST_FOUND].contains(&name);
+    if of_root || name.starts_with(NFS) {
+        return Name::Known;
+    }
+    match DIGITS.get(depth) {
+        None => Name::File,
+        Some(digits) if name.len() == *digits && name.bytes().all(lower) => Name::Folder,
+        Some(_) => Name::Foreign,
+    }
+}
+
+/// The names in a folder, in order. A name that is not UTF-8 is foreign in any spelling.
+fn names(dir: BorrowedFd<'_>) -> Result<Vec<String>, Errno> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name != "." && name != ".." {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Whether the name was removed since it was listed.
+fn is_gone(e: Errno) -> bool {
+    e == Errno::NOENT || e == Errno::STALE
+}
+
+impl Folder {
+    /// At most `limit` objects after this name.
+    pub fn page(&self, from: Option<&str>, limit: usize) -> Result<Page, TierError> {
+        let dir = self.root.dir()?;
+        let mut walk = Walk {
+            page: Page::default(),
+            limit,
+        };
+        let walked = walk.folder(dir.as_fd(), "", 0, from);
+        walked.map_err(|e| failed("list", &self.root.place(""), e))?;
+        Ok(walk.page)
+    }
+
+    /// Removes unfinished files that were last written at least this long ago, by the clock of the file system. Returns their number.
+    pub fn tidy(&self, age: Duration) -> Result<u64, TierError> {
+        let dir = self.root.dir()?;
+        let before = self.clock.unix_s_or_own().saturating_sub(age.as_secs());
+        tidy(dir.as_fd(), 0, before).map_err(|e| failed("tidy up", &self.root.place(""), e))
+    }
+}
+
+struct Walk {
+    page: Page,
+    limit: usize,
+}
+
+impl Walk {
+    /// Adds what is in a folder, after the rest of a name. False: the page is full, and there is more.
+    fn folder(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        path: &str,
+        depth: usize,
+        from: Option<&str>,
+    ) -> Result<bool, Errno> {
+        let slash = if path.is_empty() { "" } else { "/" };
+        let (first, rest) = match from {
+            Some(from) => from.split_once('/').unwrap_or((from, "")),
+            None => ("", ""),
+        };
+        for name in names(dir)? {
+            let kind = kind(depth, &name);
+            // The folder of the last object is listed again, the object itself is not.
+            let again = name == first && kind == Name::Folder;
+            if (from.is_some() && &*name <= first && !again)
+                || matches!(kind, Name::Known | Name::New)
+            {
+                continue;
+            }
+            let full = format!("{path}{slash}{name}");
+            match kind {
+                Name::Folder => match open_folder(dir, &name) {
+                    Ok(inner) => {
+                        let from = again.then_some(rest);
+                        if !self.folder(inner.as_fd(), &full, depth + 1, from)? {
+                            return Ok(false);
+                        }
+                        continue;
+                    }
+                    Err(Errno::NOTDIR | Errno::LOOP) => {}
+                    Err(e) if is_gone(e) => continue,
+                    Err(e) => return Err(e),
+                },
+                Name::File => {
+                    if let Ok(object) = ObjectName::from_s3("", &full) {
+                        let found = match statat(dir, &*name, AtFlags::SYMLINK_NOFOLLOW) {
+                            Ok(found) => found,
+                            Err(e) if is_gone(e) => continue,
+                            Err(e) => return Err(e),
+                        };
+                        if is_file(&found) {
+                            if self.is_full() {
+                                return Ok(false);
+                            }
+                            self.page.objects.push(Listed {
+                                name: object,
+                                bytes: u64::try_from(found.st_size).unwrap_or(0),
+                                written_unix_s: modified_s(&found),
+                            });
+                            continue;
+                        }
+                    }
+                }
+                Name::Foreign | Name::Known | Name::New => {}
+            }
+            if self.is_full() {
+                return Ok(false);
+            }
+            self.page.foreign += 1;
+        }
+        Ok(true)
+    }
+
+    /// Whether the page has no room for another name; it then ends at its last object.
+    fn is_full(&mut self) -> bool {
+        let full = self.page.objects.len() >= self.limit;
+        if full {
+            self.page.next = self.page.objects.last().map(|last| last.name.s3(""));
+        }
+        full
+    }
+}
+
+fn tidy(dir: BorrowedFd<'_>, depth: usize, before_s: u64) -> Result<u64, Errno> {
+    let mut removed = 0;
+    for name in names(dir)? {
+        let done = match kind(depth, &name) {
+            Name::Folder => {
+                open_folder(dir, &name).and_then(|inner| tidy(inner.as_fd(), depth + 1, before_s))
+            }
+            Name::New => statat(dir, &*name, AtFlags::SYMLINK_NOFOLLOW).and_then(|found| {
+                if !is_file(&found) || modified_s(&found) > before_s {
+                    return Ok(0);
+                }
+                unlinkat(dir, &*name, AtFlags::empty()).map(|()| 1)
+            }),
+            Name::File | Name::Known | Name::Foreign => Ok(0),
+        };
+        match done {
+            Ok(count) => removed += count,
+            Err(Errno::NOTDIR | Errno::LOOP) => {}
+            Err(e) if is_gone(e) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(removed)
+}
