@@ -182,7 +182,8 @@ def test_an_answer_that_arrives_during_a_poll_is_no_refusal(
     assert (engine.external["warm"], Racing.left) == (512, 0)
 
 
-def test_a_load_waits_for_its_rest_however_small(scripted: ScriptedPool, loop: Make) -> None:
+@pytest.mark.parametrize(("number", "tier"), [(2, "disk"), (3, "redis"), (4, "s3"), (5, "filesystem")])
+def test_a_load_waits_for_its_rest_however_small(scripted: ScriptedPool, loop: Make, number: int, tier: str) -> None:
     scripted.settings["min_load_tokens"] = 256
     engine = connected(loop())
     stored(scripted, engine)
@@ -199,13 +200,13 @@ def test_a_load_waits_for_its_rest_however_small(scripted: ScriptedPool, loop: M
     wait_for(lambda: held and held[-1].body.get("local_tokens") == 0, 10, "the PROBE that fetches")
     # all but the last chunk arrived, so less than the minimum is left
     some = partly(scripted, held[-1], 7)
-    scripted.late(held[-1], some | {"tiers": bytes([2] * 8)}, partial=True)
+    scripted.late(held[-1], some | {"tiers": bytes([number] * 8)}, partial=True)
     for _ in range(5):
         assert engine.step().total_num_scheduled_tokens == 0
-    scripted.late(held[-1], scripted.found(held[-1]) | {"tiers": bytes([2] * 8)})
+    scripted.late(held[-1], scripted.found(held[-1]) | {"tiers": bytes([number] * 8)})
     engine.run("warm")
     assert engine.external["warm"] == 512
-    wait_for(lambda: reports(scripted, "hit_tokens") == {"disk": 512}, 10, "its report")
+    wait_for(lambda: reports(scripted, "hit_tokens") == {tier: 512}, 10, "its report")
 
 
 def test_probes_carry_the_prefill_speed(scripted: ScriptedPool, loop: Make) -> None:

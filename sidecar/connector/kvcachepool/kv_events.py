@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-#: (medium, locality) by tier. Redis and S3 are excluded: other pods and the servers themselves remove objects there, so
+#: (medium, locality) by tier. Shared tiers are excluded: other pods and the servers themselves remove objects there, so
 #: a published block might never be removed.
 _PLACES = {"memory": ("CPU", "LOCAL"), "disk": ("STORAGE", "LOCAL")}
 #: Maximum published chunks per tier, about 2 KiB each.

@@ -1,6 +1,6 @@
 //! The file system tier of real sidecars: what one of them wrote, another one finds while both run.
 
-use crate::harness::{Sidecar, binary};
+use crate::harness::{Sidecar, binary, wait_for};
 use crate::tiers::{flushed_after_the_last_vllm, flushed_before_the_end, writing_back};
 use crate::vllm::{CHUNK_BYTES, Vllm, hashes};
 use kvcachepool_protocol::message::CHUNK_READY;
@@ -47,8 +47,10 @@ fn two_sidecars_with_one_folder_find_what_the_other_wrote() {
     finds(&other, 1, 4);
     store(&other, 2, 3);
     finds(&one, 2, 3);
-    let used = one.tier(TIER)["used_bytes"].as_u64();
-    assert!(used >= Some(4 * CHUNK_BYTES), "{used:?}");
+    wait_for("the bytes in the status", || {
+        let used = one.tier(TIER)["used_bytes"].as_u64();
+        (used >= Some(4 * CHUNK_BYTES)).then_some(())
+    });
     drop((one, other));
     finds(&start(folder.path()), 1, 4);
 }

@@ -272,6 +272,7 @@ impl Vllm {
             budget_ms: 2_000,
             max_load_tokens: None,
             prefill_tokens_per_s: 0,
+            independent: false,
         }
     }
 
@@ -339,6 +340,7 @@ impl Vllm {
                 tokens: CHUNK,
                 groups: 1,
                 block_hashes: Vec::new(),
+                bytes: 0,
             })
             .collect();
         Grant {

@@ -427,7 +427,7 @@ async fn look<S: Shared + ?Sized>(
         }
         Turn::Counting => return Ok(false),
     }
-    pass::pass(place).await?;
+    place.pass().await?;
     place.publish(place.census().sum()).await?;
     let tier = place.kind().name();
     match place.tidy(tidy_age).await {
@@ -445,7 +445,7 @@ async fn look_on<S: Shared + ?Sized>(place: &S, young: Duration) -> Result<bool,
         Some(Turn::Counted(sum)) => place.census().is_now(sum),
         Some(_) => return Ok(false),
         None if place.census().listed_lately(young) => {}
-        None => pass::count(place).await?,
+        None => place.count().await?,
     }
     Ok(true)
 }
