@@ -272,8 +272,7 @@ class Shared:
             if not any(p.wants_memory for p in self._participants.values()):
                 self._close_mapping()
             if not self._participants:
-                # Clients come and go. The sidecar keeps a session per incarnation until the process ends.
-                self._unlock() if participant.role == "opaque" else self._end_incarnation()
+                self._end_incarnation() if participant.role != "opaque" else self._pause()
             left = [p for p in self._participants.values() if p.instance == participant.instance]
         for other in left:
             other.go_off(f"{participant.role.title()}Off")
@@ -283,15 +282,20 @@ class Shared:
         self._unlock()
         self._begin()
 
+    def _pause(self) -> None:
+        """Unlocks the byte, and keeps the incarnation for the next client: the sidecar has a session per incarnation until
+        the process ends. Descriptors of the lock file are closed, because clients may come and go.
+        """
+        self._unlock()
+        _close(*self._lock_fds)
+        self._lock_fds = []
+
     def _unlock(self) -> None:
         """Unlocks the byte, which means "dead" for all that was granted under its number."""
         if self.lock_number is not None:
             with contextlib.suppress(OSError):
                 fcntl.lockf(self._lock_fds[-1], fcntl.LOCK_UN, 1, lock_offset(self.lock_number))
             self.lock_number = None
-            # Closing one would drop the lock, if there still were one.
-            _close(*self._lock_fds)
-            self._lock_fds = []
 
     # -- proof of death
 
