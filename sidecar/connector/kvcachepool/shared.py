@@ -283,8 +283,8 @@ class Shared:
         self._begin()
 
     def _pause(self) -> None:
-        """Unlocks the byte, and keeps the incarnation for the next client: the sidecar has a session per incarnation until
-        the process ends. Descriptors of the lock file are closed, because clients may come and go.
+        """Unlocks the byte, and keeps the incarnation for the next client: the sidecar has a session per incarnation
+        until the process ends. Descriptors of the lock file are closed, because clients may come and go.
         """
         self._unlock()
         _close(*self._lock_fds)

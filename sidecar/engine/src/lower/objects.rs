@@ -40,7 +40,12 @@ impl<T: Table> Engine<T> {
     fn next_head(&mut self, at: usize) -> Option<(Name, u64)> {
         let tier = self.lower.tiers.get_mut(at)?;
         while let Some((name, number)) = tier.heads.pop_front() {
-            if self.lower.pending.get(&name).is_some_and(|p| p.number == number) {
+            if self
+                .lower
+                .pending
+                .get(&name)
+                .is_some_and(|p| p.number == number)
+            {
                 return Some((name, number));
             }
         }

@@ -46,7 +46,12 @@ impl<T: Table> Engine<T> {
     ) -> Result<Vec<bool>, TooManyRemovals> {
         let takes = |tier: &Tier, serves: bool| tier.is_written() && serves;
         let tiers: Vec<usize> = (0..self.lower.tiers.len())
-            .filter(|at| takes(&self.lower.tiers[*at], self.lower.serves(*at, &reach.namespace)))
+            .filter(|at| {
+                takes(
+                    &self.lower.tiers[*at],
+                    self.lower.serves(*at, &reach.namespace),
+                )
+            })
             .collect();
         if self.lower.removals.len() + tiers.len() * keys.len() > REMOVALS_MAX {
             return Err(TooManyRemovals);

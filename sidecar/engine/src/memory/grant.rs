@@ -141,7 +141,11 @@ impl<T: Table> MemoryTier<T> {
         }
         // clients leave half of the limit to vLLM's workers
         let of_client = context.kind == KeyKind::Opaque && !context.writers.is_empty();
-        let left_over = if of_client { self.granted_bytes_max() / 2 } else { 0 };
+        let left_over = if of_client {
+            self.granted_bytes_max() / 2
+        } else {
+            0
+        };
         if !self.may_grant(bytes + left_over) {
             self.stats.granted_bytes_refusals += 1;
             return wire::GRANT_NOT_READY;

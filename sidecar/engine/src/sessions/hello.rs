@@ -357,10 +357,10 @@ impl<H: Host> Core<H> {
             }
             return Ok(());
         }
-        if hello.role == Role::Opaque {
-            if let Some(engine) = &mut self.engine {
-                engine.keep_requests(session, &hello.requests);
-            }
+        if hello.role == Role::Opaque
+            && let Some(engine) = &mut self.engine
+        {
+            engine.keep_requests(session, &hello.requests);
         }
         if verdict.memory != Memory::Held {
             // the process does not map the live arena, so it is not ready before its next REGISTER

@@ -29,7 +29,7 @@ impl Version {
     pub fn of(found: &Stat) -> Self {
         Self {
             inode: found.st_ino,
-            modified: (found.st_mtime, found.st_mtime_nsec.try_into().unwrap_or(0)),
+            modified: (found.st_mtime, found.st_mtime_nsec),
         }
     }
 }

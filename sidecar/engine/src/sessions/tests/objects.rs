@@ -98,11 +98,18 @@ fn an_object_is_written_and_read_in_pieces_without_registration() {
     let order = [refs[3], refs[0], refs[1], refs[2]];
     assert_eq!(read, order);
     let sessions = w.core.status(w.now).sessions;
-    assert!(sessions.iter().all(|s| s.role == Role::Opaque && s.registered && s.ready));
+    assert!(
+        sessions
+            .iter()
+            .all(|s| s.role == Role::Opaque && s.registered && s.ready)
+    );
     // the same key again, with fewer and with more pieces
     for bytes in [77, 14 * MIB] {
         let (_, again) = w.grant(reader, &[object(1, bytes)]);
-        assert_eq!((again.results, again.refs), (vec![GRANT_EXISTS], Vec::new()));
+        assert_eq!(
+            (again.results, again.refs),
+            (vec![GRANT_EXISTS], Vec::new())
+        );
     }
     check(&w);
 }
@@ -624,7 +631,10 @@ fn a_removed_object_does_not_return_before_its_tier_confirms() {
     put(&mut w, client, 1, 100);
     let first = write(&mut w);
     write_ends(&mut w, first);
-    assert_eq!(operation(&mut w, client, ObjectsOp::Remove, &[1, 1]).count, 1);
+    assert_eq!(
+        operation(&mut w, client, ObjectsOp::Remove, &[1, 1]).count,
+        1
+    );
     let first = removal(&mut w);
     let read = |w: &mut World, request| {
         let tag = w.say(client, Op::Probe, &get(request, &[1]), NO_FDS);
@@ -636,7 +646,10 @@ fn a_removed_object_does_not_return_before_its_tier_confirms() {
     removal_ends(&mut w, first, Err(Cause::Timeout));
     assert_eq!(read(&mut w, "b"), [CHUNK_ABSENT]);
     put(&mut w, client, 1, 200);
-    assert!(lower::orders(&mut w).is_empty(), "neither removed nor written");
+    assert!(
+        lower::orders(&mut w).is_empty(),
+        "neither removed nor written"
+    );
     w.pass(5_000);
     let again = removal(&mut w);
     removal_ends(&mut w, again, Ok(1));
