@@ -71,7 +71,9 @@ pub const OTHERS: &[Row] = &[
     ),
     row(
         &[key("mp_host", Text), key("mp_port", Whole)],
-        NotSupported("SGLang is not served."),
+        NotSupported(
+            "They are for SGLang, which uses the sidecar as a storage backend of its own.",
+        ),
     ),
 ];
 
