@@ -60,6 +60,8 @@ def test_every_import_from_vllm_is_listed() -> None:
     }
     unlisted = []
     for file in sorted(Path(kvcachepool.__file__).parent.glob("*.py")):
+        if file.name.startswith(("vllm_tier", "tier_")):
+            continue  # not of the connector: vLLM loads the tier by itself, which refuses a vLLM that is too old
         tree = ast.parse(file.read_text())
         for_types = {
             id(node)

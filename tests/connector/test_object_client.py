@@ -495,6 +495,33 @@ def test_a_put_that_copies_survives_the_death_of_the_engine_process(
     assert client.get("k")[0].value == value
 
 
+def test_a_client_that_closes_names_the_slots_of_a_running_copy(
+    client: Client, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, opened = threading.Event(), threading.Event()
+    runs = object_copy.runs
+
+    def stopped(*arguments: Any) -> Any:
+        entered.set()
+        assert opened.wait(WAIT_S)
+        return runs(*arguments)
+
+    monkeypatch.setattr(object_copy, "runs", stopped)
+    session = client._session
+    put = threading.Thread(target=lambda: client.put([Item("k", content("k", PIECE))]))
+    put.start()
+    assert entered.wait(WAIT_S)
+    close = threading.Thread(target=client.close)
+    close.start()
+    wait_for(lambda: session.off, WAIT_S, "the client closes")
+    # A HELLO of a connection that was lost at this moment.
+    assert session.held(shared().mapping.region).grants
+    opened.set()
+    put.join()
+    close.join()
+    assert not session.held(None).grants
+
+
 def test_without_the_sidecar_calls_fail_at_once_until_it_is_back(client: Client, sidecar: Sidecar) -> None:
     value = content("k", PIECE)
     stored(client, "k", value)

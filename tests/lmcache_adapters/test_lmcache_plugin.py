@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from kvcachepool.client import Client, Header, Item, Leased, Put, Unavailable
 from kvcachepool.lmcache import KVCachePoolBackend
 from kvcachepool.lmcache_objects import Layout, Settings, chunk_key
 from lmcache_adapters.engine import CHUNK_BYTES, DTYPE, NAME, SHAPE, Engine, contents, key, keys
+from servers.paths import ROOT
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
@@ -60,7 +62,9 @@ def on_loop(engine: Engine, call: Any, seconds: float = 10) -> Any:
 def putting(sidecar: Sidecar, namespace: str, first: int, last: int) -> subprocess.Popen[bytes]:
     """Another engine process, which stores chunks."""
     arguments = [str(sidecar.socket), namespace, str(first), str(last)]
-    return subprocess.Popen([sys.executable, "-m", "lmcache_adapters.engine", *arguments])
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "sidecar/connector")])
+    command = [sys.executable, "-m", "lmcache_adapters.engine", *arguments]
+    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
 
 
 # What LMCache asks for

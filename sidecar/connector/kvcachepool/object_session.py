@@ -9,6 +9,7 @@ runs only between `begin_copy` and `end_copy`, and `before_unmap` waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -112,17 +113,17 @@ class Session:
         if os.getpid() != self._pid:
             return
         with self._changed:
-            self._turn_off("Closed")
-            mapping, self._mapping = self._mapping, None
+            self._turn_off("Closed")  # no copy begins from now on
             while self._copies:
-                self._changed.wait(1.0)
+                self._changed.wait(1.0)  # a HELLO meanwhile still names their slots
+            mapping, self._mapping = self._mapping, None
             if self._leases:
                 self._connection.send(Op.RELEASE, Release(requests=[request for request, _ in self._leases]))
             if self._held and mapping is not None:
                 refs = b"".join(self._held.values())
                 self._connection.send(Op.ABORT, Sections(region=mapping.region, refs=refs))
             self._held = {}
-        self._connection.go_off("Closed")
+        self._connection.go_off("Shutdown")
 
     # -- state
 
@@ -214,6 +215,8 @@ class Session:
             objects = self._located(reply)
             pin = Pin(request=body.request, probe=tag, from_=0, to=len(reply.states))
             with self._lock:
+                if self.off:
+                    raise self._unavailable()
                 if self._connection.connection == connection:
                     self._leases.add((body.request, connection))
                     self._connection.send(Op.PIN, pin)
@@ -232,8 +235,9 @@ class Session:
                 self._connection.send(Op.RELEASE, Release(requests=[request]))
 
     def new_request(self) -> str:
-        while self.dropped:
-            self.release(*self.dropped.popleft())
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while self.dropped:
+                self.release(*self.dropped.popleft())
         return str(next(self._requests))
 
     def grant(self, body: Grant, deadline: float) -> tuple[bytes, list[Slots]]:
@@ -402,7 +406,7 @@ class Session:
         """
         self._check_process()
         with self._lock:
-            if self._mapping is not mapping:
+            if self._mapping is not mapping or self.off:
                 return None
             self._copies += 1
             return self._arena

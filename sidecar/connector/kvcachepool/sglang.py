@@ -27,9 +27,9 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from kvcachepool.client import Client, Error, Item, Leased, Put
-from kvcachepool.sglang_model import ModelIdentity, clear_at_updates
+from kvcachepool.sglang_model import ModelIdentity, clear_at_updates, new_epoch, weights_epoch
 from kvcachepool.sglang_pages import Form, PagePool, Shard, bytes_of
-from kvcachepool.sglang_settings import Options, server_args, server_start
+from kvcachepool.sglang_settings import Options, server_args
 
 logger = logging.getLogger("kvcachepool")
 
@@ -66,9 +66,7 @@ class KVCachePoolStorage(HiCacheStorage):
         self._pools: dict[str, PagePool] = {}
         self._flat: PagePool | None = None
         self._lock = threading.Lock()
-        self._server = server_start()
-        self._cleared = 0
-        self._epoch = ""
+        self._epoch = weights_epoch()
         self._prefetched, self._backed_up = _Copies(), _Copies()
         self._with_metrics = bool(storage_config.enable_storage_metrics)
         self._available = True
@@ -251,8 +249,7 @@ class KVCachePoolStorage(HiCacheStorage):
         it when its room is needed.
         """
         with self._lock:
-            self._cleared += 1
-            self._epoch = f"{self._server}-{self._cleared}"
+            self._epoch = new_epoch()
             if self._model is not None:
                 self._rename(self._model)
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from kvcachepool import weights
+from kvcachepool.sglang_settings import server_start
 
 logger = logging.getLogger("kvcachepool")
 
@@ -171,6 +173,20 @@ class Clearable(Protocol):
     def clear(self) -> bool: ...
 
 
+_epochs = itertools.count(1)
+_weights_epoch = ""
+
+
+def new_epoch() -> str:
+    """An epoch that no other backend of any process has had."""
+    return f"{server_start()}-{next(_epochs)}"
+
+
+def weights_epoch() -> str:
+    """Epoch of the last change of weights in this process; "" if there was none."""
+    return _weights_epoch
+
+
 #: Backends of this process.
 _watching: weakref.WeakSet[Clearable] = weakref.WeakSet()
 _MARK = "_kvcachepool_original"
@@ -182,7 +198,8 @@ def clear_at_updates(backend: Clearable) -> None:
     try:
         from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager as Updater
 
-        updates = [name for name in vars(Updater) if name.startswith("update_weights_from_")]
+        changes = ("update_weights_from_", "end_weight_update")
+        updates = [name for name in vars(Updater) if name.startswith(changes)]
     except ImportError:
         updates = []
     if not updates:
@@ -200,6 +217,8 @@ def _watched(original: Any) -> Any:
             return original(*args, **kwargs)
         finally:
             # Also after a failure: some weights may have changed.
+            global _weights_epoch
+            _weights_epoch = new_epoch()
             for backend in list(_watching):
                 backend.clear()
 

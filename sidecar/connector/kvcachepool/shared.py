@@ -403,6 +403,8 @@ def shared() -> Shared:
 
 
 def _after_fork_in_child() -> None:
+    global _fence_lock
+    _fence_lock = threading.Lock()
     _shared._after_fork_in_child()
 
 

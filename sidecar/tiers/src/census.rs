@@ -428,7 +428,7 @@ async fn look<S: Shared + ?Sized>(
         Turn::Counting => return Ok(false),
     }
     place.pass().await?;
-    place.publish(place.census().sum()).await?;
+    let published = place.publish(place.census().sum()).await;
     let tier = place.kind().name();
     match place.tidy(tidy_age).await {
         Ok(0) => {}
@@ -436,7 +436,7 @@ async fn look<S: Shared + ?Sized>(
         // Not all servers support this, and not all credentials allow it.
         Err(e) => debug!(tier, error = %e, "cannot remove unfinished writes"),
     }
-    Ok(true)
+    published.map(|()| true)
 }
 
 /// The same for a sidecar that may not write: adopts the last count or counts for itself, and removes nothing.

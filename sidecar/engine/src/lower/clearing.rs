@@ -8,7 +8,6 @@ use super::stats::count;
 use super::{Tier, TierPlanner};
 use crate::effect::{ClearJob, Effect};
 use crate::tier::{Cause, Kind};
-use kvcachepool_protocol::domain::opaque;
 use kvcachepool_protocol::key::{LayoutId, ModelId};
 
 /// Retry interval after a failed removal. Milliseconds.
@@ -82,9 +81,6 @@ impl<T: Table> Engine<T> {
     pub(crate) fn clear_tiers(&mut self) {
         if self.lower.tiers.is_empty() || T::makes(Mistake::ClearMemoryOnly) {
             return;
-        }
-        if let Some(objects) = opaque() {
-            self.lower.note_domain(objects.model_id, objects.layout_id);
         }
         for entry in 0..self.memory.index.len() {
             if self.memory.index.entry(entry).is_some_and(|e| e.listed) {

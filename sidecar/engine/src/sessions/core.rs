@@ -2,7 +2,7 @@
 
 use super::counters::Counters;
 use super::events::Poll;
-use super::peers::{Conn, Peers};
+use super::peers::{Conn, Peers, Session};
 use super::register::Instance;
 use super::seam::{ConnId, FdFacts, FdKind, Frame, Host, Input, Now, Output, Start};
 use super::window::WaitingAbort;
@@ -233,10 +233,13 @@ impl<H: Host> Core<H> {
 
     /// True while a process that uses the memory is alive.
     pub fn attached(&self) -> bool {
-        self.peers
-            .sessions
-            .values()
-            .any(|s| matches!(s.role, Role::Scheduler | Role::Worker | Role::Opaque))
+        let lock = |s: &Session| self.peers.processes.get(&s.process).and_then(|p| p.lock);
+        self.peers.sessions.values().any(|s| match s.role {
+            Role::Scheduler | Role::Worker => true,
+            // a process without open clients keeps its session, and no lock
+            Role::Opaque => lock(s).is_some(),
+            Role::Admin | Role::Plugin => false,
+        })
     }
 
     fn frame(

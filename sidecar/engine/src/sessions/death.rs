@@ -4,6 +4,7 @@ use super::core::Core;
 use super::seam::{Host, HostError, Now, Output, ProcessId};
 use crate::mistake::Mistake;
 use crate::table::Table;
+use kvcachepool_protocol::message::Role;
 use std::collections::BTreeSet;
 
 impl<H: Host> Core<H> {
@@ -106,21 +107,35 @@ impl<H: Host> Core<H> {
         }
     }
 
+    /// The clients of a process are closed.
+    fn end_leases_of_client(&mut self, session: u64) {
+        let role = self.peers.sessions.get(&session).map(|s| s.role);
+        if let Some(engine) = self.engine.as_mut().filter(|_| role == Some(Role::Opaque)) {
+            engine.cancel_waiting(session);
+            engine.keep_requests(session, &[]);
+        }
+    }
+
     /// A lock has no holder any more: its process is dead or went off. A live process is not trusted to have ended its transfers, and is
     /// served again only after it took a new lock and registered.
     fn lock_gone(&mut self, now: Now, lock: u32) {
         self.counters.event("LockGone");
+        let attached = self.attached();
         if let Some(holder) = self.peers.holder(lock)
             && let Some(process) = self.peers.processes.get_mut(&holder)
         {
             process.lock = None;
             for session in process.sessions.clone() {
                 self.leave_instance(session);
+                self.end_leases_of_client(session);
             }
         }
         let quarantine_ms = self.quarantine_ms(None);
         if let Some(engine) = &mut self.engine {
             engine.memory.owner_died(now, lock, quarantine_ms);
+        }
+        if attached && !self.attached() {
+            self.flush();
         }
     }
 }

@@ -39,6 +39,8 @@ pub struct Root {
     next: AtomicU64,
     /// Whether the file system has hard links, as far as it is known.
     links: AtomicBool,
+    /// The folder had a format file.
+    formatted: AtomicBool,
 }
 
 /// Result of giving a finished file its name.
@@ -75,6 +77,7 @@ impl Root {
             writer: fastrand::u64(..),
             next: AtomicU64::new(0),
             links: AtomicBool::new(links),
+            formatted: AtomicBool::new(false),
         }
     }
 
@@ -121,8 +124,11 @@ impl Root {
             return Ok(());
         }
         let tried = self.try_file(&dir, clock);
-        tried.map_err(|e| self.failed("write and read in", "", e))?;
-        self.write_format(&dir)
+        match tried.map_err(|e| self.failed("write and read in", "", e)) {
+            // a full folder can still be read, and removals make room
+            Err(e) if e.cause == Cause::Full && self.formatted.load(Relaxed) => Ok(()),
+            tried => tried.and_then(|()| self.write_format(&dir)),
+        }
     }
 
     /// Writes a file, publishes it, reads it back and removes it.
@@ -150,13 +156,27 @@ impl Root {
     fn check_format(&self, dir: &OwnedFd) -> Result<(), TierError> {
         let word = match open_file(dir.as_fd(), FORMAT_FILE) {
             Ok(file) => first_line(File::from(file)),
+            Err(Errno::NOENT) if self.formatted.load(Relaxed) => {
+                // below a mount point is an empty folder, which must not pass for an empty tier
+                return Err(TierError::new(
+                    Kind::FileSystem,
+                    Cause::Gone,
+                    format!(
+                        "{} is another folder now, without the file {FORMAT_FILE}: check the mount, or restart the sidecar to use it as it is",
+                        self.place("")
+                    ),
+                ));
+            }
             Err(Errno::NOENT) => return Ok(()),
             Err(e) => return Err(self.failed("open", FORMAT_FILE, e)),
         };
         let word = word.map_err(|e| self.failed("read", FORMAT_FILE, e))?;
         let refuse = |detail: String| TierError::new(Kind::FileSystem, Cause::Config, detail);
         match version(&word) {
-            Some(FORMAT) => Ok(()),
+            Some(FORMAT) => {
+                self.formatted.store(true, Relaxed);
+                Ok(())
+            }
             Some(version) => Err(refuse(format!(
                 "{} is of format {version}, this build reads format {FORMAT}: name another folder, or run the version that wrote it",
                 self.place("")

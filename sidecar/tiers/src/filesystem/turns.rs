@@ -5,7 +5,7 @@ use super::remove::{Doomed, Ended};
 use super::root::{COUNTED_FILE, modified_s, open_file};
 use super::{Folder, Live, PAGE_MAX, fault};
 use crate::census::{Census, Marker, Shared, Sum, TEXT_BYTES, Turn, read_text, text};
-use crate::{Kind, Listed, Operation, Page, Removal, Source, Swept, TierError};
+use crate::{Cause, Kind, Listed, Operation, Page, Removal, Source, Swept, TierError};
 use rustix::fd::AsFd;
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -32,12 +32,16 @@ impl Folder {
         }))
     }
 
-    fn turn(&self, young: Duration) -> Result<Turn, TierError> {
+    pub(super) fn turn(&self, young: Duration) -> Result<Turn, TierError> {
         let marker = self.marker()?;
         if let Some(taken) = marker.as_ref().and_then(|marker| marker.taken(young)) {
             return Ok(taken);
         }
-        self.publish(marker.and_then(|marker| marker.sum))?;
+        match self.publish(marker.and_then(|marker| marker.sum)) {
+            // only a removal makes room in a full file system
+            Err(e) if e.cause == Cause::Full => {}
+            published => published?,
+        }
         Ok(Turn::Mine)
     }
 

@@ -31,9 +31,19 @@ enum Name {
     Foreign,
 }
 
+/// Whether this is the name of an unfinished file of ours, as `Root::create` makes it.
+fn is_unfinished(name: &str) -> bool {
+    let hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let Some((writer, number)) = name.strip_prefix(NEW).and_then(|rest| rest.split_once('-'))
+    else {
+        return false;
+    };
+    writer.len() <= 16 && hex(writer) && hex(number.strip_suffix("-probe").unwrap_or(number))
+}
+
 fn kind(depth: usize, name: &str) -> Name {
     let lower = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
-    if name.starts_with(NEW) {
+    if is_unfinished(name) {
         return Name::New;
     }
     let of_root = depth == 0 && [FORMAT_FILE, COUNTED_FILE, LOST_FOUND].contains(&name);

@@ -277,6 +277,40 @@ fn objects_are_removed_pinned_touched_and_described() {
 }
 
 #[test]
+fn a_process_whose_clients_are_closed_holds_nothing_and_is_not_attached() {
+    let mut w = World::new();
+    let client = w.attach(Role::Opaque, 1);
+    put(&mut w, client, 1, 100);
+    let tag = w.say(client, Op::Probe, &get("r", &[1]), NO_FDS);
+    w.digest_all();
+    let pin = Pin {
+        request: "r".into(),
+        probe: tag,
+        from: 0,
+        to: 1,
+    };
+    w.say(client, Op::Pin, &pin, NO_FDS);
+    let leased = |w: &World| w.core.engine().unwrap().usage().leased_bytes;
+    assert!(leased(&w) > 0 && w.core.attached());
+    // the connection ends without a RELEASE, and the lock goes
+    w.input(Input::Disconnected { conn: client });
+    w.core.host_mut().locked.clear();
+    w.pass(2_000);
+    assert_eq!(leased(&w), 0);
+    assert!(!w.core.attached());
+    // the next client of the process continues the session
+    let conn = w.connect();
+    let again = Hello {
+        number: 3,
+        ..hello(Role::Opaque, 1, 3)
+    };
+    let reply = w.greet(conn, &again, true);
+    assert_eq!(reply.memory, Memory::LockFirst);
+    assert_eq!(w.core.status(w.now).sessions.len(), 1);
+    check(&w);
+}
+
+#[test]
 fn vllm_and_clients_may_not_use_each_others_operations() {
     let mut w = World::new();
     let (scheduler, _) = w.instance();

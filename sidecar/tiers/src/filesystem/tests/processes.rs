@@ -2,6 +2,7 @@
 //! must not have.
 
 use super::{Rig, config_at, names, quiet};
+use crate::census::Turn;
 use crate::filesystem::FileSystem;
 use crate::filesystem::root::NEW;
 use crate::testing::skipped;
@@ -10,6 +11,7 @@ use crate::{Cause, Removal, Stored, Tier, TierError};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 const TASK: &str = "KVCACHEPOOL_FILESYSTEM_TEST";
 /// Objects of a writing task.
@@ -177,6 +179,14 @@ async fn fill(tier: &FileSystem, folder: &Path) {
     assert!((10..20).contains(&stored), "{stored}");
     assert_eq!(names(folder).len() as u64, 1 + stored, "no part is left");
     assert_eq!(whole(tier).await as u64, stored);
+    // a sidecar that starts on a full file system reads, and lists it to make room
+    let filler = folder.join("filler");
+    std::fs::write(&filler, vec![0; 4 << 20]).unwrap_err();
+    let other = FileSystem::open(&config_at(folder), quiet()).await;
+    let other = other.unwrap();
+    assert_eq!(whole(&other).await as u64, stored);
+    assert_eq!(other.live.folder.turn(Duration::ZERO), Ok(Turn::Mine));
+    std::fs::remove_file(&filler).unwrap();
     let gone = [sample(0).name(), sample(1).name()];
     assert_eq!(tier.remove(Removal::Named(&gone)).await, Ok(2));
     assert_eq!(put(stored).await, Ok(Stored::New));

@@ -145,17 +145,19 @@ async fn unfinished_files_of_a_day_ago_go_and_younger_ones_stay() {
         rig.path().join(format!("{NEW}1-2")),
     );
     let notes = rig.file(&sample).with_file_name("notes.new");
-    for file in [&old, &young, &notes] {
+    let foreign = rig.path().join(format!("{NEW}plan"));
+    for file in [&old, &young, &notes, &foreign] {
         std::fs::write(file, "torn").unwrap();
     }
     age(&old, DAY + Duration::from_secs(60));
     age(&notes, DAY * 9);
+    age(&foreign, DAY * 9);
     age(&rig.file(&sample), DAY * 9);
     age(&young, DAY - Duration::from_secs(60));
     assert_eq!(tier.live.folder.tidy(DAY), Ok(1));
     assert_eq!(
-        [&old, &young, &notes].map(|f| f.exists()),
-        [false, true, true]
+        [&old, &young, &notes, &foreign].map(|f| f.exists()),
+        [false, true, true, true]
     );
     rig.check(&tier, &sample).await;
 }
