@@ -262,6 +262,9 @@ class Session:
         it.
         """
         with self._lock:
+            if self.off:
+                self._settle(Op.ABORT, slots)
+                raise self._unavailable()
             if not self._settle(Op.COMMIT, slots):
                 raise self._unavailable()
 

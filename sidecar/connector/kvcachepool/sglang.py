@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from kvcachepool.client import Client, Error, Item, Leased, Put
-from kvcachepool.sglang_model import ModelIdentity, clear_at_updates, new_epoch, weights_epoch
+from kvcachepool.sglang_model import Epochs, ModelIdentity, clear_at_updates
 from kvcachepool.sglang_pages import Form, PagePool, Shard, bytes_of
 from kvcachepool.sglang_settings import Options, server_args
 
@@ -66,7 +66,8 @@ class KVCachePoolStorage(HiCacheStorage):
         self._pools: dict[str, PagePool] = {}
         self._flat: PagePool | None = None
         self._lock = threading.Lock()
-        self._epoch = weights_epoch()
+        self._cleared = Epochs.last
+        self._epoch = Epochs.name(Epochs.of_weights)
         self._prefetched, self._backed_up = _Copies(), _Copies()
         self._with_metrics = bool(storage_config.enable_storage_metrics)
         self._available = True
@@ -249,7 +250,9 @@ class KVCachePoolStorage(HiCacheStorage):
         it when its room is needed.
         """
         with self._lock:
-            self._epoch = new_epoch()
+            self._cleared += 1
+            Epochs.last = max(Epochs.last, self._cleared)
+            self._epoch = Epochs.name(self._cleared)
             if self._model is not None:
                 self._rename(self._model)
         return True

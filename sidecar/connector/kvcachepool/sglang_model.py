@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import logging
 import os
@@ -173,18 +172,19 @@ class Clearable(Protocol):
     def clear(self) -> bool: ...
 
 
-_epochs = itertools.count(1)
-_weights_epoch = ""
+class Epochs:
+    """Epochs of the backends of this process. Ranks that clear equally often have equal ones; a backend that is attached
+    later repeats none.
+    """
 
+    #: Number of the last epoch of any backend.
+    last = 0
+    #: That of the last change of weights; 0: the weights are those of the start.
+    of_weights = 0
 
-def new_epoch() -> str:
-    """An epoch that no other backend of any process has had."""
-    return f"{server_start()}-{next(_epochs)}"
-
-
-def weights_epoch() -> str:
-    """Epoch of the last change of weights in this process; "" if there was none."""
-    return _weights_epoch
+    @staticmethod
+    def name(number: int) -> str:
+        return f"{server_start()}-{number}" if number else ""
 
 
 #: Backends of this process.
@@ -217,10 +217,11 @@ def _watched(original: Any) -> Any:
             return original(*args, **kwargs)
         finally:
             # Also after a failure: some weights may have changed.
-            global _weights_epoch
-            _weights_epoch = new_epoch()
-            for backend in list(_watching):
+            backends = list(_watching)
+            Epochs.last += not backends
+            for backend in backends:
                 backend.clear()
+            Epochs.of_weights = Epochs.last
 
     setattr(update, _MARK, original)
     return update
