@@ -173,8 +173,8 @@ class Clearable(Protocol):
 
 
 class Epochs:
-    """Epochs of the backends of this process. Ranks that clear equally often have equal ones; a backend that is attached
-    later repeats none.
+    """Epochs of the backends of this process. Ranks that clear equally often have equal ones. A backend that is
+    attached later repeats none.
     """
 
     #: Number of the last epoch of any backend.
