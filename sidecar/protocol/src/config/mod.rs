@@ -1,5 +1,5 @@
 //! The config file of the sidecar, `config.v1.yaml`: one YAML document, one Rust type, every value with its unit. Each section declares its
-//! keys with their defaults, ranges and descriptions ([`section`]). This module reads no files and does not know the machine: the caller
+//! keys with their defaults, ranges and descriptions (`section`). This module reads no files and does not know the machine: the caller
 //! checks limits of the container. Only Redis URLs may contain secrets.
 
 mod cache;

@@ -14,7 +14,7 @@ section! {
         "s3.bucket" bucket: String, Text(&BUCKET), Restart, field("spec.shared.s3.bucket").required();
         /// Region of the bucket. Empty: the region of the environment, or us-east-1 with an endpoint.
         "s3.region" region: String, Text(&REGION), Restart, field("spec.shared.s3.region").or("us-east-1");
-        /// http(s)://host[:port] of a server other than AWS, without path, user or password.
+        /// http(s)://host or http(s)://host:port of a server other than AWS, without path, user or password.
         "s3.endpoint" endpoint: String, Text(&ENDPOINT), Restart, field("spec.shared.s3.endpoint");
         /// Prefix of all object names: at most 512 letters, digits, -, ., _, =, and single slashes between them.
         "s3.prefix" prefix: String, Text(&PREFIX), Restart, field("spec.shared.s3.prefix");
