@@ -193,11 +193,14 @@ impl<T: Table> Engine<T> {
     /// The answer from the current state.
     fn answer(&self, probe: &Probe) -> Answer {
         let q = &probe.question;
+        // most opaque objects have few pieces
+        let expected = match q.kind {
+            KeyKind::Opaque => 1,
+            _ => q.sections,
+        };
         let mut answer = Answer {
             states: Vec::with_capacity(q.keys.len()),
-            refs: Vec::with_capacity(
-                probe.pins.iter().flatten().count() * q.sections as usize * 16,
-            ),
+            refs: Vec::with_capacity(probe.pins.iter().flatten().count() * expected as usize * 16),
             tiers: Vec::with_capacity(q.keys.len()),
             pending: false,
             pending_ms: self.lower.pending_ms(probe),
