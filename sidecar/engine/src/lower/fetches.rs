@@ -166,14 +166,14 @@ impl<T: Table> Engine<T> {
         if !tier_lookup.fetches() {
             return false;
         }
-        let worth = match probe.question.kind {
+        let worth = if probe.question.kind == KeyKind::Opaque {
             // nothing could compute it
-            KeyKind::Opaque => Worth::all(tier_lookup.end),
-            _ => self.worth(now, probe, tier_lookup),
-        };
-        if probe.question.kind != KeyKind::Opaque {
+            Worth::all(tier_lookup.end)
+        } else {
+            let worth = self.worth(now, probe, tier_lookup);
             self.choose(now, probe, tier_lookup, worth);
-        }
+            worth
+        };
         let holes = probe.question.independent || T::makes(Mistake::FetchHoles);
         let mut rejected = false;
         for at in tier_lookup.first..tier_lookup.end {
@@ -496,11 +496,8 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The tier went down: drops its queue. Fetches in flight end when the shell reports them.
+    /// The tier went down: drops what waits for it, in order. Fetches in flight end when the shell reports them.
     pub(super) fn end_pending_of(&mut self, now: Time, tier: usize) {
-        while let Some((name, number)) = self.lower.next_pending(tier) {
-            self.end_pending(now, &name, number, "TierDown");
-        }
         let pending = self.lower.pending.iter();
         let waits = pending.filter(|(_, p)| p.tier == tier && p.flight.is_none());
         let mut waits: Vec<(u64, Name)> = waits.map(|(name, p)| (p.number, *name)).collect();

@@ -5,7 +5,7 @@ use super::MemoryTier;
 use super::grants::Grant;
 use crate::Time;
 use crate::name::Name;
-use crate::table::{ChunkRecord, ROW_BYTES, Row, Table};
+use crate::table::{ChunkRecord, Row, Table};
 use kvcachepool_protocol::domain::SectionPlan;
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::message as wire;
@@ -150,9 +150,7 @@ impl<T: Table> MemoryTier<T> {
             self.stats.granted_bytes_refusals += 1;
             return wire::GRANT_NOT_READY;
         }
-        let rows = |s| u64::from(context.plan.section_rows(s, wish.tokens));
-        let slot_bytes = sections_of(lacking).map(rows).sum::<u64>() * ROW_BYTES;
-        if let Some(refused) = self.make_quota(context, slot_bytes) {
+        if let Some(refused) = self.make_quota(context, wish.tokens) {
             return refused;
         }
         // the parent must not be evicted to make room
@@ -253,8 +251,8 @@ impl<T: Table> MemoryTier<T> {
             }
             self.index.list(entry, name, parent);
             if context.kind == KeyKind::Opaque {
-                let rows: u64 = rows.iter().map(|(_, _, size)| u64::from(*size)).sum();
-                self.count_to_quota(entry, context.namespace, rows * ROW_BYTES);
+                let bytes = context.plan.slot_bytes(wish.tokens);
+                self.count_to_quota(entry, context.namespace, bytes);
             }
             if let (None, Some(key)) = (parent, wish.parent) {
                 self.index.await_parent(entry, Name { key, ..name });

@@ -1,4 +1,5 @@
-//! Quotas, if there are any: the share of the arena that the opaque objects of one namespace may hold. Beyond it the namespace's oldest objects are evicted.
+//! Quotas, if there are any: the share of the arena that the opaque objects of one namespace may hold. Beyond it the namespace's oldest
+//! objects are evicted.
 
 use super::MemoryTier;
 use super::check::say;
@@ -57,16 +58,13 @@ impl<T: Table> MemoryTier<T> {
         }
     }
 
-    /// Evicts a namespace's oldest objects until it has room for one of `bytes` bytes. Otherwise the result of a GRANT.
-    pub(super) fn make_quota(&mut self, context: &GrantContext<'_>, bytes: u64) -> Option<u8> {
-        if context.kind != KeyKind::Opaque {
-            return None;
-        }
+    /// Evicts a namespace's oldest objects until it has room for the object to grant. Otherwise the result of a GRANT.
+    pub(super) fn make_quota(&mut self, context: &GrantContext<'_>, tokens: u32) -> Option<u8> {
         let percent = self.config.limits.namespace_percent_max;
-        if percent >= 100 {
+        if context.kind != KeyKind::Opaque || percent >= 100 {
             return None;
         }
-        let quota = self.share(percent);
+        let (quota, bytes) = (self.share(percent), context.plan.slot_bytes(tokens));
         if bytes > quota {
             return Some(wire::GRANT_TOO_LARGE);
         }

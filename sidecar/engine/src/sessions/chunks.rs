@@ -3,7 +3,7 @@
 use super::core::{Asked, Core, Refusal};
 use super::seam::{Host, Now, Output};
 use crate::mistake::Mistake;
-use crate::table::{ROW_BYTES, Table};
+use crate::table::Table;
 use crate::{Answer, Engine, GrantContext, Question, Reach, Time, Wish};
 use kvcachepool_protocol::domain::SectionPlan;
 use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
@@ -333,7 +333,7 @@ fn grant_object<T: Table>(
     let fits = |plan: &SectionPlan| {
         plan.longest_section_bytes() <= engine.geometry().segment_bytes
             && chunk.bytes <= engine.memory.granted_bytes_max() / 2
-            && engine.memory.pinnable(slot_bytes(plan))
+            && engine.memory.pinnable(plan.slot_bytes(1))
     };
     let Some(plan) = SectionPlan::opaque(chunk.bytes).filter(fits) else {
         return GRANT_TOO_LARGE;
@@ -352,12 +352,6 @@ fn grant_object<T: Table>(
         ..*context
     };
     engine.memory.grant(now, &context, &wish, refs)
-}
-
-/// Bytes of all slots of an object.
-fn slot_bytes(plan: &SectionPlan) -> u64 {
-    let rows = (0..plan.sections()).map(|section| u64::from(plan.section_rows(section, 1)));
-    rows.sum::<u64>() * ROW_BYTES
 }
 
 /// Decodes a namespace id; empty = the default namespace.

@@ -10,7 +10,7 @@ mod register;
 pub use canonical::{
     BadDescriptor, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTOR_DEPTH, canonical_json,
 };
-pub use opaque::{opaque, opaque_layout};
+pub use opaque::opaque;
 pub use plan::{
     BadPlan, GroupKind, GroupPlan, MAX_GROUPS, MAX_OPAQUE_BYTES, MAX_SECTIONS, SectionPlan,
     slot_rows,

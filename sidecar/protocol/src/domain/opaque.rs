@@ -29,11 +29,6 @@ pub fn opaque() -> Option<Arc<Domain>> {
     DOMAIN.clone()
 }
 
-/// The layout of all opaque objects.
-pub fn opaque_layout() -> LayoutId {
-    DOMAIN.as_ref().map(|d| d.layout_id).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,7 +37,6 @@ mod tests {
     fn the_plan_of_the_domain_locates_every_piece() {
         let domain = opaque().unwrap();
         assert_eq!(domain.plan.sections() as usize, MAX_SECTIONS);
-        assert_eq!(opaque_layout(), domain.layout_id);
-        assert_ne!(opaque_layout(), LayoutId::default());
+        assert_ne!(domain.layout_id, LayoutId::default());
     }
 }

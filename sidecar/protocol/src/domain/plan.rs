@@ -254,6 +254,12 @@ impl SectionPlan {
         sizes.find(|size| *size >= rows).unwrap_or(rows)
     }
 
+    /// Bytes of the slots of a chunk with all its sections.
+    pub fn slot_bytes(&self, tokens: u32) -> u64 {
+        let rows = (0..self.sections).map(|section| u64::from(self.section_rows(section, tokens)));
+        rows.sum::<u64>() * ROW_BYTES
+    }
+
     /// Bytes of a chunk with all its sections.
     pub fn chunk_bytes(&self, tokens: u32) -> u64 {
         (0..self.sections)

@@ -49,16 +49,21 @@ fn put(w: &mut World, client: ConnId, n: u8, bytes: u64) {
     w.digest_all();
 }
 
-/// Reads an object's references after its check.
-fn read(w: &mut World, client: ConnId, request: &str, keys: &[u8]) -> ProbeReply {
-    let tag = w.say(client, Op::Probe, &get(request, keys), NO_FDS);
-    w.digest_all();
+/// The final answer to a PROBE.
+fn final_reply(w: &mut World, tag: u64) -> ProbeReply {
     loop {
         let (reply, partial) = w.answer(tag);
         if !partial {
             return reply;
         }
     }
+}
+
+/// Reads an object's references after its check.
+fn read(w: &mut World, client: ConnId, request: &str, keys: &[u8]) -> ProbeReply {
+    let tag = w.say(client, Op::Probe, &get(request, keys), NO_FDS);
+    w.digest_all();
+    final_reply(w, tag)
 }
 
 fn operation(w: &mut World, client: ConnId, op: ObjectsOp, keys: &[u8]) -> ObjectsReply {
@@ -431,6 +436,21 @@ fn number(key: kvcachepool_protocol::key::ChunkKey) -> u8 {
     (1..=9).find(|n| named(n) == key).unwrap()
 }
 
+/// Answers the only order, a lookup of one object, with its presence. Returns the head that is ordered then.
+fn head_job(w: &mut World) -> u64 {
+    let [Effect::Lookup(lookup)] = &lower::orders(w)[..] else {
+        panic!("no lookup")
+    };
+    w.input(Input::Completed(Completion::Lookup {
+        lookup: lookup.lookup,
+        present: Ok(vec![true]),
+    }));
+    let [Effect::Head(job)] = &lower::orders(w)[..] else {
+        panic!("no head")
+    };
+    job.head
+}
+
 /// Answers all orders until none is left: the disk has `there`. Returns the numbers of the objects whose heads and bytes were read.
 fn serve(w: &mut World, there: &[(u8, u64)]) -> (Vec<u8>, Vec<u8>) {
     let (mut heads, mut fetched) = (Vec::new(), Vec::new());
@@ -484,12 +504,7 @@ fn objects_of_unknown_length_are_fetched_around_missing_ones() {
     let tag = w.say(client, Op::Probe, &get("r", &[1, 2, 3]), NO_FDS);
     let there = [(1, 9 * MIB), (3, 70)];
     assert_eq!(serve(&mut w, &there), (vec![1, 3], vec![1, 3]));
-    let reply = loop {
-        let (reply, partial) = w.answer::<ProbeReply>(tag);
-        if !partial {
-            break reply;
-        }
-    };
+    let reply = final_reply(&mut w, tag);
     assert_eq!(reply.states, [CHUNK_READY, CHUNK_ABSENT, CHUNK_READY]);
     assert_eq!(reply.tiers, [2, 0, 2]);
     let lengths: Vec<u32> = unpack(&reply.refs)
@@ -507,12 +522,7 @@ fn a_prefix_of_objects_is_not_fetched_after_its_first_hole() {
     let tag = w.say(client, Op::Probe, &probe("r", &[1, 2, 3]), NO_FDS);
     let there = [(1, 10), (3, 70)];
     assert_eq!(serve(&mut w, &there).1, [1]);
-    let reply = loop {
-        let (reply, partial) = w.answer::<ProbeReply>(tag);
-        if !partial {
-            break reply;
-        }
-    };
+    let reply = final_reply(&mut w, tag);
     assert_eq!(reply.states, [CHUNK_READY, CHUNK_ABSENT, CHUNK_ABSENT]);
     // existence reads neither heads nor objects
     let tag = w.say(client, Op::Probe, &exists("e", &[1, 3]), NO_FDS);
@@ -544,17 +554,7 @@ fn a_head_that_lies_is_a_miss_and_a_tier_that_ends_while_it_is_read_too() {
     ] {
         let (mut w, client) = tiered();
         let tag = w.say(client, Op::Probe, &get("r", &[1]), NO_FDS);
-        let [Effect::Lookup(lookup)] = &lower::orders(&mut w)[..] else {
-            panic!("no lookup")
-        };
-        w.input(Input::Completed(Completion::Lookup {
-            lookup: lookup.lookup,
-            present: Ok(vec![true]),
-        }));
-        let [Effect::Head(job)] = &lower::orders(&mut w)[..] else {
-            panic!("no head")
-        };
-        let job = job.head;
+        let job = head_job(&mut w);
         if tier_ends {
             lower::state(&mut w, Kind::Disk, Some("Gone"));
         }
@@ -565,12 +565,7 @@ fn a_head_that_lies_is_a_miss_and_a_tier_that_ends_while_it_is_read_too() {
             serve(&mut w, &[]).1.is_empty(),
             "Redis is asked, and has nothing"
         );
-        let reply = loop {
-            let (reply, partial) = w.answer::<ProbeReply>(tag);
-            if !partial {
-                break reply;
-            }
-        };
+        let reply = final_reply(&mut w, tag);
         assert_eq!(reply.states, [CHUNK_ABSENT]);
         check(&w);
     }
@@ -580,23 +575,14 @@ fn a_head_that_lies_is_a_miss_and_a_tier_that_ends_while_it_is_read_too() {
 fn a_request_that_ends_while_a_head_is_read_leaves_nothing() {
     let (mut w, client) = tiered();
     w.say(client, Op::Probe, &get("r", &[1]), NO_FDS);
-    let [Effect::Lookup(lookup)] = &lower::orders(&mut w)[..] else {
-        panic!("no lookup")
-    };
-    w.input(Input::Completed(Completion::Lookup {
-        lookup: lookup.lookup,
-        present: Ok(vec![true]),
-    }));
-    let [Effect::Head(job)] = &lower::orders(&mut w)[..] else {
-        panic!("no head")
-    };
+    let job = head_job(&mut w);
     let release = Release {
         requests: vec!["r".into()],
     };
     w.say(client, Op::Release, &release, NO_FDS);
     check(&w);
     w.input(Input::Completed(Completion::Head {
-        head: job.head,
+        head: job,
         object: Ok(Box::new(head(1, 70))),
     }));
     assert!(lower::orders(&mut w).is_empty());
@@ -723,28 +709,14 @@ fn removals_wait_for_a_tier_that_is_down_and_are_limited() {
 fn a_fetch_that_waits_for_its_head_ends_with_a_removal() {
     let (mut w, client) = written();
     let tag = w.say(client, Op::Probe, &get("r", &[1]), NO_FDS);
-    let [Effect::Lookup(lookup)] = &lower::orders(&mut w)[..] else {
-        panic!("no lookup")
-    };
-    w.input(Input::Completed(Completion::Lookup {
-        lookup: lookup.lookup,
-        present: Ok(vec![true]),
-    }));
-    let [Effect::Head(job)] = &lower::orders(&mut w)[..] else {
-        panic!("no head")
-    };
+    let job = head_job(&mut w);
     operation(&mut w, client, ObjectsOp::Remove, &[1]);
     check(&w);
     w.input(Input::Completed(Completion::Head {
-        head: job.head,
+        head: job,
         object: Ok(Box::new(head(1, 70))),
     }));
-    let reply = loop {
-        let (reply, partial) = w.answer::<ProbeReply>(tag);
-        if !partial {
-            break reply;
-        }
-    };
+    let reply = final_reply(&mut w, tag);
     assert_eq!(reply.states, [CHUNK_ABSENT]);
     removal(&mut w);
 }
