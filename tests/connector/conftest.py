@@ -55,6 +55,16 @@ def mapping() -> Iterator[Any]:
 
 
 @pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Stops the copies of object clients."""
+    from copy_gate import Gate
+
+    made = Gate(monkeypatch)
+    yield made
+    made.opened.set()
+
+
+@pytest.fixture
 def pool(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A ready sidecar. Its socket is the connector's."""
     from steps import CACHE

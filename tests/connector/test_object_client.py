@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from copy_gate import Gate
 
 import kvcachepool.shared as shared_module
 from kvcachepool import object_copy
@@ -469,54 +470,39 @@ def test_objects_survive_the_death_of_the_engine_process(client: Client, sidecar
 
 
 def test_a_put_that_copies_survives_the_death_of_the_engine_process(
-    client: Client, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+    client: Client, sidecar: Sidecar, gate: Gate
 ) -> None:
-    entered, opened = threading.Event(), threading.Event()
-    runs = object_copy.runs
-
-    def stopped(*arguments: Any) -> Any:
-        entered.set()
-        assert opened.wait(WAIT_S)
-        return runs(*arguments)
-
-    monkeypatch.setattr(object_copy, "runs", stopped)
     value = content("k", 2 * PIECE)
     results: list[Any] = []
     put = threading.Thread(target=lambda: results.extend(client.put([Item("k", value)])))
     put.start()
-    assert entered.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     restart_engine(client, sidecar)
     with Client(str(sidecar.socket)) as other:
         assert other.put([Item("k", b"another")]) == [Put.EXISTS], "its slots are still granted"
-    opened.set()
+    gate.opened.set()
     put.join()
     assert results == [Put.STORED]
     wait_for(lambda: client.exists("k"), WAIT_S, "k readable")
     assert client.get("k")[0].value == value
 
 
-def test_a_client_that_closes_names_the_slots_of_a_running_copy(
-    client: Client, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entered, opened = threading.Event(), threading.Event()
-    runs = object_copy.runs
-
-    def stopped(*arguments: Any) -> Any:
-        entered.set()
-        assert opened.wait(WAIT_S)
-        return runs(*arguments)
-
-    monkeypatch.setattr(object_copy, "runs", stopped)
+def test_a_client_that_closes_names_the_slots_of_a_running_copy(client: Client, gate: Gate) -> None:
     session = client._session
-    put = threading.Thread(target=lambda: client.put([Item("k", content("k", PIECE))]))
+
+    def store() -> None:
+        with pytest.raises(Unavailable, match="Closed"):
+            client.put([Item("k", content("k", PIECE))])
+
+    put = threading.Thread(target=store)
     put.start()
-    assert entered.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     close = threading.Thread(target=client.close)
     close.start()
     wait_for(lambda: session.off, WAIT_S, "the client closes")
     # A HELLO of a connection that was lost at this moment.
     assert session.held(shared().mapping.region).grants
-    opened.set()
+    gate.opened.set()
     put.join()
     close.join()
     assert not session.held(None).grants

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from copy_gate import Gate
 from stub_objects import StubObjects
 from stub_sidecar import Memory, Received
 
-import kvcachepool.object_copy as object_copy
 import kvcachepool.shared as shared_module
 from kvcachepool.client import AsyncClient, Client, Error, Header, Item, Put, Refused, Unavailable
 from kvcachepool.connection import Connection, Held
@@ -74,28 +74,6 @@ def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
         return result[0]
 
     return wait
-
-
-class Gate:
-    """Stops copies at their first byte."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.entered, self.opened = threading.Event(), threading.Event()
-        runs = object_copy.runs
-
-        def stopped(*arguments: Any) -> Any:
-            self.entered.set()
-            assert self.opened.wait(10)
-            return runs(*arguments)
-
-        monkeypatch.setattr(object_copy, "runs", stopped)
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made = Gate(monkeypatch)
-    yield made
-    made.opened.set()
 
 
 def fails(reason: str, call: Callable[[], Any]) -> float:

@@ -281,7 +281,7 @@ def test_an_object_that_is_gone_before_its_load_is_a_miss_once(store: Store, eng
     wait_for(lambda: engine.lookups(NAMES) == pending, 10, "the lookups' answers")
     kept = store.objects.copy()
     store.objects = {key: kept[key] for key in list(kept)[:2]}
-    assert engine.load(NAMES) == [*BYTES[:2], None, None, None], "what was there is loaded"
+    assert engine.load(NAMES) == [*BYTES[:2], None, None, None], "present chunks are loaded"
     store.objects = kept
     assert engine.load(NAMES) == BYTES, "a later request asks again"
 

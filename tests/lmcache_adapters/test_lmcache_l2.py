@@ -325,7 +325,7 @@ def test_stores_lookups_and_loads(sidecar: Sidecar, new_adapter: Callable[..., K
     result = stored(adapter, keys[::2], [buffer(0), buffer(2)])
     assert result.is_successful()
     assert result.bytes_transferred() == 2 * OBJECT_BYTES
-    assert stored(adapter, keys[:1], [buffer(0)]) == 0, "what is there is not written again"
+    assert stored(adapter, keys[:1], [buffer(0)]) == 0, "a stored chunk is not written again"
     wait_readable(adapter, keys[::2])
     assert looked_up(adapter, keys) == [0, 2], "each key counts for itself"
     targets = [buffer() for _ in keys]

@@ -1,4 +1,4 @@
-//! Which folders are taken, what is said of those that are not, and what happens when one goes away.
+//! Folders that the tier accepts and refuses, and the loss of its folder.
 
 use super::{Rig, config_at, names, quiet};
 use crate::disk::{self, Disk};
