@@ -50,6 +50,10 @@ pub const CONFIG_PATH: &str = "/etc/kvcachepool";
 pub const DISK_VOLUME: &str = "kvcachepool-disk";
 /// Mount path of that volume in the sidecar.
 pub const DISK_PATH: &str = "/var/lib/kvcachepool";
+/// Volume of the file system tier.
+pub const FILE_SYSTEM_VOLUME: &str = "kvcachepool-filesystem";
+/// Mount path of that volume in the sidecar.
+pub const FILE_SYSTEM_PATH: &str = "/mnt/kvcachepool";
 /// Empty volume that hides the service account's token.
 pub const NO_TOKEN_VOLUME: &str = "kvcachepool-no-token";
 /// Port of the sidecar's admin HTTP.

@@ -95,8 +95,8 @@ pub struct KVCachePoolSpec {
     /// Objects for a monitoring stack.
     #[serde(default, skip_serializing_if = "is_default")]
     pub monitoring: Monitoring,
-    /// What happens to the pool's objects in its bucket and its external Redis when the pool is deleted. Retain keeps them. Delete runs a
-    /// Job that removes them, except in tiers that another pool shares; it needs the chart value `allowPurge`.
+    /// What happens to the pool's objects in its bucket, its file system and its external Redis when the pool is deleted. Retain keeps them.
+    /// Delete runs a Job that removes them, except in tiers that another pool shares; it needs the chart value `allowPurge`.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }

@@ -1,4 +1,4 @@
-//! Tiers that all pods of a pool share: Redis and S3.
+//! Tiers that all pods of a pool share: Redis, a file system and S3.
 
 use super::{
     Duration, Size,
@@ -19,6 +19,9 @@ pub struct Shared {
     /// Redis or Valkey.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub redis: Option<Redis>,
+    /// A file system that all pods mount.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_system: Option<FileSystem>,
     /// An S3 bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3>,
@@ -144,6 +147,42 @@ pub enum CaSourceKind {
     ConfigMap,
     /// A Secret.
     Secret,
+}
+
+/// A file system that all pods mount.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FileSystem {
+    /// The volume with the objects. Only the sidecars mount it. Pods start only if the claim exists and is bound.
+    pub persistent_volume_claim: ClaimName,
+    /// Bytes that the pool may store in the volume. The oldest objects are removed. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Size>,
+    /// Percent of the capacity at which removal begins.
+    #[serde(default = "file_system_evict_at_percent")]
+    pub evict_at_percent: i64,
+    /// Percent of the capacity at which removal ends.
+    #[serde(default = "file_system_evict_to_percent")]
+    pub evict_to_percent: i64,
+    /// Objects are removed this long after they were written. Default: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expire_after: Option<Duration>,
+}
+
+fn file_system_evict_at_percent() -> i64 {
+    config::FileSystem::default().evict_at_percent.into()
+}
+fn file_system_evict_to_percent() -> i64 {
+    config::FileSystem::default().evict_to_percent.into()
+}
+
+/// A PersistentVolumeClaim in the pool's namespace, of access mode ReadWriteMany.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimName {
+    /// Name of the PersistentVolumeClaim.
+    #[schemars(schema_with = "schema::object_name")]
+    pub claim_name: String,
 }
 
 /// An S3 bucket.

@@ -139,7 +139,7 @@ pub struct Skipped {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tier {
-    /// memory, disk, redis or s3.
+    /// memory, disk, redis, filesystem or s3.
     #[schemars(schema_with = "schema::short")]
     pub name: String,
     /// State of the tier.

@@ -9,7 +9,7 @@ use crate::names;
 use k8s_openapi::Resource;
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
-use kvcachepool_protocol::config;
+use kvcachepool_protocol::config::{self, Config};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub fn purges(pool: &KVCachePool) -> bool {
     let shared = &pool.spec.shared;
     let external = shared.redis.as_ref().is_some_and(|r| r.external.is_some());
     pool.spec.deletion_policy == crate::api::DeletionPolicy::Delete
-        && (external || shared.s3.is_some())
+        && (external || shared.file_system.is_some() || shared.s3.is_some())
 }
 
 /// The purge of a deleted pool. Objects do not record their pool, so a tier that one of `others` uses too is left alone.
@@ -82,11 +82,16 @@ pub fn purge(
     {
         settings.config.redis = config::Redis::default();
     }
+    let claim = claim(pool);
+    if claim.is_none() || sharer("filesystem", &|other| self::claim(other) == claim) {
+        settings.config.file_system = config::FileSystem::default();
+        settings.claim = None;
+    }
     let folder = folder(pool);
     if folder.is_none() || sharer("s3", &|other| self::folder(other) == folder) {
         settings.config.s3 = config::S3::default();
     }
-    let left = !settings.config.redis.urls.is_empty() || !settings.config.s3.bucket.is_empty();
+    let left = has_shared_tier(&settings.config);
     let account = pool.annotations().get(names::PURGE_ACCOUNT);
     let account = account.map_or("default", |name| name);
     let job = left.then(|| {
@@ -126,6 +131,18 @@ fn servers(pool: &KVCachePool) -> BTreeSet<String> {
         .flatten()
         .flat_map(|url| server(url))
         .collect()
+}
+
+/// Whether the config has a tier that all pods share.
+pub fn has_shared_tier(config: &Config) -> bool {
+    let (redis, s3) = (&config.redis.urls, &config.s3.bucket);
+    !redis.is_empty() || config.file_system.path.is_some() || !s3.is_empty()
+}
+
+/// Namespace and name of the claim with the file system tier.
+fn claim(pool: &KVCachePool) -> Option<(Option<&str>, &str)> {
+    let namespace = pool.metadata.namespace.as_deref();
+    super::settings::claim(pool).map(|claim| (namespace, claim))
 }
 
 /// Bucket and prefix, independent of the endpoint, because one service can have many names.
@@ -188,12 +205,18 @@ mod tests {
         let config = text.map(|text| config::Config::parse(text, true).unwrap().0);
         let config = config.unwrap_or_default();
         let redis = (!config.redis.urls.is_empty()).then_some("redis");
+        let folder = config.file_system.path.map(|_| {
+            let volume = &job["spec"]["template"]["spec"]["volumes"];
+            assert!(volume.to_string().contains("persistentVolumeClaim"));
+            "filesystem"
+        });
         let s3 = (!config.s3.bucket.is_empty()).then_some("s3");
         let shared = purge.shared.into_iter().map(|(tier, by)| {
             assert_eq!(by, "elsewhere/other");
             tier
         });
-        (redis.into_iter().chain(s3).collect(), shared.collect())
+        let purged = redis.into_iter().chain(folder).chain(s3);
+        (purged.collect(), shared.collect())
     }
 
     #[test]
@@ -220,6 +243,32 @@ mod tests {
         assert_eq!(with(json!({"redis": others})), (both(), vec![]));
         let all = json!({"redis": redis("redis-cluster://x,cache.example"), "s3": s3("prod")});
         assert_eq!(with(all), (vec![], both()));
+    }
+
+    #[test]
+    fn a_claim_that_another_pool_of_the_namespace_uses_too_is_not_purged() {
+        let spec = |claim: &str| {
+            let folder = json!({"persistentVolumeClaim": {"claimName": claim}});
+            json!({"deletionPolicy": "Delete", "shared": {"fileSystem": folder}})
+        };
+        let pool = of(spec("kv-cache"));
+        assert!(purges(&pool));
+        let mine = (vec!["filesystem"], vec![]);
+        assert_eq!(purged(&pool, &another(spec("kv-cache"))), mine);
+        let mut neighbour = another(spec("kv-cache"));
+        neighbour
+            .metadata
+            .namespace
+            .clone_from(&pool.metadata.namespace);
+        let found = purge(&pool, &[&neighbour], &defaults()).unwrap();
+        assert!(found.job.is_none());
+        assert_eq!(found.shared, [("filesystem", "serving/other".to_owned())]);
+        let mut neighbour = another(spec("other"));
+        neighbour
+            .metadata
+            .namespace
+            .clone_from(&pool.metadata.namespace);
+        assert_eq!(purged(&pool, &neighbour), mine);
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(super) fn placed(pool: &KVCachePool) -> Vec<Placed> {
 fn computed(pool: &KVCachePool) -> Vec<Placed> {
     const REDIS: Option<&str> = Some("spec.shared.redis");
     let disk = pool.spec.local.disk.as_ref();
+    let folder = pool.spec.shared.file_system.as_ref();
     let (servers, bucket) = (files::of_redis(pool), files::of_s3(pool));
     let key = |key, field, value| Placed {
         key,
@@ -54,6 +55,11 @@ fn computed(pool: &KVCachePool) -> Vec<Placed> {
             "disk.path",
             None,
             json!(disk.map_or("", |_| names::DISK_PATH)),
+        ),
+        key(
+            "fileSystem.path",
+            Some("spec.shared.fileSystem"),
+            json!(folder.map_or("", |_| names::FILE_SYSTEM_PATH)),
         ),
         key("redis.urls", REDIS, json!(redis_urls(pool))),
         key("redis.auth", REDIS, json!(servers.auth)),

@@ -41,6 +41,7 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
         memory_max_bytes: memory_max.and_then(|most| Some(most.bytes().ok()?.0)),
         config,
         disk: pool.spec.local.disk.as_ref().map(disk),
+        claim: claim(pool).map(str::to_string),
         files: [files::of_redis(pool).files, files::of_s3(pool).files].concat(),
         own_identity: pool
             .spec
@@ -52,6 +53,12 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
         env: sidecar.env.clone(),
         gpu_access: sidecar.gpu_access,
     })
+}
+
+/// Name of the claim with the file system tier.
+pub(super) fn claim(pool: &KVCachePool) -> Option<&str> {
+    let folder = pool.spec.shared.file_system.as_ref()?;
+    Some(&folder.persistent_volume_claim.claim_name)
 }
 
 fn disk(disk: &Disk) -> inject::Disk {
@@ -217,6 +224,9 @@ mod tests {
             "shared": {"redis": {
                 "external": {"urls": ["redis://a:1", "redis://b"], "auth": {"secretName": "r"}, "ca": {"name": "public"}},
                 "ttl": "1h",
+            }, "fileSystem": {
+                "persistentVolumeClaim": {"claimName": "kv-cache"}, "capacity": "20Ti", "evictAtPercent": 85,
+                "evictToPercent": 60, "expireAfter": "240h",
             }, "s3": {
                 "bucket": "kv-cache", "region": "eu-central-1", "endpoint": "https://s3.example.com", "prefix": "prod",
                 "addressingStyle": "Path", "auth": {"secretName": "keys"},
@@ -276,6 +286,15 @@ mod tests {
             ttl: config::Duration::from_ms(3_600_000),
         };
         assert_eq!(got.config.redis, expected);
+        let expected = config::FileSystem {
+            path: Some(names::FILE_SYSTEM_PATH.into()),
+            capacity: ByteSize(20 << 40),
+            evict_at_percent: 85,
+            evict_to_percent: 60,
+            expire_after: config::Duration::from_ms(240 * 3_600_000),
+        };
+        assert_eq!(got.config.file_system, expected);
+        assert_eq!(got.claim.as_deref(), Some("kv-cache"));
         let files = |f: &inject::Files| {
             let paths: Vec<_> = f
                 .keys
@@ -355,6 +374,19 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_file_system_has_no_limits_of_its_own() {
+        let claim = json!({"persistentVolumeClaim": {"claimName": "kv-cache"}});
+        let got = of(json!({"shared": {"fileSystem": claim}}));
+        let expected = config::FileSystem {
+            path: Some(names::FILE_SYSTEM_PATH.into()),
+            ..config::FileSystem::default()
+        };
+        assert_eq!(got.config.file_system, expected);
+        let none = of(json!({}));
+        assert_eq!((none.claim, none.config.file_system.path), (None, None));
+    }
+
+    #[test]
     fn a_pool_without_a_disk_has_no_folder_for_one() {
         let got = of(json!({}));
         assert_eq!((got.disk, got.config.disk.path), (None, None));
@@ -404,6 +436,10 @@ mod tests {
             (
                 json!({"disk": {"path": "/tmp"}}),
                 "disk.path: the operator sets it; omit the key",
+            ),
+            (
+                json!({"fileSystem": {"path": "/tmp"}}),
+                "fileSystem.path: write it as spec.shared.fileSystem",
             ),
             (
                 json!({"managed": false}),

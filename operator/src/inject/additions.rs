@@ -47,11 +47,12 @@ pub(super) fn names_are_free(spec: &Value, target: usize) -> Result<(), Refusal>
         return refuse(format!("container {}", json::name(container)));
     }
     let present = init_containers.iter().any(is_added);
-    let added_volumes: [(_, &[&str]); 4] = [
+    let added_volumes: [(_, &[&str]); 5] = [
         (names::SHARED_VOLUME, &["emptyDir"]),
         (names::CONFIG_VOLUME, &["projected"]),
         (names::NO_TOKEN_VOLUME, &["emptyDir"]),
         (names::DISK_VOLUME, &["emptyDir", "ephemeral"]),
+        (names::FILE_SYSTEM_VOLUME, &["persistentVolumeClaim"]),
     ];
     for volume in json::list(spec, "volumes") {
         let reserved = added_volumes
@@ -115,6 +116,7 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
     if settings.disk.is_some() {
         json::list_mut(&mut container, "volumeMounts").push(disk::mount());
     }
+    json::list_mut(&mut container, "volumeMounts").extend(claim_mount(settings));
     if !settings.env.is_empty() {
         json::object(&mut container).insert("env".to_string(), environment(settings).into());
     }
@@ -228,6 +230,7 @@ pub(super) fn volumes(settings: &Settings, config: &Config) -> Vec<Value> {
         no_token_volume(),
     ];
     volumes.extend(settings.disk.as_ref().map(|disk| disk.volume(config)));
+    volumes.extend(claim_volume(settings));
     volumes
 }
 
@@ -239,6 +242,19 @@ pub(super) fn config_volume(files: impl Iterator<Item = Value>) -> Value {
     ]}});
     let sources: Vec<Value> = std::iter::once(own).chain(files).collect();
     json!({"name": names::CONFIG_VOLUME, "projected": {"sources": sources}})
+}
+
+/// The volume of the file system tier. Unlike the others it can block a pod: Kubernetes has no optional claims.
+pub(super) fn claim_volume(settings: &Settings) -> Option<Value> {
+    let claim = settings.claim.as_ref()?;
+    let source = json!({"claimName": claim});
+    Some(json!({"name": names::FILE_SYSTEM_VOLUME, "persistentVolumeClaim": source}))
+}
+
+/// The mount of that volume in the sidecar.
+pub(super) fn claim_mount(settings: &Settings) -> Option<Value> {
+    settings.claim.as_ref()?;
+    Some(json!({"name": names::FILE_SYSTEM_VOLUME, "mountPath": names::FILE_SYSTEM_PATH}))
 }
 
 /// The mount of the config volume in the added containers.

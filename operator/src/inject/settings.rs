@@ -41,6 +41,8 @@ pub struct Settings {
     pub config: Config,
     /// Location of the disk tier; its size is in the config. `None`: no disk tier.
     pub disk: Option<Disk>,
+    /// Name of the PersistentVolumeClaim with the file system tier. `None`: no such tier.
+    pub claim: Option<String>,
     /// Files of the shared tiers. The config has their paths.
     pub files: Vec<Files>,
     /// Whether a shared tier uses the pod's own identity in the cloud.
@@ -76,6 +78,7 @@ impl Settings {
             memory_max_bytes: None,
             config,
             disk: None,
+            claim: None,
             files: Vec::new(),
             own_identity: false,
             resources: ResourceRequirements::default(),
@@ -114,9 +117,12 @@ impl Settings {
             self.files.iter().map(Files::source).collect::<Vec<_>>(),
             self.own_identity,
         ])];
-        // Pods of pools that do not set this field must not become outdated.
+        // Pods of pools that do not set these fields must not become outdated.
         if self.gpu_access != GpuAccess::None {
             parts.push(serde_json::json!(self.gpu_access));
+        }
+        if let Some(claim) = &self.claim {
+            parts.push(serde_json::json!({"claim": claim}));
         }
         let parts: String = parts.iter().map(serde_json::Value::to_string).collect();
         blake3::hash(parts.as_bytes()).to_hex()[..16].to_string()

@@ -21,6 +21,7 @@ pub fn tool(settings: &Settings, command: &[&str], service_account: &str) -> Val
     json::list_mut(&mut container, "volumeMounts")
         .retain(|mount| json::name(mount) != names::SHARED_VOLUME);
     json::list_mut(&mut container, "volumeMounts").push(additions::config_mount());
+    json::list_mut(&mut container, "volumeMounts").extend(additions::claim_mount(settings));
     let own = json!({
         "command": command,
         "env": settings.env,
@@ -33,6 +34,11 @@ pub fn tool(settings: &Settings, command: &[&str], service_account: &str) -> Val
     additions::merge(&mut container, own);
     let secrets = settings.image_pull_secrets.iter();
     let secrets: Vec<Value> = secrets.map(|name| json!({"name": name})).collect();
+    let mut volumes = vec![
+        additions::config_volume(settings.files.iter().map(Files::source)),
+        additions::no_token_volume(),
+    ];
+    volumes.extend(additions::claim_volume(settings));
     json!({
         "metadata": {
             "labels": {names::TOOL: settings.pool},
@@ -46,7 +52,7 @@ pub fn tool(settings: &Settings, command: &[&str], service_account: &str) -> Val
             "imagePullSecrets": secrets,
             "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
-            "volumes": [additions::config_volume(settings.files.iter().map(Files::source)), additions::no_token_volume()],
+            "volumes": volumes,
         },
     })
 }
@@ -82,6 +88,20 @@ mod tests {
             (config.s3.bucket.as_str(), config.disk.path),
             ("kv-cache", None)
         );
+    }
+
+    #[test]
+    fn a_tool_pod_mounts_the_shared_folder_where_the_config_has_it() {
+        let mut settings = settings();
+        settings.claim = Some("kv-cache".to_owned());
+        let pod = tool(&settings, &["check"], "default");
+        let mount =
+            json!({"name": names::FILE_SYSTEM_VOLUME, "mountPath": names::FILE_SYSTEM_PATH});
+        let container = &pod["spec"]["containers"][0];
+        assert!(json::list(container, "volumeMounts").contains(&mount));
+        let claim = json!({"claimName": "kv-cache"});
+        let volume = json!({"name": names::FILE_SYSTEM_VOLUME, "persistentVolumeClaim": claim});
+        assert!(json::list(&pod["spec"], "volumes").contains(&volume));
     }
 
     #[test]

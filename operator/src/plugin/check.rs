@@ -113,7 +113,7 @@ async fn sidecar_settings(
         None => image(cluster, &pool.name_any()).await?,
     };
     let settings = accepted(pool, image)?;
-    if settings.config.redis.urls.is_empty() && settings.config.s3.bucket.is_empty() {
+    if !job::has_shared_tier(&settings.config) {
         return Err(Unchecked::NoSharedTier(pool.name_any()).into());
     }
     Ok(settings)

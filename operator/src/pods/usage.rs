@@ -73,7 +73,7 @@ pub struct TierUse {
 }
 
 /// Tiers that all pods share. Each sidecar reports the size of the whole tier.
-pub const SHARED: [&str; 2] = ["redis", "s3"];
+pub const SHARED: [&str; 3] = ["redis", "filesystem", "s3"];
 
 /// Sidecars that do not work as configured, by reason.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -45,7 +45,7 @@ crate::reasons::reasons! {
     ChangeReverted = "An object that the operator maintains for the pool was changed by another client, and the operator reverted the change. Change the pool instead.",
     NameTaken = "An object with a name that the pool needs exists and does not belong to it. The operator does not touch it. Rename the object or the pool.",
     ApplyFailed = "The API server rejected an object of the pool. The message has its reply. The operator retries with growing pauses. PodMonitors need the chart value `allowPodMonitors`, `shared.redis.managed` needs `allowManagedRedis`, `deletionPolicy: Delete` needs `allowPurge`.",
-    Purged = "The pool was deleted. A Job also deleted its objects in the bucket and Redis (`deletionPolicy: Delete`).",
+    Purged = "The pool was deleted. A Job also deleted its objects in the shared tiers (`deletionPolicy: Delete`).",
     PurgeFailed = "The pool was deleted, and some or all of its objects remain. The message has the last output of the Job's third attempt, or why no Job ran. Delete the objects by hand: `kvcachepool-sidecar purge`, or the bucket's own tools.",
-    PurgeSkipped = "The pool was deleted, and its objects in this tier remain: another pool has the same prefix of the bucket, or the same Redis, and objects do not record their pool.",
+    PurgeSkipped = "The pool was deleted, and its objects in this tier remain: another pool has the same prefix of the bucket, the same claim, or the same Redis, and objects do not record their pool.",
 }

@@ -7,7 +7,7 @@ use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::status::State;
 
 /// All tiers, fastest first. Other names in a sidecar's report are ignored.
-const TIERS: [&str; 4] = ["memory", "disk", "redis", "s3"];
+const TIERS: [&str; 5] = ["memory", "disk", "redis", "filesystem", "s3"];
 
 pub fn tiers(observed: &Observation<'_>, previous: &[Tier]) -> Vec<Tier> {
     let reported = |name: &str| observed.usage.tiers.iter().find(|t| *t.name == *name);
@@ -26,6 +26,7 @@ pub fn is_configured(name: &str, pool: &KVCachePool) -> bool {
         "memory" => true,
         "disk" => spec.local.disk.is_some(),
         "redis" => spec.shared.redis.is_some(),
+        "filesystem" => spec.shared.file_system.is_some(),
         "s3" => spec.shared.s3.is_some(),
         _ => false,
     }

@@ -39,6 +39,7 @@ pub(super) fn rules() -> Vec<Rule> {
     rules.extend(pool_keys().iter().filter_map(of_key));
     rules.extend(local());
     rules.extend(redis());
+    rules.extend(file_system());
     rules.extend(s3());
     rules.extend(pods());
     rules.extend(sidecar::rules());
@@ -102,6 +103,24 @@ fn redis() -> Vec<Rule> {
         },
         text("spec.shared.redis.external.auth.secretName", &NAME),
         text("spec.shared.redis.external.ca.name", &NAME),
+    ]
+}
+
+fn file_system() -> Vec<Rule> {
+    vec![
+        text(
+            "spec.shared.fileSystem.persistentVolumeClaim.claimName",
+            &NAME,
+        ),
+        Rule {
+            at: "spec.shared.fileSystem",
+            cel: "self.evictToPercent < self.evictAtPercent".to_string(),
+            message: "write an evictToPercent below evictAtPercent".to_string(),
+            holds: Box::new(|pool, _| {
+                let folder = pool.spec.shared.file_system.as_ref();
+                folder.is_none_or(|folder| folder.evict_to_percent < folder.evict_at_percent)
+            }),
+        },
     ]
 }
 

@@ -242,6 +242,7 @@ prop_compose! {
             "deletionPolicy": "Delete",
             "shared": {
                 "redis": {"managed": {"shards": shards, "memoryPerShard": size, "tolerations": [{"key": "gpu"}]}, "external": {"url": url}, "ttl": timeout},
+                "fileSystem": {"persistentVolumeClaim": {"claimName": url}, "capacity": number, "evictToPercent": shards, "expireAfter": timeout},
                 "s3": {"bucket": prefix, "prefix": prefix, "capacity": number, "evictAtPercent": shards, "httpVersion": "HTTP2"},
             },
         });

@@ -2,7 +2,12 @@
 
 use super::*;
 
-pub const GOLDEN: [&str; 3] = ["disk-node", "disk-ephemeral", "shared-tiers"];
+pub const GOLDEN: [&str; 4] = [
+    "disk-node",
+    "disk-ephemeral",
+    "shared-file-system",
+    "shared-tiers",
+];
 
 const STORAGE: &str = "ephemeral-storage";
 
@@ -111,6 +116,42 @@ fn a_disk_of_another_kind_replaces_the_first() {
     let volume = &volumes[json::position(volumes, names::DISK_VOLUME).unwrap()];
     assert_eq!(volume.get("emptyDir"), None);
     assert!(volume.get("ephemeral").is_some());
+}
+
+pub fn with_claim() -> Settings {
+    let mut settings = settings();
+    settings.config.file_system.path = Some(names::FILE_SYSTEM_PATH.into());
+    settings.claim = Some("kv-cache".to_string());
+    settings
+}
+
+#[test]
+fn a_shared_file_system_is_mounted_only_into_the_sidecar() {
+    let (before, settings) = (pod("guaranteed"), with_claim());
+    let Outcome::Inject { patch, .. } = inject(&before, &settings) else {
+        panic!("not injected");
+    };
+    assert_golden("shared-file-system", &patch);
+    let after = patched(&before, &patch);
+    assert_sound(&before, &after, "vllm");
+    assert_eq!(qos::class(&after["spec"], |_| true), Qos::Guaranteed);
+    assert_eq!(inject(&after, &settings), Outcome::Unchanged);
+    let mounts = |one: &&Value| {
+        let mounts = json::list(one, "volumeMounts").iter();
+        mounts
+            .map(json::name)
+            .any(|name| name == names::FILE_SYSTEM_VOLUME)
+    };
+    let mounting: Vec<_> = json::all_containers(&after["spec"])
+        .filter(mounts)
+        .collect();
+    assert_eq!(mounting, [sidecar(&after)]);
+    assert_ne!(settings.hash(), super::settings().hash());
+    let other = Settings {
+        claim: Some("other".to_string()),
+        ..settings.clone()
+    };
+    assert_ne!(settings.hash(), other.hash(), "a pod keeps its volumes");
 }
 
 pub fn with_files() -> Settings {

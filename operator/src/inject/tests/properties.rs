@@ -264,6 +264,7 @@ fn pools() -> impl Strategy<Value = Settings> {
     select(vec![
         settings(),
         below::with_files(),
+        below::with_claim(),
         below::with_disk(Disk::NodeDirectory),
         below::with_disk(Disk::Ephemeral("nvme".to_string())),
         gpu::with_access(GpuAccess::VisibleDevices),

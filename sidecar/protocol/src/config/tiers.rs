@@ -39,13 +39,13 @@ section! {
         /// Folder on a shared file system that only sidecars use. New files and folders get its permissions. Empty: no file system tier.
         "fileSystem.path" path: Option<PathBuf>, File, Restart;
         /// Bytes of all objects in the folder, including those of other sidecars. The oldest objects are removed. 0: no limit.
-        "fileSystem.capacity" capacity: ByteSize, Size(0..=1024 * TI), Restart;
+        "fileSystem.capacity" capacity: ByteSize, Size(0..=1024 * TI), Restart, field("spec.shared.fileSystem.capacity").within(GI..=1024 * TI);
         /// Percent of the capacity at which removal begins.
-        "fileSystem.evictAtPercent" evict_at_percent: u32 = 90, Count(1..=100), Restart;
+        "fileSystem.evictAtPercent" evict_at_percent: u32 = 90, Count(1..=100), Restart, field("spec.shared.fileSystem.evictAtPercent");
         /// Percent of the capacity at which removal ends. At most evictAtPercent.
-        "fileSystem.evictToPercent" evict_to_percent: u32 = 80, Count(1..=100), Restart;
+        "fileSystem.evictToPercent" evict_to_percent: u32 = 80, Count(1..=100), Restart, field("spec.shared.fileSystem.evictToPercent");
         /// Objects are removed this long after they were written. 0 disables expiry.
-        "fileSystem.expireAfter" expire_after: Duration, Time(0..=87_600 * HOUR_MS), Restart;
+        "fileSystem.expireAfter" expire_after: Duration, Time(0..=87_600 * HOUR_MS), Restart, field("spec.shared.fileSystem.expireAfter").within(HOUR_MS..=YEAR_MS);
     }
 }
 
