@@ -52,8 +52,23 @@ impl Arena {
         })
     }
 
-    /// Adopts both files unchanged, after checking seals, sizes and header.
+    /// Maps both files of another process, after checking seals, sizes and header. Changes nothing.
+    pub fn map(arena_fd: OwnedFd, table_fd: OwnedFd) -> Result<Self, ArenaError> {
+        Ok(Self::map_checked(arena_fd, table_fd)?.0)
+    }
+
+    /// Adopts both files as the engine: as [`Arena::map`], and corrects the number of populated rows.
     pub fn adopt(arena_fd: OwnedFd, table_fd: OwnedFd) -> Result<Self, ArenaError> {
+        let (arena, populated) = Self::map_checked(arena_fd, table_fd)?;
+        // Every connector can write to the header. Rows without allocated pages are unpopulated, whatever the header says.
+        if !populated {
+            arena.table().set_populated_rows(0);
+        }
+        Ok(arena)
+    }
+
+    /// The arena, and whether all rows that its header calls populated have pages.
+    fn map_checked(arena_fd: OwnedFd, table_fd: OwnedFd) -> Result<(Self, bool), ArenaError> {
         let (arena_bytes, allocated_bytes) = sealed_size("arena", &arena_fd)?;
         let (table_bytes, _) = sealed_size("slot table", &table_fd)?;
         if table_bytes < HEADER_BYTES {
@@ -72,11 +87,8 @@ impl Arena {
             bytes: Arc::new(bytes),
             table: Arc::new(table),
         };
-        // Every connector can write to the header. Rows without allocated pages are unpopulated, whatever the header says.
-        if u64::from(header.populated_rows) * ROW_BYTES > allocated_bytes {
-            arena.table().set_populated_rows(0);
-        }
-        Ok(arena)
+        let populated = u64::from(header.populated_rows) * ROW_BYTES <= allocated_bytes;
+        Ok((arena, populated))
     }
 
     /// The slot table for the engine. Create only one at a time, because it is the only writer.

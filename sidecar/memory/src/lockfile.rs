@@ -202,16 +202,35 @@ impl LockFile {
 
     /// Takes [`SIDECAR_BYTE`] for the life of this process. Returns false if a live sidecar holds it.
     pub fn claim_sidecar(&self) -> Result<bool, LockFileError> {
-        let lock = record(libc::F_WRLCK, SIDECAR_BYTE, 1);
-        // SAFETY: fd is open; `lock` is a valid flock structure that the kernel only reads.
-        let rc = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_SETLK, &lock) };
-        if rc == 0 {
-            return Ok(true);
+        match set_lock(self.fd.as_fd(), SIDECAR_BYTE) {
+            Ok(()) => Ok(true),
+            Err(Errno::ACCESS | Errno::AGAIN) => Ok(false),
+            Err(e) => Err(self.io("F_SETLK", e)),
         }
-        match last_error() {
-            Errno::ACCESS | Errno::AGAIN => Ok(false),
-            e => Err(self.io("F_SETLK", e)),
-        }
+    }
+}
+
+/// A process's proof of life: the lock on its byte of a sidecar's lock file, until it is dropped.
+#[derive(Debug)]
+pub struct HeldLock {
+    _fd: OwnedFd,
+    pub number: u32,
+}
+
+impl HeldLock {
+    /// Locks the byte `number` of the file that the sidecar passed. The process must have no other descriptor of the file.
+    pub fn take(fd: OwnedFd, number: u32) -> Result<Self, Errno> {
+        set_lock(fd.as_fd(), lock_offset(number))?;
+        Ok(Self { _fd: fd, number })
+    }
+}
+
+fn set_lock(fd: BorrowedFd<'_>, byte: u64) -> Result<(), Errno> {
+    let lock = record(libc::F_WRLCK, byte, 1);
+    // SAFETY: fd is open; `lock` is a valid flock structure that the kernel only reads.
+    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLK, &lock) } {
+        0 => Ok(()),
+        _ => Err(last_error()),
     }
 }
 

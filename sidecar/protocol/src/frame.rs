@@ -18,6 +18,8 @@ pub const FLAG_ERROR: u16 = 2;
 pub const FLAG_PARTIAL: u16 = 4;
 /// File descriptors are attached to the first byte of this frame (SCM_RIGHTS). The body's `fds` names them in order.
 pub const FLAG_FDS: u16 = 8;
+/// Remote access: bytes follow the map ([`crate::remote::split`]).
+pub const FLAG_DATA: u16 = 16;
 
 /// The operation of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,6 +51,10 @@ pub enum Op {
     Report = 12,
     /// Removes, pins, unpins, touches or describes opaque objects.
     Objects = 13,
+    /// Remote access only: reads ranges of leased objects.
+    Read = 14,
+    /// Remote access only: writes ranges of granted objects.
+    Write = 15,
 }
 
 impl TryFrom<u8> for Op {
@@ -57,7 +63,7 @@ impl TryFrom<u8> for Op {
         use Op::*;
         [
             Hello, Register, Window, Probe, Pin, Release, Grant, Commit, Abort, Events, Admin,
-            Report, Objects,
+            Report, Objects, Read, Write,
         ]
         .into_iter()
         .find(|op| *op as u8 == v)

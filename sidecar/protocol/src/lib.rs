@@ -14,6 +14,7 @@ pub mod lockfile;
 pub mod message;
 pub mod object;
 pub mod refs;
+pub mod remote;
 pub mod sizing;
 pub mod status;
 pub mod table;

@@ -10,6 +10,7 @@ mod init;
 mod lmcache;
 mod output;
 mod purge;
+mod serve;
 mod size;
 mod status;
 mod tier;
@@ -54,6 +55,18 @@ Examples:
   kvcachepool-sidecar run --config config.v1.yaml"
     )]
     Run(ConfigFiles),
+    /// Serve the objects of a running sidecar to clients on other machines, over TLS.
+    #[command(
+        after_help = "The process is a client of the sidecar's socket: start it beside `run`, in the same pod or on the same machine. Clients are programs with
+kvcachepool.client and LMCache's plugin (guide \"Remote access\"). A key opens all namespaces. Certificate and keys are read again when their
+files change. The process never ends because the sidecar does: it refuses clients until the sidecar is back. Stops on SIGTERM or SIGINT.
+
+Examples:
+  openssl rand -hex 32 > keys
+  kvcachepool-sidecar serve --socket /tmp/kvcp/sidecar.sock --listen 0.0.0.0:9800 --certificate tls.crt --private-key tls.key --key-file keys
+  curl http://127.0.0.1:9801/readyz"
+    )]
+    Serve(serve::Args),
     /// Print or check a config, or translate LMCache's.
     #[command(
         after_help = "--from-lmcache prints a KVCachePool, and on standard error a line per key of LMCache: translated, automatic, or not supported and what
@@ -241,6 +254,7 @@ pub fn main() -> ExitCode {
             );
             Ok(ExitCode::SUCCESS)
         }
+        Command::Serve(args) => serve::main(args),
         Command::Init(args) => Ok(init::main(&args)),
         Command::Flush(args) => Ok(flush::main(&args)),
         Command::Config(args) => config::main(&args),

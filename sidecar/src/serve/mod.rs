@@ -4,7 +4,7 @@
 
 mod boot;
 mod complaints;
-mod connection;
+pub(crate) mod connection;
 pub mod daemon;
 mod descriptors;
 mod exit;

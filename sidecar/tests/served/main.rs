@@ -20,6 +20,7 @@ mod metrics_doc;
 mod pod;
 mod pool_config;
 mod redis;
+mod remote;
 mod s3;
 mod s3_faults;
 mod s3_identity;

@@ -2,6 +2,7 @@
 
 use kvcachepool_metrics::Metric;
 use kvcachepool_sidecar::admin::metrics::{CORE, SHELL};
+use kvcachepool_sidecar::remote::REMOTE;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
 
@@ -19,7 +20,8 @@ fn the_page_lists_what_the_code_exports() {
         rows("Tokens, chunks and sessions", CORE),
         rows("The process, its socket and its config", SHELL),
     );
-    let wanted = format!("\n{tokens}{process}");
+    let remote = rows("Remote access (`kvcachepool-sidecar serve`)", REMOTE);
+    let wanted = format!("\n{tokens}{process}{remote}");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(FILE, format!("{head}{marker}{wanted}")).unwrap();
         return;

@@ -6,7 +6,7 @@ use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, FrameReader, Header, M
 use kvcachepool_protocol::key::unpack_hashes;
 use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::object::Fidelity;
-use kvcachepool_protocol::refs;
+use kvcachepool_protocol::{refs, remote};
 use libfuzzer_sys::fuzz_target;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -39,14 +39,23 @@ fn message(header: &Header, body: &[u8]) {
     };
     let reply = header.flags & FLAG_REPLY != 0;
     match (op, reply) {
-        (Op::Hello, false) => read::<Hello>(body, |m| packed(&m.grants)),
-        (Op::Hello, true) => read::<HelloReply>(body, |_| ()),
+        (Op::Hello, false) => {
+            read::<Hello>(body, |m| packed(&m.grants));
+            read::<remote::Hello>(body, |_| ());
+        }
+        (Op::Hello, true) => {
+            read::<HelloReply>(body, |_| ());
+            read::<remote::HelloReply>(body, |_| ());
+        }
         (Op::Register, false) => read::<Register>(body, register),
         (Op::Register, true) => read::<RegisterReply>(body, |_| ()),
         (Op::Probe, false) => read::<Probe>(body, |m| {
             let _ = unpack_hashes(&m.hashes);
         }),
-        (Op::Probe, true) => read::<ProbeReply>(body, |m| packed(&m.refs)),
+        (Op::Probe, true) => {
+            read::<ProbeReply>(body, |m| packed(&m.refs));
+            read::<remote::ProbeReply>(body, |_| ());
+        }
         (Op::Pin, _) => read::<Pin>(body, |_| ()),
         (Op::Release, _) => read::<Release>(body, |_| ()),
         (Op::Grant, false) => read::<Grant>(body, |_| ()),
@@ -63,6 +72,12 @@ fn message(header: &Header, body: &[u8]) {
         (Op::Report, _) => read::<Report>(body, |_| ()),
         (Op::Window, false) => read::<Window>(body, |_| ()),
         (Op::Window, true) => read::<WindowReply>(body, |_| ()),
+        (Op::Objects, false) => read::<Objects>(body, |_| ()),
+        (Op::Objects, true) => read::<ObjectsReply>(body, |_| ()),
+        (Op::Read, false) => read::<remote::Parts>(body, parts),
+        (Op::Read, true) => data::<remote::ReadReply>(header, body),
+        (Op::Write, false) => data::<remote::Parts>(header, body),
+        (Op::Write, true) => read::<remote::WriteReply>(body, |_| ()),
     }
 }
 
@@ -74,6 +89,20 @@ fn read<M: Serialize + DeserializeOwned>(body: &[u8], check: impl Fn(&M)) {
         // Compared as bytes: a NaN is not equal to itself.
         assert!(encode(&twice).is_ok_and(|bytes| bytes == again));
     }
+}
+
+/// A frame with data: what it splits into makes the same frame.
+fn data<M: Serialize + DeserializeOwned>(header: &Header, body: &[u8]) {
+    if let Ok((message, data)) = remote::split::<M>(header.flags, body) {
+        let mut again = remote::front(&message).expect("what was read can be written");
+        again.extend(data);
+        let (_, same) = remote::split::<M>(header.flags, &again).expect("it can be read again");
+        assert_eq!(same, data);
+    }
+}
+
+fn parts(parts: &remote::Parts) {
+    assert!(parts.data_bytes().is_none_or(|bytes| bytes <= MAX_BODY));
 }
 
 fn packed(bytes: &[u8]) {

@@ -1,0 +1,263 @@
+//! Remote access: serves opaque objects of the sidecar beside this process to clients over TLS (`kvcachepool-sidecar serve`).
+//!
+//! The process is a client of the sidecar's Unix socket like any other (`upstream`), and maps the same memory (`memory`). Remote clients
+//! send the messages of the socket, and bytes in place of references (`client`). Another transport takes the place of the TLS stream.
+
+mod client;
+mod keys;
+mod memory;
+mod metrics;
+mod objects;
+mod tls;
+mod upstream;
+
+use crate::admin::listen::{Bounds, serve as serve_http};
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use client::{BUFFER_BYTES, End};
+use kvcachepool_metrics::Metrics;
+pub use metrics::REMOTE;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::TlsAcceptor;
+use tracing::{info, warn};
+use upstream::State;
+
+/// Longest time for TLS and HELLO together.
+const HELLO_PATIENCE: Duration = Duration::from_secs(10);
+/// Pause after an accept that failed for lack of descriptors or memory.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How long running requests may take after SIGTERM.
+const DRAIN: Duration = Duration::from_secs(5);
+/// A peer that is gone without a word is noticed after about a minute.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// How to serve.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The sidecar's socket.
+    pub socket: PathBuf,
+    pub listen: SocketAddr,
+    /// Health and metrics.
+    pub admin: SocketAddr,
+    pub certificate: PathBuf,
+    pub private_key: PathBuf,
+    pub key_file: PathBuf,
+    pub connections_max: usize,
+    /// Bytes of values on their way, of all connections together.
+    pub buffer_bytes: u64,
+    /// Where to write the address in use.
+    pub address_file: Option<PathBuf>,
+}
+
+/// Why the server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    #[error(transparent)]
+    Key(#[from] keys::KeyError),
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        address: SocketAddr,
+        source: std::io::Error,
+    },
+    #[error("cannot write the address file {path}: {source}")]
+    AddressFile {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("the server cannot start: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// What all connections share.
+struct Server {
+    key_file: PathBuf,
+    upstream: watch::Receiver<State>,
+    stop: watch::Receiver<bool>,
+    /// Buffers of [`BUFFER_BYTES`] for values on their way.
+    free: Semaphore,
+    requests: AtomicU64,
+    metrics: Arc<Metrics>,
+}
+
+impl Server {
+    /// The id of a request at the sidecar.
+    fn new_request(&self) -> String {
+        self.requests.fetch_add(1, Ordering::Relaxed).to_string()
+    }
+
+    /// Waits for this many buffers.
+    async fn buffers(&self, count: usize) -> Result<SemaphorePermit<'_>, End> {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        // The semaphore is never closed.
+        self.free
+            .acquire_many(count)
+            .await
+            .map_err(|_| End::Stopping)
+    }
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub fn run(settings: Settings) -> Result<(), RemoteError> {
+    let keys = keys::load(&settings.key_file)?.len();
+    let certificate =
+        tls::Certificate::load(settings.certificate.clone(), settings.private_key.clone())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let listener = bind(settings.listen).await?;
+        let address = listener.local_addr()?;
+        let (state, upstream) = watch::channel(State::Waiting("not connected yet".into()));
+        let (stop, stopped) = watch::channel(false);
+        let buffers = usize::try_from(settings.buffer_bytes).unwrap_or(usize::MAX) / BUFFER_BYTES;
+        let server = Arc::new(Server {
+            key_file: settings.key_file.clone(),
+            upstream,
+            stop: stopped,
+            free: Semaphore::new(buffers.min(Semaphore::MAX_PERMITS)),
+            requests: AtomicU64::new(1),
+            metrics: Arc::new(metrics::registry()),
+        });
+        let http = bind(settings.admin).await?;
+        let metrics = server.metrics.clone();
+        tokio::spawn(serve_http(http, router(server.clone()), Bounds::default(), metrics));
+        tokio::spawn(certificate.clone().watch());
+        tokio::spawn(upstream::keep(settings.socket.clone(), state));
+        if let Some(path) = &settings.address_file {
+            std::fs::write(path, format!("{address}\n")).map_err(|source| RemoteError::AddressFile {
+                path: path.clone(),
+                source,
+            })?;
+        }
+        info!(%address, keys, socket = %settings.socket.display(), "serving objects over TLS");
+        let mut open = JoinSet::new();
+        tokio::select! {
+            () = accept(&server, &listener, certificate.acceptor()?, settings.connections_max, &mut open) => {}
+            ended = terminated() => ended?,
+        }
+        info!(connections = open.len(), "stopping");
+        stop.send_replace(true);
+        // What is left ends with the process, and the sidecar takes back what it held.
+        let _ = timeout(DRAIN, open.join_all()).await;
+        Ok(())
+    })
+}
+
+/// Returns at SIGTERM or SIGINT.
+async fn terminated() -> std::io::Result<()> {
+    let (mut term, mut int) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, RemoteError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| RemoteError::Listen { address, source })
+}
+
+/// Accepts without end.
+async fn accept(
+    server: &Arc<Server>,
+    listener: &TcpListener,
+    tls: TlsAcceptor,
+    connections_max: usize,
+    open: &mut JoinSet<()>,
+) {
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                warn!(error = %e, "failed to accept a remote client");
+                server.metrics.add("accept_failures_total", &[], 1);
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        while open.try_join_next().is_some() {}
+        if open.len() >= connections_max {
+            server
+                .metrics
+                .add("remote_connections_total", &["TooManyConnections"], 1);
+            warn!(%peer, connections_max, "closed a remote client: too many connections");
+            continue;
+        }
+        open.spawn(serve(server.clone(), stream, peer, tls.clone()));
+        server
+            .metrics
+            .set("remote_connections", &[], open.len() as f64);
+    }
+}
+
+/// One connection, from its TLS handshake to its end.
+async fn serve(server: Arc<Server>, stream: TcpStream, peer: SocketAddr, tls: TlsAcceptor) {
+    let begin = Instant::now();
+    keep_alive(&stream);
+    let handshake = timeout(HELLO_PATIENCE, tls.accept(stream)).await;
+    let end = match handshake {
+        Ok(Ok(stream)) => {
+            let left = HELLO_PATIENCE.saturating_sub(begin.elapsed());
+            format!("{:?}", client::serve(&server, stream, left).await)
+        }
+        Ok(Err(e)) => {
+            tracing::debug!(%peer, error = %e, "TLS handshake failed");
+            "TlsFailed".to_owned()
+        }
+        Err(_) => "TooSlow".to_owned(),
+    };
+    server.metrics.add("remote_closed_total", &[&end], 1);
+    tracing::debug!(%peer, reason = end, "remote client ended");
+}
+
+/// Requests are small, so they are sent at once. A refusal of the kernel is harmless.
+fn keep_alive(stream: &TcpStream) {
+    use rustix::net::sockopt;
+    let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL);
+    let _ = sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES);
+}
+
+fn router(server: Arc<Server>) -> Router {
+    let ready = server.clone();
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route(
+            "/readyz",
+            get(async move || match ready.upstream.borrow().attached() {
+                Ok(_) => (StatusCode::OK, "ready\n".to_owned()),
+                Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+            }),
+        )
+        .route(
+            "/metrics",
+            get(async move || {
+                let attached = server.upstream.borrow().attached().is_ok();
+                server
+                    .metrics
+                    .set("remote_attached", &[], f64::from(u8::from(attached)));
+                server.metrics.text()
+            }),
+        )
+}
