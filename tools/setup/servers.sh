@@ -11,6 +11,7 @@ setup_servers() {
     mkdir -p "$CACHE/tools/bin"
     server_once "versitygw-$VERSITYGW" versitygw server_versitygw
     server_once "valkey-$VALKEY" valkey-cli server_valkey
+    server_once "stores-$(cat "$TOOLS/requirements/stores.txt" "$TOOLS/setup/servers.sh" | sha256sum | cut -c1-16)" mooncake_master server_stores
 }
 
 server_once() { # server_once MARKER PROGRAM COMMAND
@@ -31,6 +32,25 @@ server_versitygw() {
     quietly versitygw.log "building the S3 server versitygw $VERSITYGW (1 to 2 minutes on 2 cores)" \
         retried env CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local GOBIN="$CACHE/tools/bin" \
         nice "$go" install -trimpath -ldflags "-s -w" "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW"
+}
+
+# Mooncake and the client of InfiniStore, for the Python of vLLM, in a folder that only their tests put on PYTHONPATH.
+server_stores() {
+    local python="$CACHE/venvs/vllm-$(newest_vllm)/bin/python" missing=()
+    if ! [ -x "$python" ]; then python="$(compgen -G "$CACHE/venvs/vllm-*/bin/python" | head -n 1)" || python="$(find_python)"; fi
+    ldconfig -p 2>/dev/null | grep libibverbs.so.1 >/dev/null || missing+=(libibverbs1)
+    ldconfig -p 2>/dev/null | grep libcurl.so.4 >/dev/null || missing+=(libcurl4)
+    if [ ${#missing[@]} != 0 ]; then
+        command -v apt-get >/dev/null || die "install these with your package manager, then run again: ${missing[*]}"
+        quietly apt.log "installing packages: ${missing[*]}" as_root env DEBIAN_FRONTEND=noninteractive \
+            sh -c 'apt-get update && apt-get install -y --no-install-recommends "$@"' sh "${missing[@]}"
+    fi
+    rm -rf "$CACHE/tools/stores"
+    quietly stores.log "installing Mooncake and InfiniStore's client (60 MB)" retried "$python" -m pip install \
+        --disable-pip-version-check --no-input --no-deps --no-compile --upgrade --target "$CACHE/tools/stores" \
+        -r "$TOOLS/requirements/stores.txt"
+    ln -sf "$CACHE/tools/stores/mooncake/mooncake_master" "$CACHE/tools/bin/mooncake_master"
+    chmod +x "$CACHE/tools/stores/mooncake/mooncake_master"
 }
 
 server_valkey() {
