@@ -122,7 +122,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _keys(arguments: argparse.Namespace) -> Keys | None:
+def keys_of(arguments: argparse.Namespace) -> Keys | None:
+    """The key of `--auth`. Raises `BadKey` if other hosts reach the address and there is none."""
     host, _ = arguments.listen
     if arguments.auth is not None:
         return Keys(arguments.auth)
@@ -140,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        keys = _keys(arguments)
+        keys = keys_of(arguments)
         calls = Calls(load(arguments.store, arguments.config), arguments.concurrency, arguments.deadline)
         calls.call("open", deadline_s=arguments.open_deadline)
         budget = Budget(arguments.memory, arguments.deadline)

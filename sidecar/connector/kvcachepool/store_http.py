@@ -158,6 +158,8 @@ class Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """For requests that the base class does not understand."""
         self.close_connection = True
+        # Without a version the base class would send no status.
+        self.request_version = self.protocol_version
         self._answer(code, store_xml.error("InvalidRequest", message or "invalid request"))
 
     def do_GET(self) -> None:

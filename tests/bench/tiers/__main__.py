@@ -13,10 +13,10 @@ import statistics
 from typing import Any
 
 from bench.results import RESULTS, Row, merge
-from bench.tiers import disk, network, redis, redis_tls, s3, s3_tls, ttft
+from bench.tiers import disk, network, redis, redis_tls, s3, s3_tls, store, ttft
 from bench.tiers.load import MIB, Amount, Cell, Measured
 
-TIERS = {"disk": disk, "redis": redis, "redis_tls": redis_tls, "s3": s3, "s3_tls": s3_tls}
+TIERS = {"disk": disk, "redis": redis, "redis_tls": redis_tls, "s3": s3, "s3_tls": s3_tls, "store": store}
 SIZES = (1, 4, 8, 16, 32)
 IN_FLIGHT = (1, 8, 64)
 #: Maximum bytes that a run writes, without the memory of objects in flight.
