@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import kvcachepool.shared as shared_module
 from kvcachepool.client import Client, Item, Put
 from kvcachepool.shared import Shared
+from kvcachepool.store import parser
 from servers import paths
 from servers.sidecar import Sidecar
 from servers.store import PACKAGES, MooncakeMaster, StoreServer
@@ -132,6 +136,41 @@ def test_a_sidecar_with_empty_memory_is_warm_from_the_store(
     forgotten(sidecar)
     all_read(sidecar, SIZES)
     assert ("class has no list" in store.log_text()) == (name in ("async", "infinistore"))
+
+
+GUIDE = (paths.ROOT / "docs/guides/dynamic-tier.md").read_text()
+
+
+def test_the_class_of_the_guide_is_a_tier(
+    served: Callable[..., StoreServer], pod: Callable[..., Sidecar], tmp_path: Path
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
+    (tmp_path / "my_store.py").write_text(code)
+    (config,) = re.findall(r"my_store:MyStore --config '(.*)'", GUIDE)
+    sidecar = pod(served("my_store:MyStore", json.loads(config), python_path=[tmp_path]))
+    stored(sidecar, {"small": MIB})
+    forgotten(sidecar)
+    all_read(sidecar, {"small": MIB})
+
+
+def test_the_options_of_the_guide_are_those_of_the_command() -> None:
+    actions = {option: action for action in parser()._actions for option in action.option_strings}
+    listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| `?([^|`]+?)`? \|", GUIDE, re.M))
+    assert listed.keys() == actions.keys() - {"-h", "--help", "--config"}
+    for option, default in listed.items():
+        expected = actions[option].default
+        shown = {None: "none"}.get(expected, f"{expected:g} s" if isinstance(expected, float) else str(expected))
+        assert default == shown, option
+
+
+def test_the_manifests_of_the_guide_are_yaml_and_start_the_command() -> None:
+    blocks = [yaml.safe_load_all(block) for block in re.findall(r"```yaml\n(.*?)```", GUIDE, re.S)]
+    documents = [document for block in blocks for document in block]
+    (deployment,) = [document for document in documents if document.get("kind") == "Deployment"]
+    (beside,) = [document["containers"] for document in documents if "containers" in document]
+    for container in (*beside, *deployment["spec"]["template"]["spec"]["containers"]):
+        assert container["command"][:3] == ["python", "-m", "kvcachepool.store"]
+        parser().parse_args([*container["command"][3:], *container["args"]])
 
 
 def test_mooncake_keeps_objects_for_a_sidecar_that_restarts(
