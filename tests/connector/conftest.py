@@ -55,6 +55,16 @@ def mapping() -> Iterator[Any]:
 
 
 @pytest.fixture
+def serve() -> Iterator[Any]:
+    """Serves classes to HTTP clients from this process."""
+    from store_client import Servers
+
+    servers = Servers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Stops the copies of object clients."""
     from copy_gate import Gate

@@ -192,8 +192,6 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
             finally:
                 self.server.budget.give(self._taken)
-        if self.server.stopping:
-            self.close_connection = True
 
     def _respond(self, method: Callable[[Target, bytearray], None]) -> None:
         try:
@@ -381,6 +379,7 @@ class Handler(BaseHTTPRequestHandler):
     ) -> None:
         """Sends a response."""
         self._answered = True
+        self.close_connection = self.close_connection or self.server.stopping
         headers = headers or {}
         self.send_response(status)
         if status != 204:
