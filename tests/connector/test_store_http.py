@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import re
+import socket
 import threading
 import zlib
 from base64 import b64encode
@@ -219,8 +220,8 @@ def test_the_memory_of_uploads_is_bounded_and_given_back(
     assert ask("PUT", f"{ALICE}?partNumber=1&uploadId={upload}", bytes(3_000)).status == 200
     assert Client(server.server_address[1])("PUT", BOB, bytes(6_000)).status == 200
     monkeypatch.setattr(store_uploads, "_IDLE_S", -1.0)
-    begin(ask)
-    server.budget.take(10_000)
+    assert Client(server.server_address[1])("PUT", BOB, bytes(10_000)).status == 200
+    assert ask("PUT", f"{ALICE}?partNumber=2&uploadId={upload}", b"x").code == "NoSuchUpload"
 
 
 # -- bad requests
@@ -329,8 +330,13 @@ def test_a_request_that_is_being_served_is_answered_before_the_end(serve: Callab
     thread = threading.Thread(target=lambda: answers.append(busy("PUT", ALICE, OBJECT)))
     thread.start()
     assert begun.wait(10)
-    assert not server.drain(0.05)
-    release.set()
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), 10) as half:
+        half.sendall(b"PUT /kv-bucket/half HTTP/1.1\r\nContent-Length: 4\r\n\r\nha")
+        wait_for(lambda: len(server._busy) == 2, 10, "both requests in the server")
+        assert not server.drain(0.05)
+        release.set()
+        half.sendall(b"lf")
+        assert half.recv(100).startswith(b"HTTP/1.1 200")
     assert server.drain(10)
     thread.join(10)
     assert (answers[0].status, answers[0].headers["connection"]) == (200, "close")

@@ -32,7 +32,6 @@ class StoreServer:
         *,
         arguments: Sequence[str] = (),
         python_path: Sequence[Path] = (),
-        signed: bool = True,
     ) -> None:
         self.folder = paths.short_folder()
         self.port = paths.free_port()
@@ -42,8 +41,7 @@ class StoreServer:
         (self._auth / "AWS_ACCESS_KEY_ID").write_text(self.key_id)
         (self._auth / "AWS_SECRET_ACCESS_KEY").write_text(self.secret)
         self._command = [sys.executable, "-m", "kvcachepool.store", store, "--config", json.dumps(dict(config or {}))]
-        self._command += ["--listen", f"127.0.0.1:{self.port}", *arguments]
-        self._command += ["--auth", str(self._auth)] if signed else []
+        self._command += ["--listen", f"127.0.0.1:{self.port}", "--auth", str(self._auth), *arguments]
         folders = [paths.ROOT / "sidecar/connector", *python_path]
         self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
         self._process: Process | None = None

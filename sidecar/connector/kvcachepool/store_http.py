@@ -245,6 +245,8 @@ class Handler(BaseHTTPRequestHandler):
         if not lengths and self.command == "PUT":
             raise Refused(411, "MissingContentLength", "a PUT needs a Content-Length")
         length = int(lengths[0]) if lengths else 0
+        # Parts of clients that are gone must not hold its room.
+        self.server.uploads.expire()
         self.server.budget.take(length)
         self._taken += length
         body = bytearray(length)

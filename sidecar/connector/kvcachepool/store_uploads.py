@@ -34,7 +34,6 @@ class Uploads:
 
     def begin(self, key: str) -> str:
         """Returns the id of a new upload."""
-        self._expire()
         with self._lock:
             if len(self._uploads) >= _UPLOADS_MOST:
                 raise Refused(503, "SlowDown", f"{_UPLOADS_MOST} uploads are running")
@@ -92,7 +91,8 @@ class Uploads:
         upload.used_at = time.monotonic()
         return upload
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Ends uploads that were not used for too long."""
         before = time.monotonic() - _IDLE_S
         with self._lock:
             old = [name for name, upload in self._uploads.items() if upload.used_at < before]
