@@ -72,7 +72,7 @@ def faulty(served: Callable[..., StoreServer], tmp_path: Path) -> tuple[StoreSer
     folder, faults = tmp_path / "objects", tmp_path / "fault"
     folder.mkdir()
     config = {"folder": str(folder), "faults": str(faults)}
-    arguments = ["--deadline", "1", "--concurrency", "2"]
+    arguments = ["--deadline", "3", "--concurrency", "2"]
     return served("served_stores:FaultyStore", config, arguments=arguments), faults
 
 
@@ -214,9 +214,9 @@ def test_a_class_that_is_wrong_costs_a_miss_and_never_other_bytes(
     faults.write_text(fault)
     assert read(sidecar, "small", 4) is None
     if fault == "raise":
-        assert "ConnectionResetError" in store.log_text()
+        wait_for(lambda: "ConnectionResetError" in store.log_text(), 10, "the exception in the log")
     if fault == "hang":
-        assert "call exceeded its deadline" in store.log_text()
+        wait_for(lambda: "call exceeded its deadline" in store.log_text(), 10, "the deadline in the log")
     faults.write_text("")
     result = {"flip": "corrupt", "other": "foreign"}.get(fault)
     if result:

@@ -24,6 +24,10 @@ from .store_errors import SHOWN, Refused, line, log
 _METHODS = ("open", "close", "stat", "get", "put", "delete")
 
 
+class _Late(Exception):
+    """A coroutine was cancelled at its deadline."""
+
+
 class BadClass(Exception):
     """The class cannot be loaded or created."""
 
@@ -80,12 +84,12 @@ class Calls:
         future: Future[Any] = Future()
         self._queue.put((future, method, args, deadline_s))
         wait_for_futures([future], deadline_s)
-        if not future.done():
+        error = future.exception() if future.done() else _Late()
+        if isinstance(error, _Late):
             future.cancel()
             log.warning(line("call exceeded its deadline", method=method, store=self.name, deadline_s=deadline_s))
             message = f"{self.name}.{method} did not return within {deadline_s:g} s"
             raise Refused(503, "RequestTimeout", message)
-        error = future.exception()
         if error is None:
             return future.result()
         told = f"{self.name}.{method} raised {type(error).__name__}: {error}"[:SHOWN]
@@ -118,8 +122,13 @@ class Calls:
             return result
 
         async def waited() -> Any:
-            # Cancels it at the deadline, so that the thread is free again.
-            return await asyncio.wait_for(result, deadline_s)
+            # Cancelled at the deadline, so that the thread is free again.
+            task = asyncio.ensure_future(result)
+            await asyncio.wait([task], timeout=deadline_s)
+            if not task.done():
+                task.cancel()
+                raise _Late
+            return task.result()
 
         return asyncio.run_coroutine_threadsafe(waited(), self._event_loop()).result()
 
