@@ -225,7 +225,7 @@ def test_an_object_that_exceeds_the_arena_is_too_large(client: Client) -> None:
 
 def write_raw(client: Client, key: str, raw: bytes) -> None:
     """Stores these bytes as the whole object of a key."""
-    session = client._session
+    session = client._transport.session
     chunk = GrantChunk(hash=digest_of(key.encode()), first_token=0, tokens=1, groups=1, bytes=len(raw))
     _, granted = session.grant(Grant(request="raw", chunks=[chunk]), time.monotonic() + WAIT_S)
     assert object_copy.write(session, granted[0], [np.frombuffer(raw, dtype=np.uint8)])
@@ -446,7 +446,7 @@ def test_the_client_lives_beside_vllms_parts(
 
 def restart_engine(client: Client, sidecar: Sidecar) -> None:
     """Kills the engine process, and waits until the client is served by the next one."""
-    connection = client._session._connection
+    connection = client._transport.session._connection
     before = connection.connection
     sidecar.kill_engine()
     wait_for(lambda: client.connected and connection.connection > before, WAIT_S, "another connection")
@@ -488,7 +488,7 @@ def test_a_put_that_copies_survives_the_death_of_the_engine_process(
 
 
 def test_a_client_that_closes_names_the_slots_of_a_running_copy(client: Client, gate: Gate) -> None:
-    session = client._session
+    session = client._transport.session
 
     def store() -> None:
         with pytest.raises(Unavailable, match="Closed"):
@@ -563,7 +563,7 @@ def test_calls_during_restarts_end_with_a_result_or_unavailable(client: Client, 
     for thread in threads:
         thread.join()
     assert not wrong
-    session = client._session
+    session = client._transport.session
     assert client.wait_connected(WAIT_S)
     assert client.exists("none") == 0
     assert (session._calls, session._held, session._outbox, session._copies, session._waiting) == (set(), {}, [], 0, 0)
@@ -584,7 +584,7 @@ def test_a_call_that_waits_ends_at_once_when_the_sidecar_dies(client: Client, si
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: len(client._session._calls) == 4, WAIT_S, "four calls")
+    wait_for(lambda: len(client._transport.session._calls) == 4, WAIT_S, "four calls")
     start = time.monotonic()
     sidecar.kill_tree()
     for thread in threads:

@@ -295,7 +295,7 @@ def test_the_newest_partial_reply_counts_at_the_deadline(stub: StubObjects, clie
 
 def test_a_lease_waits_for_lower_tiers_beyond_the_sidecars_own_limit(stub: StubObjects, client: Client) -> None:
     assert client.put([Item("a", b"value")]) == [Put.STORED]
-    client._session._connection.settings.load_timeout_ms = 50
+    client._transport.session._connection.settings.load_timeout_ms = 50
     probes = []
 
     def slow(frame: Received, reply: dict[str, Any]) -> dict[str, Any]:
@@ -453,7 +453,7 @@ def test_memory_is_unmapped_only_after_copies_and_later_copies_notice(
 
 
 def test_memory_that_is_about_to_be_unmapped_is_not_used_again(stub: StubObjects, client: Client) -> None:
-    session, mapping, hello = client._session, shared().mapping, client._session._connection.hello
+    session, mapping, hello = client._transport.session, shared().mapping, client._transport.session._connection.hello
     assert mapping is not None
     assert hello is not None
     mapping.retired = True  # as `Shared.unmap` does before it ends the copies of all parts

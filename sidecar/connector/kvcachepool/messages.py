@@ -231,6 +231,59 @@ class ObjectsReply(Message):
     pinned: builtins.bytes = b""
 
 
+class RemoteHello(Message):
+    """HELLO of remote access, where the two sides share no memory. So are the other messages named `Remote`."""
+
+    version: int
+    engine: str = ""
+    engine_version: str = ""
+    instance: str = ""
+    key: str = ""
+
+
+class RemoteHelloReply(Message):
+    version: int
+    sidecar_version: str
+    boot: int
+    arena_bytes: int
+    load_timeout_ms: int
+    features: list[str] = []
+
+
+class RemoteProbeReply(Message):
+    states: builtins.bytes
+    #: Length of each ready object, in order.
+    bytes: list[int] = []
+    reason: str = ""
+
+
+class RemoteGrantReply(Message):
+    results: bytes
+
+
+class RemoteParts(Message):
+    """READ and WRITE. A part is (position of the object in its PROBE or GRANT, offset, length)."""
+
+    request: str
+    parts: list[tuple[int, int, int]]
+
+
+class RemoteReadReply(Message):
+    found: bytes
+
+
+#: Values in `RemoteWriteReply.written`.
+WRITE_LOST, WRITE_MORE, WRITE_COMPLETE = 0, 1, 2
+
+
+class RemoteWriteReply(Message):
+    written: bytes
+
+
+class Nothing(Message):
+    """A reply without fields."""
+
+
 class Events(Message):
     cursor: int
     wait_ms: int

@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .object_client import Client, Lease, Leased, Object
 from .object_types import Buffer, Item, Key, Put, Stat, Unavailable
@@ -56,11 +56,9 @@ class AsyncClient:
     A cancelled call ends only when its copy has ended, so that the caller can use its buffers again.
     """
 
-    def __init__(
-        self, target: str | None = None, *, namespace: str = "", timeout_s: float = 5.0, name: str = "client"
-    ) -> None:
-        """As of `Client`."""
-        self._client = Client(target, namespace=namespace, timeout_s=timeout_s, name=name)
+    def __init__(self, target: str | None = None, **options: Any) -> None:
+        """The arguments of `Client`."""
+        self._client = Client(target, **options)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvcachepool-client")
 
     @property
@@ -110,7 +108,15 @@ class AsyncClient:
         try:
             yield AsyncLease(self, lease)
         finally:
-            lease.close()
+            await self._close_lease(lease)
+
+    async def _close_lease(self, lease: Lease) -> None:
+        """Closes it in a thread, because a server is told."""
+        try:
+            closing = asyncio.wrap_future(self._pool.submit(lease.close))
+        except RuntimeError:  # The client is closed, and so is the lease.
+            return
+        await asyncio.shield(closing)
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()

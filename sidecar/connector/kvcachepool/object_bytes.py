@@ -164,6 +164,14 @@ def parse(key: bytes, nbytes: int, first: int, read: Callable[[int, int], bytes]
     return Located(Header(header.shape, header.dtype, header.format, header.metadata), begin, value_len)
 
 
+def front_bytes(begin: bytes | bytearray, key: bytes) -> int:
+    """Where an object's header ends, by the first bytes of the object. They may be of another key, or damaged."""
+    if len(begin) < PREFIX_BYTES:
+        return PREFIX_BYTES
+    _, key_len, header_len, _, _ = _PREFIX.unpack_from(begin)
+    return PREFIX_BYTES + (key_len + header_len if key_len == len(key) and header_len <= MAX_HEADER_BYTES else 0)
+
+
 # -- pieces
 
 

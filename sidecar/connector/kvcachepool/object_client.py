@@ -8,37 +8,21 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar, cast
 
-from . import object_copy, object_registry, place
-from .messages import (
-    CHUNK_ABSENT,
-    GRANT_EXISTS,
-    GRANT_GRANTED,
-    GRANT_NO_ROOM,
-    GRANT_NOT_READY,
-    GRANT_QUOTA,
-    GRANT_TOO_LARGE,
-    MEMORY,
-    TIERS,
-    Grant,
-    GrantChunk,
-    Objects,
-    ObjectsReply,
-    Probe,
-)
+from . import object_targets
+from .messages import CHUNK_ABSENT
 from .object_bytes import (
     MAX_OBJECT_BYTES,
     Encoded,
     Located,
+    as_bytes,
     buffers_of,
     digest_of,
     encode,
     key_bytes,
     namespace_id,
 )
-from .object_session import Session
-from .object_slots import Slots
+from .object_transport import Holding, Range, Transport
 from .object_types import Buffer, Header, Item, Key, Put, Stat, Unavailable
-from .wire import Op
 
 #: Keys of one request. Its frame must fit into the socket's buffer beside those of other threads.
 _KEYS_AT_ONCE = 1024
@@ -47,14 +31,6 @@ _PUTS_AT_ONCE = 256
 _PUT_BYTES_AT_ONCE = 128 << 20
 #: Objects that `get` leases at once.
 _GETS_AT_ONCE = 64
-
-_RESULTS = {
-    GRANT_EXISTS: Put.EXISTS,
-    GRANT_NO_ROOM: Put.NO_ROOM,
-    GRANT_NOT_READY: Put.NO_ROOM,
-    GRANT_QUOTA: Put.QUOTA,
-    GRANT_TOO_LARGE: Put.TOO_LARGE,
-}
 
 _T = TypeVar("_T")
 
@@ -69,17 +45,19 @@ class Object(NamedTuple):
 class Leased:
     """An object that is in memory while its lease is open. `nbytes`: size of its value."""
 
-    def __init__(self, session: Session, slots: Slots, located: Located) -> None:
+    def __init__(self, holding: Holding, position: int, located: Located, timeout_s: float) -> None:
         self.header = located.header
         self.nbytes = located.nbytes
-        self._session = session
-        self._slots = slots
+        self._holding = holding
+        self._position = position
         self._begin = located.begin
+        self._timeout_s = timeout_s
 
     def read_into(self, buffers: Buffer | Sequence[Buffer], offset: int = 0) -> bool:
         """Fills writable buffers, one after the other, with the value's bytes from `offset` on.
 
-        Returns False if the sidecar took the memory back, which is a miss; the buffers' content is then undefined.
+        Returns False if the sidecar took the memory back, or if a server does not answer within the time of `lease`.
+        That is a miss, and the buffers' content is then undefined.
         Raises `ValueError` if the buffers need more bytes than the value has.
         """
         targets = buffers_of(buffers)
@@ -88,7 +66,8 @@ class Leased:
             raise ValueError(f"expected at most {self.nbytes - offset} bytes of buffers, got {wanted}")
         if not all(target.flags.writeable for target in targets):
             raise ValueError("a buffer is read-only")
-        return object_copy.read(self._session, self._slots, self._begin + offset, targets)
+        part = Range(self._position, self._begin + offset, targets)
+        return self._holding.read([part], time.monotonic() + self._timeout_s)[0]
 
     def read(self) -> bytearray | None:
         """A copy of the value. None is a miss, as in `read_into`."""
@@ -99,10 +78,9 @@ class Leased:
 class Lease:
     """Objects in the order of their keys; None for an absent one. Close it, so that the sidecar can evict them."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self) -> None:
         self._objects: list[Leased | None] = []
-        self._held: list[tuple[str, int]] = []
+        self._held: list[Holding] = []
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -122,59 +100,96 @@ class Lease:
     def close(self) -> None:
         """Ends the lease. Later reads are misses once the sidecar has evicted the object."""
         held, self._held = self._held, []
-        for request, connection in held:
-            self._session.release(request, connection)
+        for holding in held:
+            holding.release()
 
     def __del__(self) -> None:
-        # Any thread may run this at any point, also one that holds the session's lock.
-        self._session.dropped.extend(self._held)
+        # Any thread may run this at any point, also one that holds a transport's lock.
+        for holding in self._held:
+            holding.drop()
+
+    def _add(self, holding: Holding, timeout_s: float) -> None:
+        self._held.append(holding)
+        self._objects += [
+            None if located is None else Leased(holding, position, located, timeout_s)
+            for position, located in enumerate(holding.located)
+        ]
+
+    def _copies(self, deadline: float) -> Iterator[Object | None]:
+        """Copies of all objects. Those of one request are read together."""
+        for holding in self._held:
+            copies = [
+                None if located is None else Object(located.header, _new_bytearray(located.nbytes))
+                for located in holding.located
+            ]
+            ranges = [
+                Range(position, located.begin, [as_bytes(copy.value)])
+                for position, (located, copy) in enumerate(zip(holding.located, copies, strict=True))
+                if located is not None and copy is not None
+            ]
+            read = iter(holding.read(ranges, deadline))
+            for copy in copies:
+                yield copy if copy is not None and next(read) else None
 
 
 class Client:
-    """A client of the sidecar beside this process. Its methods may be called from all threads.
+    """A client of the sidecar beside this process, or of servers. Its methods may be called from all threads.
 
     They raise `Unavailable`, `InvalidKey` and `Refused`; see the module. `timeout_s` of a call replaces the client's.
     Arguments `keys` may also be one key.
     """
 
     def __init__(
-        self, target: str | None = None, *, namespace: str = "", timeout_s: float = 5.0, name: str = "client"
+        self,
+        target: str | None = None,
+        *,
+        namespace: str = "",
+        timeout_s: float = 5.0,
+        name: str = "client",
+        key: str | None = None,
+        key_file: str | None = None,
+        ca_file: str | None = None,
     ) -> None:
         """Connects in the background. The first call waits for the first attempt.
 
         Args:
-            target: path of `sidecar.sock`. The default is the one beside this package, or `KVCACHEPOOL_SOCKET`.
+            target: path of `sidecar.sock`, or servers: `tls://host:port`, several separated by commas. The default is
+                `KVCACHEPOOL_SOCKET`, or the socket beside this package.
             namespace: clients of different namespaces see different objects.
             timeout_s: longest wait of a call.
             name: what uses the client. The sidecar's status shows it.
+            key: the key of the servers. A path needs none.
+            key_file: file with the key, which is read for each connection. Default: `KVCACHEPOOL_KEY_FILE`.
+            ca_file: certificates (PEM) that sign those of the servers. Default: `KVCACHEPOOL_CA_FILE`, or the system's.
 
         Raises:
-            Error: the process has a client of another sidecar.
+            Error: the process has a client of another sidecar, and both targets are paths.
+            ValueError: the target is neither, or key or certificates are missing or cannot be read.
         """
-        self._namespace = namespace_id(namespace)
         self._timeout_s = timeout_s
         self._closed = False
-        self._session = object_registry.join(target or place.socket_path(), name)
+        access = object_targets.Credentials(key, key_file, ca_file)
+        self._transport = object_targets.open_transport(target, name, namespace_id(namespace), access)
 
     @property
     def connected(self) -> bool:
         """Whether calls are served now."""
-        return not self._closed and self._session.ready
+        return not self._closed and self._transport.ready
 
     @property
     def invalid_objects(self) -> int:
-        """Objects that were damaged or of another key, and were treated as absent by this process."""
-        return self._session.invalid
+        """Objects that were damaged or of another key, and were treated as absent."""
+        return self._transport.invalid
 
     def wait_connected(self, timeout_s: float) -> bool:
         """Waits until calls are served."""
-        return not self._closed and self._session.wait_ready(timeout_s)
+        return not self._closed and self._transport.wait_ready(timeout_s)
 
     def close(self) -> None:
         """Ends this client, and with the process's last one the connection: calls that wait raise `Unavailable`."""
         if not self._closed:
             self._closed = True
-            object_registry.leave(self._session)
+            self._transport.close()
 
     def __enter__(self) -> Client:
         return self
@@ -187,7 +202,7 @@ class Client:
     def exists(self, keys: Key | Sequence[Key], *, timeout_s: float | None = None) -> int:
         """How many keys exist in any tier, counted from the front up to the first absent one."""
         count = 0
-        for states in self._states(keys, False, timeout_s):
+        for states in self._states(keys, True, timeout_s):
             absent = states.find(CHUNK_ABSENT)
             if absent >= 0:
                 return count + absent
@@ -196,39 +211,17 @@ class Client:
 
     def contains(self, keys: Key | Sequence[Key], *, timeout_s: float | None = None) -> list[bool]:
         """Whether each key exists in any tier."""
-        return [state != CHUNK_ABSENT for states in self._states(keys, True, timeout_s) for state in states]
+        return [state != CHUNK_ABSENT for states in self._states(keys, False, timeout_s) for state in states]
 
     def stat(self, keys: Key | Sequence[Key], *, timeout_s: float | None = None) -> list[Stat | None]:
         """What the sidecar's memory has of each key; None if it is not in memory."""
-        stats: list[Stat | None] = []
-        for count, reply in self._objects("stat", keys, 0, timeout_s):
-            tiers = reply.tiers or MEMORY * count
-            if not len(reply.states) == len(reply.bytes) == len(tiers) == len(reply.pinned) == count:
-                raise Unavailable("BadReply", f"a reply for {len(reply.states)} of {count} keys")
-            columns = zip(reply.states, reply.bytes, tiers, reply.pinned, strict=True)
-            stats += [
-                Stat(nbytes, TIERS.get(tier, "unknown"), bool(pinned)) if state else None
-                for state, nbytes, tier, pinned in columns
-            ]
-        return stats
+        transport, deadline = self._begin(timeout_s)
+        return [one for digests in _digests(keys) for one in transport.stat(digests, deadline)]
 
-    def _states(self, keys: Key | Sequence[Key], independent: bool, timeout_s: float | None) -> Iterator[bytes]:
-        session, deadline = self._begin(timeout_s)
-        for digests in _batches([digest_of(name) for name in _names(keys)], _KEYS_AT_ONCE):
-            request = session.new_request()
-            body = self._probe(request, digests, independent, None)
-            reply, _, connection = session.probe(body, deadline)
-            session.release(request, connection)
-            yield reply.states
-
-    def _probe(self, request: str, digests: Sequence[bytes], independent: bool, local_tokens: int | None) -> Probe:
-        return Probe(
-            request=request,
-            namespace=self._namespace,
-            hashes=b"".join(digests),
-            independent=independent,
-            local_tokens=local_tokens,
-        )
+    def _states(self, keys: Key | Sequence[Key], prefix: bool, timeout_s: float | None) -> Iterator[bytes]:
+        transport, deadline = self._begin(timeout_s)
+        for digests in _digests(keys):
+            yield transport.states(digests, prefix, deadline)
 
     # -- writing
 
@@ -245,56 +238,14 @@ class Client:
             Unavailable: earlier items may be stored. Repeating the call is safe.
             TypeError, ValueError: an item cannot be stored; nothing was.
         """
-        session, deadline = self._begin(timeout_s)
+        transport, deadline = self._begin(timeout_s)
         objects = [encode(item.key, item.value, item.header) for item in items]
         results = [Put.TOO_LARGE] * len(objects)
-        most = min(MAX_OBJECT_BYTES, session.arena_bytes(deadline))
-        batch: list[int] = []
-        nbytes = 0
-        for index, one in enumerate(objects):
-            if one.nbytes > most:
-                continue
-            if batch and (len(batch) == _PUTS_AT_ONCE or nbytes + one.nbytes > _PUT_BYTES_AT_ONCE):
-                self._put(session, objects, batch, results, ttl_s, deadline)
-                batch, nbytes = [], 0
-            batch.append(index)
-            nbytes += one.nbytes
-        if batch:
-            self._put(session, objects, batch, results, ttl_s, deadline)
+        for batch in _put_batches(objects):
+            stored = transport.put([objects[index] for index in batch], ttl_s, deadline)
+            for index, result in zip(batch, stored, strict=True):
+                results[index] = result
         return results
-
-    def _put(
-        self,
-        session: Session,
-        objects: Sequence[Encoded],
-        batch: Sequence[int],
-        results: list[Put],
-        ttl_s: int,
-        deadline: float,
-    ) -> None:
-        """Asks for the slots of a batch, and writes those that were granted."""
-        chunks = [
-            GrantChunk(hash=objects[i].digest, first_token=0, tokens=1, groups=1, bytes=objects[i].nbytes)
-            for i in batch
-        ]
-        body = Grant(request=session.new_request(), namespace=self._namespace, ttl_s=ttl_s, chunks=chunks)
-        states, granted = session.grant(body, deadline)
-        written: list[Slots] = []
-        rest = list(granted)
-        try:
-            for index, state in zip(batch, states, strict=True):
-                if state != GRANT_GRANTED:
-                    results[index] = _result(state)
-                    continue
-                if time.monotonic() > deadline:
-                    raise Unavailable("Deadline", "the copies took too long")
-                if not object_copy.write(session, rest[0], objects[index].parts):
-                    raise Unavailable("ConnectionLost", "the sidecar took granted memory back")
-                written.append(rest.pop(0))
-                results[index] = Put.STORED
-        finally:
-            session.abort(rest)
-            session.commit(written)
 
     # -- reading
 
@@ -306,21 +257,14 @@ class Client:
         Args:
             prefix: the keys are a prefix; nothing is fetched behind the first absent one.
         """
-        session, deadline = self._begin(timeout_s)
-        lease = Lease(session)
+        transport, deadline = self._begin(timeout_s)
+        lease = Lease()
         try:
             for names in _batches(_names(keys), _KEYS_AT_ONCE):
                 if prefix and None in lease._objects[-1:]:
                     lease._objects += [None] * len(names)
                     continue
-                body = self._probe(session.new_request(), [digest_of(n) for n in names], not prefix, 0)
-                found, connection = session.lease(body, deadline)
-                lease._held.append((body.request, connection))
-                located = object_copy.locate(session, names, found)
-                lease._objects += [
-                    None if slots is None or place is None else Leased(session, slots, place)
-                    for slots, place in zip(found, located, strict=True)
-                ]
+                lease._add(transport.hold(names, prefix, deadline), self._timeout(timeout_s))
         except BaseException:
             lease.close()
             raise
@@ -332,9 +276,7 @@ class Client:
         objects: list[Object | None] = []
         for names in _batches(_names(keys), _GETS_AT_ONCE):
             with self.lease(names, timeout_s=max(0.0, deadline - time.monotonic())) as lease:
-                for leased in lease:
-                    value = None if leased is None else leased.read()
-                    objects.append(None if leased is None or value is None else Object(leased.header, value))
+                objects += lease._copies(deadline)
         return objects
 
     # -- keeping and removing
@@ -358,40 +300,43 @@ class Client:
         return self._change("unpin", keys, 0, timeout_s)
 
     def _change(self, op: str, keys: Key | Sequence[Key], ttl_s: int, timeout_s: float | None) -> int:
-        return sum(reply.count for _, reply in self._objects(op, keys, ttl_s, timeout_s))
+        transport, deadline = self._begin(timeout_s)
+        return sum(transport.change(op, digests, ttl_s, deadline) for digests in _digests(keys))
 
-    def _objects(
-        self, op: str, keys: Key | Sequence[Key], ttl_s: int, timeout_s: float | None
-    ) -> Iterator[tuple[int, ObjectsReply]]:
-        """(number of keys, reply) per request."""
-        session, deadline = self._begin(timeout_s)
-        for digests in _batches([digest_of(name) for name in _names(keys)], _KEYS_AT_ONCE):
-            body = Objects(op=op, namespace=self._namespace, hashes=b"".join(digests), ttl_s=ttl_s)
-            reply = session.call(Op.OBJECTS, body, len(body.hashes), deadline, ObjectsReply)
-            if not 0 <= reply.count <= len(digests):
-                raise Unavailable("BadReply", f"{reply.count} of {len(digests)} objects")
-            yield len(digests), reply
-
-    def _begin(self, timeout_s: float | None) -> tuple[Session, float]:
-        """The session, and the deadline of a call that begins now."""
+    def _begin(self, timeout_s: float | None) -> tuple[Transport, float]:
+        """The transport, and the deadline of a call that begins now."""
         if self._closed:
             raise Unavailable("Closed")
-        return self._session, time.monotonic() + self._timeout(timeout_s)
+        return self._transport, time.monotonic() + self._timeout(timeout_s)
 
     def _timeout(self, timeout_s: float | None) -> float:
         return min(self._timeout_s if timeout_s is None else timeout_s, threading.TIMEOUT_MAX)
 
 
-def _result(state: int) -> Put:
-    result = _RESULTS.get(state)
-    if result is None:
-        raise Unavailable("BadReply", f"unexpected result {state} of a GRANT")
-    return result
-
-
 def _names(keys: Key | Sequence[Key]) -> list[bytes]:
     """The bytes of one key or of several. Raises `InvalidKey`."""
     return [key_bytes(key) for key in ([keys] if isinstance(keys, (str, bytes)) else keys)]
+
+
+def _digests(keys: Key | Sequence[Key]) -> Iterator[Sequence[bytes]]:
+    """The digests of keys, by request. Raises `InvalidKey` before the first one."""
+    return _batches([digest_of(name) for name in _names(keys)], _KEYS_AT_ONCE)
+
+
+def _put_batches(objects: Sequence[Encoded]) -> Iterator[list[int]]:
+    """Positions of objects, by request. Those that no sidecar takes are left out."""
+    batch: list[int] = []
+    nbytes = 0
+    for index, one in enumerate(objects):
+        if one.nbytes > MAX_OBJECT_BYTES:
+            continue
+        if batch and (len(batch) == _PUTS_AT_ONCE or nbytes + one.nbytes > _PUT_BYTES_AT_ONCE):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(index)
+        nbytes += one.nbytes
+    if batch:
+        yield batch
 
 
 def _batches(items: Sequence[_T], count: int) -> Iterator[Sequence[_T]]:

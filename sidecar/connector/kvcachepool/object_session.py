@@ -25,7 +25,6 @@ import numpy as np
 from . import __version__
 from .connection import Connection, Held, Reply
 from .messages import (
-    CHUNK_PENDING,
     CHUNK_READY,
     GRANT_GRANTED,
     Grant,
@@ -40,15 +39,13 @@ from .messages import (
 )
 from .object_bytes import HASH_BYTES, Bytes
 from .object_slots import REF_BYTES, BadReplyError, Slots, by_slot, objects_of, overlap
+from .object_transport import asks_again, budget_ms
 from .object_types import Error, Refused, Unavailable
 from .shared import Mapping, shared
 from .wire import Op
 
 #: Bytes of requests that the sidecar has not answered yet. More might not fit into the socket, which ends a connection.
 _BACKLOG_BYTES = 128 << 10
-#: The part of a deadline that is left for the reply of a sidecar that waits as long as it may.
-_REPLY_SHARE = 0.1
-_REPLY_S = 0.02
 
 _M = TypeVar("_M", bound=Message)
 
@@ -182,8 +179,7 @@ class Session:
 
     def probe(self, body: Probe, deadline: float) -> tuple[ProbeReply, int, int]:
         """The final reply to a PROBE, or the last partial one at the deadline; its tag, and its connection."""
-        left = max(0.0, deadline - time.monotonic())
-        body.budget_ms = int((left - min(left * _REPLY_SHARE, _REPLY_S)) * 1000)
+        body.budget_ms = budget_ms(deadline)
         call = _Call(len(body.hashes))
         tag, connection = self._send(Op.PROBE, body, call, deadline)
         try:
@@ -205,11 +201,9 @@ class Session:
         The sidecar waits for lower tiers no longer than its `loadTimeout`, so that PROBE may have to be repeated.
         """
         while True:
-            begin = time.monotonic()
+            began = time.monotonic()
             reply, tag, connection = self.probe(body, deadline)
-            end = time.monotonic()
-            limited = end - begin >= self._connection.settings.load_timeout_ms / 1000 * (1 - _REPLY_SHARE)
-            if CHUNK_PENDING not in reply.states or not limited or end + _REPLY_S > deadline:
+            if not asks_again(reply.states, began, self._connection.settings.load_timeout_ms, deadline):
                 break
         try:
             objects = self._located(reply)

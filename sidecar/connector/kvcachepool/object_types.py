@@ -20,12 +20,13 @@ class Unavailable(Error):
     """The sidecar does not serve this call now, or did not answer before the deadline. The caller continues without.
 
     reason: `NotConnected`, `ConnectionLost`, `Deadline`, `Closed`, `Forked`, `BadReply`, or a name that the sidecar
-    gave.
+    gave, such as `Unauthorized`.
     """
 
     def __init__(self, reason: str, message: str = "") -> None:
         super().__init__(f"{reason}: {message}" if message else reason)
         self.reason = reason
+        self.message = message
 
 
 class InvalidKey(Error, ValueError):
@@ -38,6 +39,7 @@ class Refused(Error):
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(f"{code}: {message}" if message else code)
         self.code = code
+        self.message = message
 
 
 class Header(NamedTuple):
@@ -72,6 +74,8 @@ class Put(Enum):
     QUOTA = auto()
     #: The object exceeds 1 GiB, the arena, or the sidecar's limit for one object.
     TOO_LARGE = auto()
+    #: Of several servers, the key's one does not serve. The object is not stored.
+    UNAVAILABLE = auto()
 
 
 class Stat(NamedTuple):

@@ -26,6 +26,8 @@ FLAG_ERROR = 2
 FLAG_PARTIAL = 4
 #: Descriptors are attached to the first byte of the frame. The body's `fds` names them in order.
 FLAG_FDS = 8
+#: Remote access: bytes follow the map, whose length is in the first four bytes of the body.
+FLAG_DATA = 16
 
 _HEADER = struct.Struct("<IBBHQ")
 #: Maximum descriptors per read.
@@ -49,6 +51,8 @@ class Op(IntEnum):
     ADMIN = 11
     REPORT = 12
     OBJECTS = 13
+    READ = 14
+    WRITE = 15
 
 
 class FrameError(Exception):
