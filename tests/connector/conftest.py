@@ -41,6 +41,26 @@ def volume() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `ca.crt`, and `server.crt` and `server.key` for 127.0.0.1."""
+    from servers.certificates import for_server
+
+    folder = tmp_path_factory.mktemp("remote") / "certificates"
+    for_server(folder, "127.0.0.1")
+    return folder
+
+
+@pytest.fixture
+def remote(certificates: Path) -> Iterator[Any]:
+    """A stand-in for a remote server."""
+    from stub_remote import StubRemote
+
+    made = StubRemote(certificates)
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def mapping() -> Iterator[Any]:
     """Memory of a sidecar as a worker maps it."""

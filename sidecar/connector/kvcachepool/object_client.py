@@ -22,7 +22,7 @@ from .object_bytes import (
     namespace_id,
 )
 from .object_transport import Holding, Range, Transport
-from .object_types import Buffer, Header, Item, Key, Put, Stat, Unavailable
+from .object_types import Buffer, Error, Header, Item, Key, Put, Stat, Unavailable
 
 #: Keys of one request. Its frame must fit into the socket's buffer beside those of other threads.
 _KEYS_AT_ONCE = 1024
@@ -67,7 +67,12 @@ class Leased:
         if not all(target.flags.writeable for target in targets):
             raise ValueError("a buffer is read-only")
         part = Range(self._position, self._begin + offset, targets)
-        return self._holding.read([part], time.monotonic() + self._timeout_s)[0]
+        try:
+            return self._holding.read([part], time.monotonic() + self._timeout_s)[0]
+        except Error as error:
+            if isinstance(error, Unavailable) and error.reason == "Forked":
+                raise
+            return False
 
     def read(self) -> bytearray | None:
         """A copy of the value. None is a miss, as in `read_into`."""

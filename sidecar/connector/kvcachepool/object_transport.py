@@ -58,7 +58,7 @@ class Holding(Protocol):
     located: Sequence[Located | None]
 
     def read(self, ranges: Sequence[Range], deadline: float) -> list[bool]:
-        """Fills the buffers. False: the bytes cannot be read any more, and the buffers' content is undefined."""
+        """Fills the buffers. False: the memory was taken back. Then, and after an error, their content is undefined."""
 
     def release(self) -> None:
         """The objects may be evicted. Never raises."""

@@ -5,6 +5,7 @@ A server that is unavailable takes part of the keys away: they are absent, and a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -89,16 +90,13 @@ class ServersHolding:
 
         def run(part: RemoteHolding, mine: list[int]) -> None:
             wanted = [ranges[at]._replace(position=self._places[ranges[at].position][1]) for at in mine]
-            for at, read in zip(mine, part.read(wanted, deadline), strict=True):
-                done[at] = read
+            with contextlib.suppress(Error):  # what the server held is a miss
+                for at, read in zip(mine, part.read(wanted, deadline), strict=True):
+                    done[at] = read
 
-        calls = [partial(run, self._parts[number], mine) for number, mine in by_part.items()]
-        try:
-            _in_parallel(self._threads, calls)
-        except Unavailable as error:
-            if error.reason == "Forked":
-                raise
-            return [False] * len(ranges)
+        for part in self._parts[:1]:
+            part.check_process()
+        _in_parallel(self._threads, [partial(run, self._parts[number], mine) for number, mine in by_part.items()])
         return done
 
     def release(self) -> None:

@@ -22,7 +22,7 @@ from .messages import (
 )
 from .object_bytes import MAX_OBJECT_BYTES, Bytes, Encoded, Located, digest_of, front_bytes, parse
 from .object_transport import PUT_RESULTS, Range, asks_again, budget_ms, changed_of, grant_of, stats_of
-from .object_types import Error, Put, Stat, Unavailable
+from .object_types import Put, Stat, Unavailable
 from .remote_connection import Access, Connection, Server, connect, new_instance
 from .remote_pool import Pool
 from .remote_transfers import cut, read, write
@@ -53,8 +53,12 @@ class RemoteHolding:
         self._request = request
         self._fronts = fronts
 
-    def read(self, ranges: Sequence[Range], deadline: float) -> list[bool]:
+    def check_process(self) -> None:
+        """Raises `Unavailable` in a fork of the client's process."""
         self._pool.check_process()
+
+    def read(self, ranges: Sequence[Range], deadline: float) -> list[bool]:
+        self.check_process()
         fronts = self._fronts
         parts = []
         for number, one in enumerate(ranges):
@@ -69,11 +73,8 @@ class RemoteHolding:
     def _fetch(self, wanted: Sequence[tuple[int, int, int, list[Bytes]]], deadline: float) -> set[int]:
         """Reads buffers from the server. Returns the numbers of those that it could not."""
         parts = (part for _, index, begin, buffers in wanted for part in cut(index, begin, buffers))
-        try:
-            with self._pool.using(deadline, self._connection) as connection:
-                lost = read(connection, self._request, parts, deadline)
-        except Error:
-            return {number for number, _, _, _ in wanted}
+        with self._pool.using(deadline, self._connection) as connection:
+            lost = read(connection, self._request, parts, deadline)
         return {number for number, index, _, _ in wanted if index in lost}
 
     def release(self) -> None:

@@ -1,0 +1,561 @@
+"""The object client with a remote server that lies, is slow, dies, or is none."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stub_remote import DATA, ERROR, LONG_S, REPLY, Answer, Received, StubRemote, fails, options, refusal
+
+from kvcachepool import remote_connection, remote_pool, wire
+from kvcachepool.client import Client, Error, Item, Put, Refused, Unavailable
+from kvcachepool.wire import Op
+from servers.waiting import wait_for
+
+AT_ONCE_S = 5.0
+MIB = 1 << 20
+VALUE = bytes(range(256)) * 4096 * 5  # 5 MiB
+
+Change = Callable[[Answer], Answer]
+
+
+@pytest.fixture
+def client(remote: StubRemote, certificates: Path) -> Iterator[Client]:
+    with Client(remote.target, **options(certificates)) as made:
+        assert made.wait_connected(LONG_S)
+        yield made
+
+
+def lies(op: Op, change: Change) -> Callable[[Received, Answer], Answer]:
+    return lambda request, answer: change(answer) if request.op == op else answer
+
+
+def says(**fields: Any) -> Change:
+    return lambda answer: answer._replace(body=answer.body | fields)
+
+
+def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Runs a call in a thread. The returned function waits for its result."""
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def wait() -> Any:
+        thread.join(10)
+        assert result, "the call did not end"
+        return result[0]
+
+    return wait
+
+
+def serves_again(remote: StubRemote, client: Client, connections: set[int]) -> None:
+    """The connections of before are gone with what they held, and the next call works."""
+    remote.answer = lambda request, answer: answer
+    wait_for(lambda: remote.held == 0 and not connections.intersection(remote.numbers), 10, "their end")
+    assert client.put([Item("again", VALUE)]) == [Put.STORED]
+    assert client.get("again")[0].value == VALUE
+    assert client.remove("again") == 1
+
+
+# -- lies
+
+PROBE_LIES: dict[str, Change] = {
+    "fewer states": says(states=b"\1"),
+    "more states": says(states=b"\1\1\1"),
+    "an unknown state": says(states=b"\1\3"),
+    "no lengths": says(bytes=[]),
+    "more lengths": says(bytes=[100, 100, 100]),
+    "an empty object": says(bytes=[100, 0]),
+    "a negative length": says(bytes=[100, -1]),
+    "a huge length": says(bytes=[100, 1 << 40]),
+    "a length that is text": says(bytes=[100, "x"]),
+    "text": says(states="text"),
+    "no states": lambda answer: answer._replace(body={}),
+}
+
+
+@pytest.mark.parametrize("lie", PROBE_LIES.values(), ids=PROBE_LIES.keys())
+def test_a_lying_probe_is_an_error_and_ends_the_connection(remote: StubRemote, client: Client, lie: Change) -> None:
+    assert client.put([Item("a", VALUE), Item("b", b"b" * 100)]) == [Put.STORED] * 2
+    before = remote.numbers
+    remote.answer = lies(Op.PROBE, lie)
+    fails("BadReply", lambda: client.get(["a", "b"]))
+    serves_again(remote, client, before)
+
+
+GRANT_LIES: dict[str, Change] = {
+    "fewer results": says(results=b"\1"),
+    "more results": says(results=b"\1\1\1"),
+    "an unknown result": says(results=b"\1\x63"),
+    "no result": says(results=b"\0\1"),
+    "text": says(results="text"),
+    "a list": says(results=[1, 1]),
+}
+
+
+@pytest.mark.parametrize("lie", GRANT_LIES.values(), ids=GRANT_LIES.keys())
+def test_a_lying_grant_is_an_error_and_nothing_is_sent(remote: StubRemote, client: Client, lie: Change) -> None:
+    before = remote.numbers
+    remote.answer = lies(Op.GRANT, lie)
+    fails("BadReply", lambda: client.put([Item("a", VALUE), Item("b", b"b" * 100)]))
+    assert not remote.frames(Op.WRITE)
+    serves_again(remote, client, before)
+
+
+WRITE_LIES: dict[str, Change] = {
+    "fewer results": says(written=b""),
+    "more results": says(written=b"\1\1\1\1"),
+    "complete too early": says(written=b"\2"),
+    "an unknown result": says(written=b"\7"),
+    "data": lambda answer: answer._replace(data=b"data"),
+    "text": says(written="text"),
+}
+
+
+@pytest.mark.parametrize("lie", WRITE_LIES.values(), ids=WRITE_LIES.keys())
+def test_a_lying_reply_to_write_is_an_error(remote: StubRemote, client: Client, lie: Change) -> None:
+    before = remote.numbers
+    remote.answer = lies(Op.WRITE, lie)
+    fails("BadReply", lambda: client.put([Item("a", VALUE + VALUE)]))
+    serves_again(remote, client, before)
+
+
+def test_an_object_that_is_never_complete_is_not_stored(remote: StubRemote, client: Client) -> None:
+    before = remote.numbers
+    remote.answer = lies(Op.WRITE, says(written=b"\1"))
+    fails("BadReply", lambda: client.put([Item("a", b"value")]))
+    serves_again(remote, client, before)
+
+
+READ_LIES: dict[str, Change] = {
+    "fewer results": says(found=b""),
+    "more results": says(found=b"\1\1\1"),
+    "an unknown result": says(found=b"\2"),
+    "less data": lambda answer: answer._replace(data=(answer.data or b"")[:-1]),
+    "more data": lambda answer: answer._replace(data=(answer.data or b"") + b"x"),
+    "no data": lambda answer: answer._replace(data=b""),
+    "no frame with data": lambda answer: answer._replace(data=None),
+    "data of a part that was not found": says(found=b"\0"),
+    "text": says(found="text"),
+}
+
+
+@pytest.mark.parametrize("lie", READ_LIES.values(), ids=READ_LIES.keys())
+def test_a_lying_reply_to_read_is_a_miss_and_ends_the_connection(
+    remote: StubRemote, client: Client, lie: Change
+) -> None:
+    client.put([Item("a", VALUE)])
+    lease = client.lease("a")
+    before = remote.numbers
+    remote.answer = lies(Op.READ, lie)
+    assert lease[0].read() is None
+    fails("BadReply", lambda: client.lease("a"))
+    serves_again(remote, client, before)
+    lease.close()
+
+
+OBJECTS_LIES: dict[str, Change] = {
+    "more objects": says(count=3),
+    "a negative count": says(count=-1),
+    "fewer states": says(states=b"\1"),
+    "fewer lengths": says(bytes=[1]),
+    "text": says(count="x"),
+}
+
+
+@pytest.mark.parametrize("lie", OBJECTS_LIES.values(), ids=OBJECTS_LIES.keys())
+def test_a_lying_reply_to_objects_is_an_error(remote: StubRemote, client: Client, lie: Change) -> None:
+    before = remote.numbers
+    remote.answer = lies(Op.OBJECTS, lie)
+    fails("BadReply", lambda: client.stat(["a", "b"]))
+    serves_again(remote, client, before)
+
+
+FRAME_LIES: dict[str, tuple[str, Change]] = {
+    "another tag": ("BadReply", lambda answer: answer._replace(tag=999)),
+    "another op": ("BadReply", lambda answer: answer._replace(op=Op.GRANT)),
+    "no reply": ("BadReply", lambda answer: answer._replace(flags=0)),
+    "a partial reply": ("BadReply", lambda answer: answer._replace(flags=REPLY | 4)),
+    "descriptors": ("BadReply", lambda answer: answer._replace(flags=REPLY | 8)),
+    "data behind a reply that has none": ("BadReply", lambda answer: answer._replace(data=b"data")),
+    "an error with data": ("BadReply", lambda answer: refusal("X")._replace(data=b"data")),
+    "an error without a code": ("BadReply", lambda answer: Answer({}, flags=REPLY | ERROR)),
+    "a long frame": ("BadReply", lambda answer: answer._replace(raw=header(length=(8 << 20) + 1))),
+    "a long map": ("BadReply", lambda answer: answer._replace(raw=header(length=8 << 20))),
+    "data without a map": (
+        "BadReply",
+        lambda answer: answer._replace(raw=header(flags=REPLY | DATA, length=3) + b"xxx"),
+    ),
+    "a map beyond the frame": (
+        "BadReply",
+        lambda answer: answer._replace(raw=header(flags=REPLY | DATA, length=8) + b"\xff\xff\0\0" + bytes(4)),
+    ),
+    "no msgpack": ("BadReply", lambda answer: answer._replace(raw=header(length=1) + b"\xc1")),
+    "a deep map": ("BadReply", lambda answer: answer._replace(raw=header(length=100_000) + b"\x91" * 100_000)),
+    "another version": ("WrongVersion", lambda answer: answer._replace(raw=header(version=3, length=0))),
+}
+
+
+def header(*, length: int, flags: int = REPLY, version: int = 1) -> bytes:
+    """The header of a reply to the third request of a connection, a PROBE."""
+    raw = bytearray(wire.encode_header(Op.PROBE, flags, 3, length))
+    raw[4] = version
+    return bytes(raw)
+
+
+@pytest.mark.parametrize(("reason", "lie"), FRAME_LIES.values(), ids=FRAME_LIES.keys())
+def test_a_wrong_frame_is_an_error_and_ends_the_connection(
+    remote: StubRemote, client: Client, reason: str, lie: Change
+) -> None:
+    assert client.exists("a") == 0
+    before = remote.numbers
+    remote.answer = lies(Op.PROBE, lie)
+    fails(reason, lambda: client.exists("a"))
+    serves_again(remote, client, before)
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        (says(features=[]), "ObjectsNotServed"),
+        (says(arena_bytes=-1), "BadReply"),
+        (says(load_timeout_ms=-1), "BadReply"),
+        (says(arena_bytes="x"), "BadReply"),
+        (lambda answer: answer._replace(raw=header(version=3, length=0)), "WrongVersion"),
+        (lambda answer: refusal("NoArena", retryable=True), "NoArena"),
+    ],
+)
+def test_a_wrong_reply_to_hello_is_named_and_the_client_connects_later(
+    remote: StubRemote, certificates: Path, lie: Change, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_pool, "_BACKOFF_REFUSED_S", 0.2)
+    remote.answer = lies(Op.HELLO, lie)
+    with Client(remote.target, **options(certificates)) as client:
+        assert fails(reason, lambda: client.exists("a")) < AT_ONCE_S
+        assert not client.connected
+        remote.answer = lambda request, answer: answer
+        assert client.wait_connected(LONG_S)
+        assert client.exists("a") == 0
+
+
+# -- refusals and lost memory
+
+
+@pytest.mark.parametrize(("retryable", "kind"), [(True, Unavailable), (False, Refused)])
+def test_a_refused_request_has_the_servers_code_and_keeps_the_connection(
+    remote: StubRemote, client: Client, retryable: bool, kind: type[Error]
+) -> None:
+    remote.answer = lambda request, answer: refusal("ByTheTest", retryable)
+    for call in (
+        lambda: client.exists("a"),
+        lambda: client.lease("a"),
+        lambda: client.put([Item("a", b"")]),
+        lambda: client.pin("a"),
+    ):
+        with pytest.raises(kind, match="ByTheTest"):
+            call()
+    remote.answer = lambda request, answer: answer
+    assert client.exists("a") == 0
+    assert len(remote.frames(Op.HELLO)) == 1
+
+
+def test_memory_that_was_taken_back_is_a_miss(remote: StubRemote, client: Client) -> None:
+    client.put([Item("a", VALUE), Item("b", b"b")])
+    remote.answer = lies(
+        Op.READ, lambda answer: answer._replace(body={"found": b"\0\1"}, data=(answer.data or b"")[-65:])
+    )
+    assert [one is not None for one in client.lease(["a", "b"])] == [False, True]
+    assert client.invalid_objects == 0
+    remote.answer = lambda request, answer: answer
+    with client.lease("a") as lease:
+        remote.answer = lies(Op.READ, lambda answer: answer._replace(body={"found": b"\0"}, data=b""))
+        assert lease[0].read() is None
+    assert len(remote.frames(Op.HELLO)) <= 2, "a miss does not end the connection"
+
+
+def test_an_object_whose_memory_is_lost_during_a_put_is_an_error_and_the_others_are_stored(
+    remote: StubRemote, client: Client
+) -> None:
+    def lose(request: Received, answer: Answer) -> Answer:
+        if request.op != Op.WRITE:
+            return answer
+        parts = zip(request.body["parts"], answer.body["written"], strict=True)
+        return answer._replace(body={"written": bytes(0 if index == 0 else state for (index, _, _), state in parts)})
+
+    remote.answer = lose
+    fails("ConnectionLost", lambda: client.put([Item("a", VALUE * 4), Item("b", VALUE)]))
+    remote.answer = lambda request, answer: answer
+    assert client.get("b")[0].value == VALUE
+    assert len(remote.frames(Op.HELLO)) == 1
+    sent = [offset for frame in remote.frames(Op.WRITE) for index, offset, _ in frame.body["parts"] if index == 0]
+    assert len(sent) <= 4, "an object that is lost is not sent to its end"
+
+
+# -- slow and dying servers
+
+CALLS: list[Callable[[Client, float], Any]] = [
+    lambda client, timeout_s: client.exists(["a"], timeout_s=timeout_s),
+    lambda client, timeout_s: client.contains(["a"], timeout_s=timeout_s),
+    lambda client, timeout_s: client.get(["a"], timeout_s=timeout_s),
+    lambda client, timeout_s: client.lease(["a"], timeout_s=timeout_s),
+    lambda client, timeout_s: client.put([Item("a", b"")], timeout_s=timeout_s),
+    lambda client, timeout_s: client.remove(["a"], timeout_s=timeout_s),
+    lambda client, timeout_s: client.stat(["a"], timeout_s=timeout_s),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_call_waits_longer_than_its_deadline(
+    remote: StubRemote, client: Client, call: Callable[[Client, float], Any]
+) -> None:
+    before = remote.numbers
+    remote.answer = lambda request, answer: answer if request.op == Op.HELLO else None
+    assert 0.1 <= fails("Deadline", lambda: call(client, 0.1)) < AT_ONCE_S
+    serves_again(remote, client, before)
+
+
+@pytest.mark.parametrize("nbytes", [1, 15, 16, 20, 50_000])
+def test_a_frame_that_stops_in_the_middle_costs_the_deadline(remote: StubRemote, client: Client, nbytes: int) -> None:
+    client.put([Item("a", VALUE)])
+    lease = client.lease("a")
+    before = remote.numbers
+
+    def stop(request: Received, answer: Answer) -> Answer:
+        return answer._replace(raw=answer.frame(request)[:nbytes]) if request.op == Op.READ else answer
+
+    remote.answer = stop
+    assert 0.1 <= fails("Deadline", lambda: client.lease("a", timeout_s=0.1)) < AT_ONCE_S
+    lease[0]._timeout_s = 0.1
+    start = time.monotonic()
+    assert lease[0].read() is None
+    assert time.monotonic() - start < AT_ONCE_S
+    serves_again(remote, client, before)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 16, 20, 50_000])
+def test_a_server_that_dies_in_a_frame_ends_the_call_at_once(remote: StubRemote, client: Client, nbytes: int) -> None:
+    client.put([Item("a", VALUE)])
+    lease = client.lease("a")
+    before = remote.numbers
+    remote.answer = lies(Op.READ, lambda answer: answer._replace(cut=nbytes))
+    assert fails("ConnectionLost", lambda: client.get("a")) < AT_ONCE_S
+    assert lease[0].read() is None
+    serves_again(remote, client, before)
+
+
+def test_a_server_that_dies_while_a_value_is_read_is_an_error_of_get(remote: StubRemote, client: Client) -> None:
+    client.put([Item("a", VALUE)])
+    reads: list[Received] = []
+
+    def die(request: Received, answer: Answer) -> Answer:
+        if request.op == Op.READ:
+            reads.append(request)
+        return answer._replace(cut=MIB) if len(reads) == 2 else answer
+
+    remote.answer = die
+    assert fails("ConnectionLost", lambda: client.get("a")) < AT_ONCE_S
+
+
+def test_a_put_to_a_server_that_does_not_read_ends_at_its_deadline(remote: StubRemote, client: Client) -> None:
+    opened = threading.Event()
+
+    def stop(request: Received, answer: Answer) -> Answer:
+        if request.op == Op.GRANT:
+            return answer
+        assert opened.wait(LONG_S)
+        return answer
+
+    before = remote.numbers
+    remote.answer = stop
+    assert 0.3 <= fails("Deadline", lambda: client.put([Item("a", VALUE * 20)], timeout_s=0.3)) < AT_ONCE_S
+    opened.set()
+    serves_again(remote, client, before)
+    assert client.put([Item("a", b"again")]) == [Put.STORED], "what was half written is given back"
+
+
+@pytest.mark.parametrize("op", [Op.GRANT, Op.WRITE])
+def test_a_server_that_dies_during_a_put_leaves_nothing(remote: StubRemote, client: Client, op: Op) -> None:
+    before = remote.numbers
+    remote.answer = lies(op, lambda answer: answer._replace(cut=0))
+    assert fails("ConnectionLost", lambda: client.put([Item("a", VALUE * 2)])) < AT_ONCE_S
+    serves_again(remote, client, before)
+    assert client.exists("a") == 0
+
+
+def test_a_lease_waits_for_lower_tiers_beyond_the_servers_own_limit(remote: StubRemote, certificates: Path) -> None:
+    remote.load_timeout_ms = 50
+    probes: list[Received] = []
+
+    def slow(request: Received, answer: Answer) -> Answer:
+        if request.op != Op.PROBE:
+            return answer
+        probes.append(request)
+        if len(probes) == 3:
+            return answer
+        threading.Event().wait(0.06)
+        return Answer({"states": b"\2", "bytes": []})
+
+    with Client(remote.target, **options(certificates)) as client:
+        client.put([Item("a", b"value")])
+        remote.answer = slow
+        assert client.get("a")[0].value == b"value"
+    assert len(probes) == 3
+    assert len({request.body["request"] for request in probes}) == 1
+    assert all(0 < request.body["budget_ms"] <= LONG_S * 1000 for request in probes)
+
+
+def test_what_has_not_arrived_at_the_deadline_is_absent(remote: StubRemote, client: Client) -> None:
+    client.put([Item("a", b"value"), Item("b", b"value")])
+    remote.answer = lies(Op.PROBE, lambda answer: Answer({"states": b"\1\2", "bytes": answer.body["bytes"][:1]}))
+    assert [one and bytes(one.value) for one in client.get(["a", "b"])] == [b"value", None]
+
+
+# -- no server
+
+
+def test_a_server_that_is_gone_fails_calls_at_once_until_it_is_back(remote: StubRemote, certificates: Path) -> None:
+    with Client(remote.target, **options(certificates)) as client:
+        client.put([Item("a", VALUE)])
+        lease = client.lease("a")
+        remote.close()
+        wait_for(lambda: not client.connected, 10, "the end of the connection")
+        for call in CALLS:
+            start = time.monotonic()
+            with pytest.raises(Unavailable):
+                call(client, LONG_S)
+            assert time.monotonic() - start < AT_ONCE_S
+        assert fails("NotConnected", lambda: client.exists("a")) < AT_ONCE_S
+        assert lease[0].read() is None
+        back = StubRemote(certificates, remote.port)
+        try:
+            assert client.wait_connected(LONG_S)
+            assert client.put([Item("a", b"new")]) == [Put.STORED]
+            lease.close()
+            assert client.get("a")[0].value == b"new"
+        finally:
+            back.close()
+
+
+def test_connections_that_died_while_idle_are_not_used(remote: StubRemote, client: Client) -> None:
+    assert client.exists("a") == 0
+    remote.cut()
+    wait_for(lambda: not remote.numbers, 10, "the end of all connections")
+    assert client.exists("a") == 0, "another connection serves the call"
+
+
+def test_calls_that_wait_end_at_once_when_the_server_dies(remote: StubRemote, client: Client) -> None:
+    remote.answer = lambda request, answer: answer if request.op == Op.HELLO else None
+    calls = [
+        in_thread(lambda: client.exists("a")),
+        in_thread(lambda: client.put([Item("a", b"value")])),
+        in_thread(lambda: client.stat("a")),
+    ]
+    remote.wait_for(lambda: {Op.PROBE, Op.GRANT, Op.OBJECTS} <= {frame.op for frame in remote.received})
+    start = time.monotonic()
+    remote.close()
+    assert {call().reason for call in calls} == {"ConnectionLost"}
+    assert time.monotonic() - start < AT_ONCE_S
+
+
+def test_calls_that_wait_end_at_once_when_the_client_is_closed(remote: StubRemote, certificates: Path) -> None:
+    client = Client(remote.target, **options(certificates))
+    remote.answer = lambda request, answer: answer if request.op == Op.HELLO else None
+    calls = [in_thread(lambda: client.exists("a")) for _ in range(10)]
+    remote.wait_for(lambda: sum(frame.op == Op.PROBE for frame in remote.received) == 8)
+    start = time.monotonic()
+    client.close()
+    assert {call().reason for call in calls} == {"Closed"}
+    assert time.monotonic() - start < AT_ONCE_S
+    fails("Closed", lambda: client.exists("a"))
+    wait_for(lambda: not remote.numbers, 10, "the end of all connections")
+
+
+def test_no_read_touches_its_buffer_after_close(remote: StubRemote, certificates: Path) -> None:
+    client = Client(remote.target, **options(certificates))
+    client.put([Item("a", VALUE)])
+    lease = client.lease("a")
+    buffer = bytearray(len(VALUE))
+
+    def stop(request: Received, answer: Answer) -> Answer:
+        return answer._replace(raw=answer.frame(request)[: 2 * MIB]) if request.op == Op.READ else answer
+
+    remote.answer = stop
+    read = in_thread(lambda: lease[0].read_into(buffer))
+    wait_for(lambda: any(buffer[1 * MIB :]), 10, "a part of the value")
+    client.close()
+    assert read() is False
+
+
+def test_a_server_that_never_answers_hello_costs_the_deadline(certificates: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"tls://127.0.0.1:{silent.getsockname()[1]}"
+        with Client(target, **options(certificates)) as client:
+            assert 0.2 <= fails("Deadline", lambda: client.exists("a", timeout_s=0.2)) < AT_ONCE_S
+            assert not client.wait_connected(0.05)
+
+
+def test_a_server_without_tls_is_no_server(certificates: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = plain.accept()
+                    connection.sendall(b"220 plain text\r\n")
+                    connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        with Client(f"tls://127.0.0.1:{plain.getsockname()[1]}", **options(certificates)) as client:
+            with pytest.raises(Unavailable, match="NotConnected: no TLS"):
+                client.exists("a")
+        plain.shutdown(socket.SHUT_RDWR)
+
+
+def test_an_old_version_of_tls_is_refused(remote: StubRemote, certificates: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        remote.context.minimum_version = ssl.TLSVersion.TLSv1
+        remote.context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with Client(remote.target, **options(certificates)) as client:
+        with pytest.raises(Unavailable, match="NotConnected: no TLS"):
+            client.exists("a")
+
+
+def test_a_closed_connection_never_falls_back_to_plain_text(remote: StubRemote, client: Client) -> None:
+    remote.answer = lambda request, answer: answer if request.op == Op.HELLO else None
+    call = in_thread(lambda: client.exists("a"))
+    remote.wait_for(lambda: remote.frames(Op.PROBE))
+    (connection,) = client._transport._pool._connections
+    connection.interrupt()
+    assert call().reason == "ConnectionLost"
+    assert isinstance(connection._sock, ssl.SSLSocket)
+    assert connection._sock._sslobj is None or connection.closed
+    assert remote_connection.Connection.usable.fget(connection) is False
+
+
+def test_a_key_file_that_went_away_is_named(remote: StubRemote, certificates: Path, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(remote.key)
+    given = options(certificates) | {"key": None, "key_file": str(file)}
+    with Client(remote.target, **given) as client:
+        assert client.wait_connected(LONG_S)
+        file.unlink()
+        remote.cut()
+        wait_for(lambda: not client.connected, 10, "the end of the connection")
+        with pytest.raises(Unavailable, match="NoKey: key_file"):
+            client.exists("a")
