@@ -62,6 +62,16 @@ def remote(certificates: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
+def credentials(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables by which adapters connect to `remote`."""
+    from stub_remote import KEY
+
+    (tmp_path / "key").write_text(KEY)
+    monkeypatch.setenv("KVCACHEPOOL_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("KVCACHEPOOL_CA_FILE", str(certificates / "ca.crt"))
+
+
+@pytest.fixture
 def mapping() -> Iterator[Any]:
     """Memory of a sidecar as a worker maps it."""
     from stub_sidecar import Memory

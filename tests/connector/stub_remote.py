@@ -244,6 +244,8 @@ class StubRemote:
             first = found.index(None)
             found[first:] = [None] * (len(found) - first)
         if request.body.get("local_tokens") is not None:
+            if request.body["request"] in connection.leases:
+                return refusal("BadBody")
             connection.leases[request.body["request"]] = found
         states = bytes(0 if one is None else CHUNK_READY for one in found)
         return Answer({"states": states, "bytes": [len(one) for one in found if one is not None], "reason": ""})

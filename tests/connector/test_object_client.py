@@ -1,4 +1,4 @@
-"""The object client with the real sidecar."""
+"""The object client with the real sidecar, beside it and over its server of remote access."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from kvcachepool.messages import Grant, GrantChunk
 from kvcachepool.object_bytes import digest_of, encode
 from kvcachepool.shared import Shared, shared
 from servers.paths import ROOT
+from servers.remote import RemoteServer
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
@@ -49,9 +50,27 @@ def sidecar(tmp_path: Path, binary: Path) -> Iterator[Sidecar]:
     made.stop()
 
 
+Connect = Callable[..., Client]
+#: For tests of what clients on both ways do.
+BOTH = pytest.mark.parametrize("connect", ["local", "remote"], indirect=True)
+
+
 @pytest.fixture
-def client(sidecar: Sidecar) -> Iterator[Client]:
-    with Client(str(sidecar.socket), timeout_s=WAIT_S) as made:
+def connect(request: pytest.FixtureRequest, sidecar: Sidecar) -> Iterator[Connect]:
+    """Creates clients of the sidecar, local ones unless the test has the mark `BOTH`."""
+    target, given = str(sidecar.socket), dict[str, Any]()
+    server: RemoteServer | None = None
+    if getattr(request, "param", "local") == "remote":
+        server = RemoteServer(sidecar, request.getfixturevalue("certificates")).start()
+        target, given = server.target, server.options
+    yield lambda **options: Client(target, **given, **options)
+    if server is not None:
+        server.stop()
+
+
+@pytest.fixture
+def client(connect: Connect) -> Iterator[Client]:
+    with connect(timeout_s=WAIT_S) as made:
         yield made
 
 
@@ -75,6 +94,7 @@ def press(client: Client, round_: int, times: float = 3) -> None:
 # -- one client
 
 
+@BOTH
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 4096, PIECE - 64, PIECE - 63, PIECE, 3 * PIECE + 7])
 def test_a_value_comes_back_with_its_header(client: Client, nbytes: int) -> None:
     value = content("k", nbytes)
@@ -85,6 +105,7 @@ def test_a_value_comes_back_with_its_header(client: Client, nbytes: int) -> None
     assert client.stat("k")[0].nbytes >= nbytes
 
 
+@BOTH
 def test_buffers_of_all_kinds_are_stored_one_after_the_other(client: Client) -> None:
     array = np.arange(1000, dtype=np.float32).reshape(10, 100)
     buffers = [b"", b"bytes", bytearray(b"array"), memoryview(b"xviewx")[1:-1], array, np.int16(5)]
@@ -108,6 +129,7 @@ def test_buffers_of_all_kinds_are_stored_one_after_the_other(client: Client) -> 
             lease[0].read_into(b"1234")
 
 
+@BOTH
 def test_parts_of_a_value_are_read_across_pieces(client: Client) -> None:
     value = np.frombuffer(content("k", 3 * PIECE), dtype=np.uint8)
     stored(client, "k", value)
@@ -123,6 +145,7 @@ def test_parts_of_a_value_are_read_across_pieces(client: Client) -> None:
             assert (part == value[begin:end]).all()
 
 
+@BOTH
 def test_objects_never_change(client: Client) -> None:
     stored(client, "k", b"first")
     assert client.put([Item("k", b"second"), Item("l", b"1"), Item("l", b"2")]) == [
@@ -133,6 +156,7 @@ def test_objects_never_change(client: Client) -> None:
     assert client.get("k")[0].value == b"first"
 
 
+@BOTH
 def test_lookups_count_a_prefix_or_each_key(client: Client) -> None:
     for key in ("a", "b", "d"):
         stored(client, key, b"x")
@@ -149,8 +173,9 @@ def test_lookups_count_a_prefix_or_each_key(client: Client) -> None:
     assert client.remove([]) == len(client.lease([])) == 0
 
 
-def test_namespaces_have_their_own_objects(client: Client, sidecar: Sidecar) -> None:
-    with Client(str(sidecar.socket), namespace="team-b") as other:
+@BOTH
+def test_namespaces_have_their_own_objects(client: Client, connect: Connect) -> None:
+    with connect(namespace="team-b") as other:
         stored(client, "k", b"a")
         assert other.get("k") == [None]
         stored(other, "k", b"b")
@@ -159,6 +184,7 @@ def test_namespaces_have_their_own_objects(client: Client, sidecar: Sidecar) -> 
         assert client.get("k")[0].value == b"a"
 
 
+@BOTH
 def test_objects_are_removed_touched_pinned_and_described(client: Client) -> None:
     for key in ("a", "b"):
         stored(client, key, b"x")
@@ -174,6 +200,7 @@ def test_objects_are_removed_touched_pinned_and_described(client: Client) -> Non
     assert client.get("a")[0].value == b"another"
 
 
+@BOTH
 def test_objects_expire(client: Client) -> None:
     stored(client, "k", b"x", ttl_s=1)
     stored(client, "stays", b"x")
@@ -181,6 +208,7 @@ def test_objects_expire(client: Client) -> None:
     assert client.exists("stays") == 1
 
 
+@BOTH
 @pytest.mark.parametrize(
     "key", ["", b"", "x" * (65 << 10), b"x" * ((64 << 10) + 1), "\ud800", 5, None, bytearray(b"x")]
 )
@@ -193,6 +221,7 @@ def test_bad_keys_are_refused_before_anything_is_sent(client: Client, key: Any) 
     assert client.exists("good") == 0
 
 
+@BOTH
 def test_the_longest_key_and_a_large_header_are_stored(client: Client) -> None:
     key, header = "k" * (64 << 10), Header(metadata={"m": b"x" * (60 << 10)})
     stored(client, key, b"value", header)
@@ -211,6 +240,7 @@ def test_the_longest_key_and_a_large_header_are_stored(client: Client) -> None:
         (Item("k", b"", Header(metadata={"m": object()})), TypeError),
     ],
 )
+@BOTH
 def test_items_that_cannot_be_stored_are_refused_before_anything_is_sent(
     client: Client, item: Item, error: type[Exception]
 ) -> None:
@@ -219,6 +249,7 @@ def test_items_that_cannot_be_stored_are_refused_before_anything_is_sent(
     assert client.exists("good") == 0
 
 
+@BOTH
 def test_an_object_that_exceeds_the_arena_is_too_large(client: Client) -> None:
     assert client.put([Item("k", bytes(ARENA + 1)), Item("l", b"x")]) == [Put.TOO_LARGE, Put.STORED]
 
@@ -249,6 +280,7 @@ def test_an_object_whose_bytes_are_of_another_key_or_no_object_is_absent(client:
 # -- eviction
 
 
+@BOTH
 def test_leased_objects_are_not_evicted(client: Client) -> None:
     stored(client, "k", content("k", 1 << 20))
     with client.lease("k") as lease:
@@ -273,6 +305,7 @@ def test_closed_clients_hold_nothing(client: Client, sidecar: Sidecar) -> None:
         assert open_lease[0].read() is None
 
 
+@BOTH
 def test_pinned_objects_are_not_evicted(client: Client) -> None:
     stored(client, "k", content("k", 1 << 20))
     assert client.pin("k") == 1
@@ -297,6 +330,7 @@ def test_a_namespace_holds_no_more_than_its_share(tmp_path: Path, binary: Path) 
         sidecar.stop()
 
 
+@BOTH
 def test_reads_under_eviction_return_the_bytes_of_their_key_or_nothing(client: Client) -> None:
     nbytes, keys = 700 << 10, [f"k{index}" for index in range(200)]
     expected = {key: content(key, nbytes) for key in keys}

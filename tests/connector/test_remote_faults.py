@@ -414,8 +414,9 @@ def test_a_lease_waits_for_lower_tiers_beyond_the_servers_own_limit(remote: Stub
         client.put([Item("a", b"value")])
         remote.answer = slow
         assert client.get("a")[0].value == b"value"
+        assert remote.held == 0
     assert len(probes) == 3
-    assert len({request.body["request"] for request in probes}) == 1
+    assert len({request.body["request"] for request in probes}) == 3, "a server takes an id once"
     assert all(0 < request.body["budget_ms"] <= LONG_S * 1000 for request in probes)
 
 

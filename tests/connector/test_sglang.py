@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from stub_remote import StubRemote
 
 from servers import sglang
 from servers.sidecar import Sidecar
@@ -89,6 +90,21 @@ def test_pages_come_back_in_other_slots(name: str, pool: Sidecar, made: Callable
     assert sglang.pages_at(host, there) == pages.content
     others = sglang.at(host, [0, 1, 2, 4, 6])
     assert not any(any(page) for page in sglang.pages_at(host, others)), "bytes outside of the pages were written"
+
+
+def test_pages_are_kept_by_a_remote_server(remote: StubRemote, credentials: None, made: Callable[..., Any]) -> None:
+    host = POOLS["mha-page_first"]()
+    backend = made(host, sglang.config(extra={"socket": remote.target}))
+    pages = sglang.filled(host, [1, 4, 2])
+    stored(backend, ["a", "b", "c"], pages.indices)
+    assert len(remote.objects) == 3
+    sglang.wiped(host)
+    there = sglang.at(host, [5, 3, 7])
+    assert backend.batch_get_v1(["a", "b", "c"], there) == [True] * 3
+    assert sglang.pages_at(host, there) == pages.content
+    remote.close()
+    assert backend.batch_exists(["a"]) == 0
+    assert backend.batch_set_v1(["d"], sglang.at(host, [1])) == [False]
 
 
 @pytest.mark.parametrize("name", POOLS)

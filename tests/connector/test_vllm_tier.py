@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from fake_client import Store
 from offload_engine import OffloadEngine, config_of, content_of, key_of
+from stub_remote import StubRemote
 from vllm.v1.kv_offload.base import LookupResult, Medium
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.file_mapper import FileMapper
@@ -94,6 +95,26 @@ def test_a_second_process_hits(pool: Sidecar, engines: Engines) -> None:
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [*(hashlib.sha256(one).hexdigest() for one in BYTES), None]
+
+
+def test_chunks_are_kept_by_remote_servers(
+    remote: StubRemote, certificates: Path, credentials: None, engines: Engines
+) -> None:
+    other = StubRemote(certificates)
+    try:
+        target = f"{remote.target},{other.target}"
+        engines(socket=target).store(NAMES)
+        assert len(remote.objects) + len(other.objects) == len(NAMES)
+        assert engines(socket=target).load(NAMES) == BYTES
+    finally:
+        other.close()
+    engine = engines(socket=target)
+    left = engine.load(NAMES)
+    assert sum(one is not None for one in left) == len(remote.objects)
+    engine.store([f"later {at}" for at in range(20)])
+    chunks = engine.chunks()
+    assert chunks["store", "stored"] + chunks["store", "ServerUnavailable"] == 20
+    assert chunks["store", "ServerUnavailable"] > 0
 
 
 def test_chunks_that_exist_are_not_stored_again(pool: Sidecar, engines: Engines) -> None:
@@ -307,7 +328,12 @@ def test_memory_that_the_sidecar_takes_back_during_the_copy_is_a_miss(store: Sto
 
 @pytest.mark.parametrize(
     ("result", "reason"),
-    [(Put.NO_ROOM, "NoRoom"), (Put.QUOTA, "QuotaExceeded"), (Put.TOO_LARGE, "ValueTooLarge")],
+    [
+        (Put.NO_ROOM, "NoRoom"),
+        (Put.QUOTA, "QuotaExceeded"),
+        (Put.TOO_LARGE, "ValueTooLarge"),
+        (Put.UNAVAILABLE, "ServerUnavailable"),
+    ],
 )
 def test_a_refused_store_has_a_name(
     store: Store, engines: Engines, caplog: pytest.LogCaptureFixture, result: Put, reason: str

@@ -57,7 +57,7 @@ class KVCachePoolL2AdapterConfig(L2AdapterConfigBase):
         """The fields, for LMCache's messages."""
         return (
             "kvcachepool L2 adapter, adapter_params:\n"
-            "- socket (str): path of sidecar.sock (default: that beside the package)\n"
+            "- socket (str): path of sidecar.sock, or tls://host:port (default: that beside the package)\n"
             "- namespace (str): keeps objects apart from those of other namespaces (default empty)\n"
             "- timeout_s (float): deadline of each task in seconds (default 5)\n"
             "- pin_ttl_s (float): longest time that a lookup locks an object in seconds (default 300)\n"
@@ -116,8 +116,8 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
             for (key, obj), result in zip(group, results, strict=False):
                 if result is Put.STORED:
                     stored.append((key, obj.get_size()))
-            if len(results) < len(group) or not {*results} <= {Put.STORED, Put.EXISTS}:
-                complete = False
+            complete = complete and len(results) == len(group) and {*results} <= {Put.STORED, Put.EXISTS}
+            if len(results) < len(group) or not {*results} <= {Put.STORED, Put.EXISTS, Put.UNAVAILABLE}:
                 break
         self._remember(stored)
         return L2StoreResult(complete, sum(size for _, size in stored))

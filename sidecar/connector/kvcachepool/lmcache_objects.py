@@ -47,7 +47,7 @@ _SECONDS: dict[str, tuple[float, float, Any, str]] = {
 class Settings:
     """The settings of an adapter."""
 
-    #: Path of the sidecar's socket.
+    #: Path of the sidecar's socket, or remote servers (`tls://host:port`).
     socket: str
     #: Keeps objects apart from those of other namespaces.
     namespace: str = ""

@@ -14,9 +14,11 @@ from .messages import (
     CHUNK_PENDING,
     CHUNK_READY,
     GRANT_GRANTED,
+    Nothing,
     Objects,
     ObjectsReply,
     Probe,
+    Release,
     RemoteGrantReply,
     RemoteProbeReply,
 )
@@ -125,8 +127,10 @@ class RemoteTransport:
             reply = _ask(connection, body, deadline)
             try:
                 while asks_again(reply.states, began, connection.hello.load_timeout_ms, deadline):
-                    began = time.monotonic()
+                    began, earlier = time.monotonic(), body.request
+                    body.request = str(next(self._requests))
                     reply = _ask(connection, body, deadline)
+                    connection.call(Op.RELEASE, Release(requests=[earlier]), Nothing, deadline)
                 fronts = _fronts(connection, body.request, names, _sizes(connection, reply), deadline)
             except BaseException:
                 connection.close()  # which ends the lease

@@ -34,6 +34,7 @@ _PUT_RESULTS = {
     Put.NO_ROOM: "NoRoom",
     Put.QUOTA: "QuotaExceeded",
     Put.TOO_LARGE: "ValueTooLarge",
+    Put.UNAVAILABLE: "ServerUnavailable",
 }
 _GOOD = frozenset({LOADED, STORED, EXISTS})
 

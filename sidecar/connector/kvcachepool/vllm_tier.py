@@ -100,7 +100,8 @@ class KVCachePoolTier(SecondaryTierManager):
         """
         Args:
             offloading_spec, primary_kv_view, tier_type, backpressure_detector: from vLLM.
-            socket: path of the sidecar's socket. Default: KVCACHEPOOL_SOCKET, or beside this package.
+            socket: path of the sidecar's socket, or remote servers (`tls://host:port`). Default: KVCACHEPOOL_SOCKET,
+                or beside this package.
             namespace: chunks of different namespaces never meet.
             identity: the user's name for the weights, for models whose files do not identify them.
             model: from this package's plugin, not from the user.
