@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from stub_remote import DATA, ERROR, LONG_S, REPLY, Answer, Received, StubRemote, fails, options, refusal
 
-from kvcachepool import remote_connection, remote_pool, wire
+from kvcachepool import remote_connection, remote_pool, remote_transport, wire
 from kvcachepool.client import Client, Error, Item, Put, Refused, Unavailable
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
@@ -397,6 +397,38 @@ def test_a_server_that_dies_during_a_put_leaves_nothing(remote: StubRemote, clie
     assert client.exists("a") == 0
 
 
+def test_an_unexpected_error_in_a_put_gives_back_what_was_granted(
+    remote: StubRemote, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = remote.numbers
+
+    def fail(*arguments: Any) -> set[int]:
+        raise RuntimeError("by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_transport, "write", fail)
+        with pytest.raises(RuntimeError):
+            client.put([Item("a", VALUE)])
+    serves_again(remote, client, before)
+    assert client.put([Item("a", VALUE)]) == [Put.STORED]
+
+
+def test_an_unexpected_error_in_a_lease_ends_it(
+    remote: StubRemote, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.put([Item("a", VALUE)])
+    before = remote.numbers
+
+    def fail(*arguments: Any) -> dict[int, Any]:
+        raise RuntimeError("by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_transport, "_fronts", fail)
+        with pytest.raises(RuntimeError):
+            client.lease("a")
+    serves_again(remote, client, before)
+
+
 def test_a_lease_waits_for_lower_tiers_beyond_the_servers_own_limit(remote: StubRemote, certificates: Path) -> None:
     remote.load_timeout_ms = 50
     probes: list[Received] = []
@@ -498,7 +530,9 @@ def test_no_read_touches_its_buffer_after_close(remote: StubRemote, certificates
     remote.answer = stop
     read = in_thread(lambda: lease[0].read_into(buffer))
     wait_for(lambda: any(buffer[1 * MIB :]), 10, "a part of the value")
+    (busy,) = [one for one in client._transport._pool._connections if one.busy]
     client.close()
+    assert not busy.busy, "close waits for the read"
     assert read() is False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from kvcachepool import object_targets
 from kvcachepool.client import Client, Item, Put, Unavailable
 from kvcachepool.object_targets import servers_of
 from kvcachepool.wire import Op
+from servers.paths import ROOT
 from servers.waiting import wait_for
 
 AT_ONCE_S = 5.0
@@ -112,6 +114,19 @@ def test_a_key_file_is_read_for_each_connection(remote: StubRemote, certificates
         wait_for(lambda: not client.connected or remote.connections == 0, 10, "the end of the connections")
         assert client.wait_connected(LONG_S)
         assert client.exists("k") == 0
+
+
+def test_the_guides_example_runs(remote: StubRemote, certificates: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "remote.md").read_text()
+    example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    (tmp_path / "key").write_text(KEY)
+    example = example.replace("tls://cache.example:9800", remote.target)
+    example = example.replace("/etc/kvcachepool/key", str(tmp_path / "key"))
+    example = example.replace("/etc/kvcachepool/ca.crt", str(certificates / "ca.crt"))
+    names: dict[str, Any] = {}
+    exec(example, names)
+    with names["client"] as client:
+        assert client.get("key")[0].value == b"value"
 
 
 def test_a_wrong_key_is_unauthorized(remote: StubRemote, certificates: Path) -> None:
