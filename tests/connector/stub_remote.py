@@ -56,7 +56,7 @@ class Received(NamedTuple):
 
 class Answer(NamedTuple):
     """A reply. data: None for a frame without data. raw: sent instead of the frame. cut: the connection ends after this
-    many bytes.
+    many bytes. pause_s: the bytes are sent one by one, with this pause.
     """
 
     body: dict[str, Any]
@@ -66,6 +66,7 @@ class Answer(NamedTuple):
     tag: int | None = None
     raw: bytes | None = None
     cut: int | None = None
+    pause_s: float = 0.0
 
     def frame(self, request: Received) -> bytes:
         if self.raw is not None:
@@ -116,6 +117,7 @@ class StubRemote:
         self.pinned: set[tuple[bytes, bytes]] = set()
         self.received: list[Received] = []
         self.changed = threading.Condition()
+        self.ended = threading.Event()
         self._open: dict[int, _Connection] = {}
         self._writing: set[tuple[bytes, bytes]] = set()
         self._accepted = 0
@@ -135,6 +137,7 @@ class StubRemote:
 
     def close(self) -> None:
         """The end of the server."""
+        self.ended.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -217,7 +220,10 @@ class StubRemote:
         changed = self.answer(request, answer)
         if changed is not None:
             frame = changed.frame(request)
-            connection.sock.sendall(frame if changed.cut is None else frame[: changed.cut])
+            step = 1 if changed.pause_s else len(frame)
+            for at in range(0, len(frame) if changed.cut is None else changed.cut, step):
+                connection.sock.sendall(frame[at : at + step] if changed.cut is None else frame[: changed.cut])
+                self.ended.wait(changed.pause_s)
         return changed is None or (changed.cut is None and not (request.op == Op.HELLO and changed.flags & ERROR))
 
     def _answer(self, connection: _Connection, request: Received) -> Answer:

@@ -150,6 +150,7 @@ def test_connections_are_made_on_demand_and_at_most_eight(remote: StubRemote, cl
     for call in calls:
         call.start()
     remote.wait_for(lambda: sum(one.op == Op.PROBE for one in remote.received) == 10)
+    fails("Deadline", lambda: client.exists("k", timeout_s=0.3))
     assert remote.connections == 8
     opened.set()
     for call in calls:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from stub_remote import DATA, ERROR, LONG_S, REPLY, Answer, Received, StubRemote, fails, options, refusal
 
-from kvcachepool import remote_connection, remote_pool, remote_transport, wire
+from kvcachepool import remote_pool, remote_transport, wire
 from kvcachepool.client import Client, Error, Item, Put, Refused, Unavailable
+from kvcachepool.messages import Nothing, Release
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
@@ -95,6 +96,14 @@ def test_a_lying_probe_is_an_error_and_ends_the_connection(remote: StubRemote, c
     before = remote.numbers
     remote.answer = lies(Op.PROBE, lie)
     fails("BadReply", lambda: client.get(["a", "b"]))
+    serves_again(remote, client, before)
+
+
+@pytest.mark.parametrize("states", [b"\1", b"\1\1\1", b"\1\3", b""])
+def test_a_lying_reply_to_a_lookup_is_an_error(remote: StubRemote, client: Client, states: bytes) -> None:
+    before = remote.numbers
+    remote.answer = lies(Op.PROBE, says(states=states))
+    fails("BadReply", lambda: client.contains(["a", "b"]))
     serves_again(remote, client, before)
 
 
@@ -347,6 +356,14 @@ def test_a_frame_that_stops_in_the_middle_costs_the_deadline(remote: StubRemote,
     serves_again(remote, client, before)
 
 
+def test_a_reply_that_trickles_in_costs_the_deadline(remote: StubRemote, client: Client) -> None:
+    before = remote.numbers
+    remote.answer = lies(Op.PROBE, lambda answer: answer._replace(pause_s=0.25))
+    assert 0.5 <= fails("Deadline", lambda: client.exists("a", timeout_s=0.5)) < 3
+    remote.answer = lambda request, answer: answer
+    wait_for(lambda: not before.intersection(remote.numbers), 20, "the end of the connection")
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, 16, 20, 50_000])
 def test_a_server_that_dies_in_a_frame_ends_the_call_at_once(remote: StubRemote, client: Client, nbytes: int) -> None:
     client.put([Item("a", VALUE)])
@@ -572,15 +589,11 @@ def test_an_old_version_of_tls_is_refused(remote: StubRemote, certificates: Path
 
 
 def test_a_closed_connection_never_falls_back_to_plain_text(remote: StubRemote, client: Client) -> None:
-    remote.answer = lambda request, answer: answer if request.op == Op.HELLO else None
-    call = in_thread(lambda: client.exists("a"))
-    remote.wait_for(lambda: remote.frames(Op.PROBE))
     (connection,) = client._transport._pool._connections
     connection.interrupt()
-    assert call().reason == "ConnectionLost"
-    assert isinstance(connection._sock, ssl.SSLSocket)
-    assert connection._sock._sslobj is None or connection.closed
-    assert remote_connection.Connection.usable.fget(connection) is False
+    assert connection._sock._sslobj is not None, "the thread that uses it still reads and writes TLS"
+    fails("ConnectionLost", lambda: connection.call(Op.RELEASE, Release(requests=[]), Nothing, time.monotonic() + 5))
+    assert not connection.usable
 
 
 def test_a_key_file_that_went_away_is_named(remote: StubRemote, certificates: Path, tmp_path: Path) -> None:
