@@ -19,11 +19,14 @@ import msgspec
 import pytest
 
 from kvcachepool import wire
-from kvcachepool.client import Unavailable
+from kvcachepool.client import Client, Item, Put, Unavailable
 from kvcachepool.messages import CHUNK_READY, GRANT_EXISTS, GRANT_GRANTED
 from kvcachepool.wire import Op
+from servers.waiting import wait_for
 
 HASH_BYTES = 32
+#: A value of 5 MiB.
+VALUE = bytes(range(256)) * 4096 * 5
 #: Deadline of calls that are expected to end much earlier.
 LONG_S = 30.0
 KEY = "the key of the tests"
@@ -79,9 +82,22 @@ class Answer(NamedTuple):
         return wire.encode_header(op, flags, tag, len(packed)) + packed
 
 
+Change = Callable[[Answer], Answer]
+
+
 def refusal(code: str, retryable: bool = False) -> Answer:
     """An error."""
     return Answer({"code": code, "message": "by the test", "retryable": retryable}, flags=REPLY | ERROR)
+
+
+def lies(op: Op, change: Change) -> Callable[[Received, Answer], Answer]:
+    """An `answer` that changes the replies to one op."""
+    return lambda request, answer: change(answer) if request.op == op else answer
+
+
+def says(**fields: Any) -> Change:
+    """A change of fields."""
+    return lambda answer: answer._replace(body=answer.body | fields)
 
 
 class _Connection:
@@ -195,6 +211,8 @@ class StubRemote:
             connection = _Connection(number, sock)
             with self.changed:
                 self._open[number] = connection
+            if self.ended.is_set():  # `close` did not know of it
+                self.cut()
             try:
                 while self._next(connection):
                     pass
@@ -331,3 +349,12 @@ def _exactly(sock: ssl.SSLSocket, nbytes: int) -> bytes:
             raise EOFError
         raw += received
     return bytes(raw)
+
+
+def serves_again(remote: StubRemote, client: Client, connections: set[int]) -> None:
+    """The connections of before are gone with what they held, and the next call works."""
+    remote.answer = lambda request, answer: answer
+    wait_for(lambda: remote.held == 0 and not connections.intersection(remote.numbers), 10, "their end")
+    assert client.put([Item("again", VALUE)]) == [Put.STORED]
+    assert client.get("again")[0].value == VALUE
+    assert client.remove("again") == 1
