@@ -209,6 +209,7 @@ def test_a_wrong_frame_is_an_error_and_ends_the_connection(
         (says(arena_bytes="x"), "BadReply"),
         (lambda answer: answer._replace(raw=header(version=3, length=0)), "WrongVersion"),
         (lambda answer: refusal("NoArena", retryable=True), "NoArena"),
+        (lambda answer: answer._replace(cut=0), "NotConnected"),
     ],
 )
 def test_a_wrong_reply_to_hello_is_named_and_the_client_connects_later(

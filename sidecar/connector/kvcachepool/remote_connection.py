@@ -223,6 +223,10 @@ def _greet(connection: Connection, name: str, instance: str, key: str, deadline:
         hello = connection.call(Op.HELLO, body, RemoteHelloReply, deadline)
     except Refused as error:
         raise Unavailable(error.code, f"the server refused this client: {error.message}") from None
+    except Unavailable as error:
+        if error.reason not in ("ConnectionLost", "Deadline"):
+            raise
+        raise Unavailable("NotConnected", f"no reply to HELLO: {error.message}") from None
     if "objects" not in hello.features:
         raise Unavailable("ObjectsNotServed", "the server has no opaque objects")
     if hello.arena_bytes < 0 or hello.load_timeout_ms < 0:
