@@ -6,11 +6,13 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from servers import paths
+from servers import certificates, paths
+from servers.remote import RemoteServer
 from servers.sidecar import Sidecar
 
 # LMCache reports its use to its vendor otherwise.
@@ -47,6 +49,17 @@ def sidecar(shared_sidecar: Sidecar) -> Sidecar:
     """The shared one, running."""
     shared_sidecar.thaw()
     return shared_sidecar
+
+
+@pytest.fixture
+def remote(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteServer]:
+    """A server beside the shared sidecar, and the variables with its credentials."""
+    certificates.for_server(tmp_path / "certificates", "127.0.0.1")
+    server = RemoteServer(sidecar, tmp_path / "certificates").start()
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.stop()
 
 
 @pytest.fixture

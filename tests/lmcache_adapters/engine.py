@@ -45,7 +45,7 @@ class Engine:
 
     def __init__(
         self,
-        socket: Path,
+        socket: Path | str,
         *,
         buffer_gb: float = 0.05,
         role: str = "worker",

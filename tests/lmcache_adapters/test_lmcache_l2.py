@@ -30,10 +30,11 @@ from lmcache.v1.distributed.serde import SerdeConfig
 from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj, MemoryObjMetadata, TensorMemoryObj
 
-from kvcachepool import lmcache_l2
-from kvcachepool.client import Leased, Put, Unavailable
+from kvcachepool import lmcache_l2, lmcache_objects
+from kvcachepool.client import Item, Leased, Put, Unavailable
 from kvcachepool.lmcache_l2 import KVCachePoolL2Adapter, KVCachePoolL2AdapterConfig
 from kvcachepool.lmcache_objects import object_key
+from servers.remote import RemoteServer
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
@@ -216,6 +217,38 @@ def test_what_l1_lost_comes_back_from_l2(sidecar: Sidecar, new_server: Callable[
     (status,) = server.manager.report_status()["l2_adapters"]
     assert status["is_healthy"]
     assert server.manager.memcheck()
+
+
+def test_objects_are_kept_by_a_remote_server(
+    remote: RemoteServer, sidecar: Sidecar, new_server: Callable[..., Server]
+) -> None:
+    server = new_server(sidecar, socket=remote.target)
+    server.store(range(8))
+    wait_for(lambda: server.in_l2(range(8)), 20, "the objects in L2")
+    server.settle()
+    server.manager.clear()
+    assert server.load(range(10)) == (0, 8)
+    remote.kill()
+    wait_for(lambda: not server.adapter.report_status()["is_healthy"], 20, "the end of the connection")
+
+
+def test_a_server_that_is_gone_does_not_keep_the_objects_of_others(
+    new_adapter: Callable[..., KVCachePoolL2Adapter], sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = new_adapter(sidecar)
+    monkeypatch.setattr(lmcache_objects, "_PUT_BYTES", OBJECT_BYTES)
+    put = adapter._client.put
+
+    def gone(items: Sequence[Item], **options: Any) -> list[Put]:
+        first = object_key(object_keys([0])[0])
+        return [Put.UNAVAILABLE] if items[0].key == first else put(items, **options)
+
+    monkeypatch.setattr(adapter._client, "put", gone)
+    adapter.submit_store_task(object_keys(range(3)), [buffer(number) for number in range(3)])
+    results = taken(adapter.get_store_event_fd(), adapter.pop_completed_store_tasks)
+    assert [one.is_successful() for one in results.values()] == [False]
+    names = [object_key(key) for key in object_keys(range(3))]
+    wait_for(lambda: adapter._client.contains(names) == [False, True, True], 20, "the objects of the other servers")
 
 
 def test_a_serializer_of_lmcache_goes_before_the_adapter(sidecar: Sidecar, new_server: Callable[..., Server]) -> None:

@@ -29,6 +29,7 @@ from kvcachepool.lmcache import KVCachePoolBackend
 from kvcachepool.lmcache_objects import Layout, Settings, chunk_key
 from lmcache_adapters.engine import CHUNK_BYTES, DTYPE, NAME, SHAPE, Engine, contents, key, keys
 from servers.paths import ROOT
+from servers.remote import RemoteServer
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
@@ -77,6 +78,18 @@ def test_lmcache_loads_the_plugin_and_its_chunks_come_back(engine: Engine) -> No
     assert engine.found(range(8)) == 4
     assert engine.get(range(5)) == [True] * 4 + [False]
     assert engine.in_use() == 0, "memory objects of LMCache's buffer were kept"
+
+
+def test_chunks_are_kept_by_a_remote_server(remote: RemoteServer, namespace: str) -> None:
+    engine = Engine(remote.target, namespace=namespace)
+    try:
+        engine.put(range(4))
+        assert engine.get(range(5)) == [True] * 4 + [False]
+        remote.kill()
+        assert engine.found(range(4)) == 0
+        assert engine.in_use() == 0, "memory objects of LMCache's buffer were kept"
+    finally:
+        engine.close()
 
 
 def test_a_chunk_keeps_its_shape_dtype_and_format(engine: Engine) -> None:
