@@ -76,6 +76,10 @@ def _disk(storage_class: str) -> Object:
     return {"local": {"memory": {"perPod": "64Mi"}, "disk": disk}}
 
 
+def _file_system(claim: str) -> Object:
+    return {"shared": {"fileSystem": {"persistentVolumeClaim": {"claimName": claim}}}}
+
+
 def _memory(**memory: str) -> Object:
     return {"local": {"memory": memory}}
 
@@ -101,6 +105,7 @@ CASES = {
     "huge-pages": Case("Job", "NoNodeWithRoom", spec=_memory(perPod="64Mi", hugePages="2Mi")),
     "storage-class": Case("StatefulSet", "NoNodeWithRoom", 2, spec=_disk("none")),
     "claims": Case("Deployment", "NoNodeWithRoom", spec=_disk("none"), limits=(_CLAIMS,)),
+    "absent-claim": Case("Deployment", "NoNodeWithRoom", spec=_file_system("absent")),
     "mount": Case("Deployment", "DiskNotMounted", spec=_disk("unmountable")),
     "python-path": Case("Deployment", "PythonPathUnknown", limits=(_BUDGET,), change=_runs_python),
     "python-path-rollout": Case("Deployment", "PythonPathUnknown", 3, change=_runs_python, rollout=True),

@@ -1,19 +1,21 @@
-"""Shared tiers: a replica is warm from another, and Jobs check a pool and purge a bucket."""
+"""Shared tiers: a replica is warm from another, and Jobs check a pool and purge a bucket or a file system."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster import images
 from cluster.cluster import Cluster
-from cluster.engine import MAIN, Engine, command, pool
+from cluster.engine import MAIN, SIDECAR, Engine, command, pool
 from cluster.kubernetes import Kubernetes, Object
-from cluster.product import RIGHTS, Operator, deployment, operator_events, plugin
-from servers import web
+from cluster.product import RIGHTS, Operator, deployment, operator_events, plugin, status
+from servers import paths, web
 from servers.models import model, token_ids
 from servers.pod import settle, wait_attached
 from servers.s3 import BUCKET, S3Server
@@ -22,8 +24,8 @@ from servers.vllm_server import VllmClient
 
 VALUES = RIGHTS
 
-#: Numbers of Redis and S3 among the tiers.
-_REDIS, _S3 = 3, 4
+#: Numbers of Redis, S3 and the file system among the tiers.
+_REDIS, _S3, _FILE_SYSTEM = 3, 4, 5
 _FLUSH = 'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" redis-cli flushall'
 
 
@@ -56,7 +58,7 @@ def _written(kubernetes: Kubernetes, namespace: str, name: str) -> set[str]:
     address = kubernetes.pod(namespace, name)["status"]["podIP"]
     lines = web.get(f"http://{address}:9797/metrics")[1].splitlines()
     line = 'kvcachepool_tier_write_chunks_total{{result="stored",tier="{}"}} 16'
-    return {tier for tier in ("redis", "s3") if line.format(tier) in lines}
+    return {tier for tier in ("redis", "filesystem", "s3") if line.format(tier) in lines}
 
 
 def _checked(kubernetes: Kubernetes, namespace: str, name: str) -> tuple[bool, dict[str, tuple[str, str]]]:
@@ -158,6 +160,80 @@ def test_a_deleted_pod_flushes_its_chunks_for_the_next_one(
     second.wait_running(MAIN, 0)
     found = second.wait_first_round(after_loss=False)
     assert (found["hits"], found["tiers"]) == (found["chunks"], [_S3])
+
+
+@pytest.fixture
+def claim(cluster: Cluster, namespace: str) -> Iterator[tuple[str, Path]]:
+    """A claim of access mode ReadWriteMany, and its volume: a folder of this machine that any user may write to."""
+    name, folder = f"files-{namespace[-6:]}", paths.short_folder()
+    folder.chmod(0o777)
+    size, modes = {"storage": "8Gi"}, ["ReadWriteMany"]
+    volume = {
+        "kind": "PersistentVolume",
+        "apiVersion": "v1",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": size,
+            "accessModes": modes,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "",
+            "claimRef": {"namespace": namespace, "name": name},
+            "hostPath": {"path": str(folder), "type": "Directory"},
+        },
+    }
+    claim = {
+        "kind": "PersistentVolumeClaim",
+        "apiVersion": "v1",
+        "metadata": {"name": name},
+        "spec": {"accessModes": modes, "resources": {"requests": size}, "storageClassName": "", "volumeName": name},
+    }
+    cluster.kubernetes.apply(volume)
+    cluster.kubernetes.apply(claim, namespace=namespace)
+    yield name, folder
+    cluster.kubernetes.kubectl("delete", "persistentvolume", name, "--wait=false")
+    shutil.rmtree(folder)
+
+
+def test_a_pod_finds_in_a_shared_file_system_what_a_deleted_pod_stored(
+    cluster: Cluster, operator: Operator, namespace: str, claim: tuple[str, Path]
+) -> None:
+    kubernetes = cluster.kubernetes
+    cluster.import_image(images.stand_in())
+    kubernetes.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    name, folder = claim
+    foreign = folder / "of-somebody-else"
+    foreign.write_text("kept")
+    shared = {"fileSystem": {"persistentVolumeClaim": {"claimName": name}, "capacity": "1Gi"}}
+    # Two users: the permissions of the folder decide who may write, and new folders inherit them.
+    first, second = (Engine(cluster, namespace, name) for name in ("first", "second"))
+    pods = [engine.manifest("demo", tiers=1) for engine in (first, second)]
+    pods[1]["spec"]["securityContext"]["runAsUser"] = 2000
+    kubernetes.apply([pool("demo", shared=shared, deletionPolicy="Delete"), pods[0]], namespace=namespace)
+    first.wait_warm()
+    first.wait_for(lambda: _written(kubernetes, namespace, first.name) == {"filesystem"}, "all is written down", 60)
+    mounts = {
+        container["name"]: [mount["name"] for mount in container["volumeMounts"]]
+        for container in (*first.pod()["spec"]["initContainers"], *first.pod()["spec"]["containers"])
+    }
+    assert [each for each, names in mounts.items() if "kvcachepool-filesystem" in names] == [SIDECAR]
+    kubernetes.kubectl("delete", "pod", first.name, "--now", namespace=namespace)
+
+    kubernetes.apply(pods[1], namespace=namespace)
+    second.wait_running(MAIN, 0)
+    found = second.wait_first_round(after_loss=False)
+    assert (found["hits"], found["tiers"]) == (found["chunks"], [_FILE_SYSTEM])
+
+    def reported() -> bool:
+        tiers = status(kubernetes, namespace, "demo").get("tiers", [])
+        return ("filesystem", "Ready", "1Gi") in [(t["name"], t["state"], t.get("capacity")) for t in tiers]
+
+    kubernetes.wait_for(reported, 60, "the pool reports the tier", namespace=namespace)
+    assert _checked(kubernetes, namespace, "demo") == (True, {"filesystem": ("", "")})
+
+    kubernetes.kubectl("delete", "pod", second.name, "--now", namespace=namespace)
+    kubernetes.kubectl("delete", "kvcachepool", "demo", "--timeout=60s", namespace=namespace)
+    left = {each.name for each in folder.rglob("*") if each.is_file()}
+    assert left - {"counted"} == {"format", foreign.name}
 
 
 def _vllms(number: int) -> Object:

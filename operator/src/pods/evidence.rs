@@ -94,7 +94,7 @@ pub fn evidence(pod: &Pod) -> Option<Cause> {
         WaitsFor::Volumes => cause(
             Kind::Volumes,
             "DiskNotMounted",
-            "its node does not mount the volume of the disk tier".to_owned(),
+            "its node does not mount the volume of a tier".to_owned(),
         ),
     })
 }

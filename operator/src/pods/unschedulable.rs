@@ -11,7 +11,8 @@ const VOLUMES: [&str; 4] = [
     "free storage",
 ];
 
-/// Whether some node refuses the pod only for room or volumes that a sidecar adds. `has_claim`: the sidecar's disk tier has its own claim.
+/// Whether some node refuses the pod only for room or volumes that a sidecar adds. `has_claim`: a volume of the sidecar's tiers
+/// comes from a claim.
 #[must_use]
 pub fn maybe_injection(message: &str, has_claim: bool) -> bool {
     let message = message.split("preemption:").next().unwrap_or_default();

@@ -301,10 +301,13 @@ impl WirePod {
 }
 
 impl WireSpec {
-    /// Whether the disk tier's volume is created with the pod by a claim.
+    /// Whether a tier's volume comes from a claim: of the file system tier, or of a disk tier whose claim is created with the pod.
     fn has_claim(&self) -> bool {
-        let mut volumes = self.volumes.iter();
-        volumes.any(|v| v.name == names::DISK_VOLUME && v.ephemeral.is_some())
+        self.volumes.iter().any(|volume| match &*volume.name {
+            names::FILE_SYSTEM_VOLUME => true,
+            names::DISK_VOLUME => volume.ephemeral.is_some(),
+            _ => false,
+        })
     }
 }
 

@@ -219,4 +219,17 @@ fn the_reason_for_waiting_is_parsed_from_conditions() {
         Some((WaitsFor::Volumes, false))
     );
     assert_eq!(waits(disk(), sandbox("True"), ""), None);
+    let shared = || json!({"name": "kvcachepool-filesystem", "persistentVolumeClaim": {"claimName": "kv-cache"}});
+    assert_eq!(
+        waits(shared(), sandbox("False"), ""),
+        Some((WaitsFor::Volumes, true))
+    );
+    let absent = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/1 nodes are available: persistentvolumeclaim \"kv-cache\" not found. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."}]);
+    assert_eq!(
+        waits(shared(), absent.clone(), ""),
+        Some((WaitsFor::Node, true))
+    );
+    let foreign = json!({"name": "models", "persistentVolumeClaim": {"claimName": "models"}});
+    assert_eq!(waits(foreign, absent, ""), Some((WaitsFor::Node, false)));
 }
