@@ -1,6 +1,6 @@
 //! Conflicts that prevent a cache in a pod: other connectors, engines with ranks in several pods, the node's network.
 
-use super::launch::Launch;
+use super::launch::{Launch, OFFLOADING};
 use super::{Reason, Refusal, json};
 use crate::api::ExistingConnector;
 use serde_json::Value;
@@ -38,6 +38,7 @@ pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Res
     if names.remove(CONNECTOR) {
         return Ok(());
     }
+    let own_tier = launch.has_own_tier() && names.remove(OFFLOADING);
     if let Some(cache) = names
         .iter()
         .find(|name| !TRANSPORTS.contains(&name.as_str()))
@@ -48,6 +49,10 @@ pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Res
                 "vLLM is started with {cache}, which cannot be combined with another KV cache; remove it from --kv-transfer-config"
             ),
         ));
+    }
+    if own_tier {
+        // vLLM keeps its connectors, and the plugin adds none.
+        return Ok(());
     }
     let present = configured.is_some() || !dynamo.is_empty();
     if present && existing == ExistingConnector::Refuse {
@@ -85,7 +90,8 @@ fn spread(pod: &Value, launch: &Launch<'_>) -> Option<String> {
     }
     for (flag, alone) in [("nnodes", "1"), ("node-rank", "0")] {
         if let Some(value) = launch.flag(flag).into_iter().find(|value| *value != alone) {
-            return Some(format!("vLLM is started with --{flag} {value}"));
+            let engine = launch.engine();
+            return Some(format!("{engine} is started with --{flag} {value}"));
         }
     }
     let mut before = "";

@@ -1,5 +1,6 @@
-//! Environment variables of the target container by which vLLM's Python finds the connector. Nothing else of that container changes.
+//! Environment variables of the target container by which the engine's Python finds the connector. Nothing else of that container changes.
 
+use super::engine::Engine;
 use super::json;
 use crate::names;
 use serde_json::{Value, json};
@@ -19,9 +20,9 @@ const IMAGES: [(&str, &str); 2] = [
 const PYTHONPATH: &str = "PYTHONPATH";
 const PLUGINS: &str = "VLLM_PLUGINS";
 
-/// Adds the shared folder to PYTHONPATH, and the plugin's name to an existing VLLM_PLUGINS. `python_path` is the image's own PYTHONPATH
-/// from the pod's annotation.
-pub(super) fn complete(container: &mut Value, python_path: Option<&str>) {
+/// Adds the shared folder to PYTHONPATH, and for vLLM the plugin's name to an existing VLLM_PLUGINS. `python_path` is the image's own
+/// PYTHONPATH from the pod's annotation.
+pub(super) fn complete(container: &mut Value, engine: Engine, python_path: Option<&str>) {
     let known = python_path.or_else(|| of_image(json::text(container, "image")?));
     let from_elsewhere = !json::list(container, "envFrom").is_empty();
     let variables = json::list_mut(container, "env");
@@ -31,6 +32,9 @@ pub(super) fn complete(container: &mut Value, python_path: Option<&str>) {
         let parts: Vec<_> = known.into_iter().chain(inherited).collect();
         let value = format!("{}:{}", parts.join(":"), names::SHARED_PATH);
         variables.push(json!({"name": PYTHONPATH, "value": value}));
+    }
+    if engine != Engine::Vllm {
+        return;
     }
     // If a name occurs several times, the last one counts.
     let plugins = variables
@@ -112,9 +116,9 @@ mod tests {
 
     /// The variables after one call. A second call must not change them.
     fn completed(mut container: Value, python_path: Option<&str>) -> Value {
-        complete(&mut container, python_path);
+        complete(&mut container, Engine::Vllm, python_path);
         let once = container.clone();
-        complete(&mut container, python_path);
+        complete(&mut container, Engine::Vllm, python_path);
         assert_eq!(container, once, "idempotent");
         container["env"].take()
     }
@@ -236,5 +240,18 @@ mod tests {
                 "$(KVCACHEPOOL_BASE_VLLM_PLUGINS),kvcachepool"
             );
         }
+    }
+
+    #[test]
+    fn vllms_variables_are_not_set_for_sglang() {
+        let mut container = json!({"env": [{"name": "VLLM_PLUGINS", "value": "lora"}]});
+        complete(&mut container, Engine::Sglang, None);
+        assert_eq!(
+            container["env"],
+            json!([
+                {"name": "VLLM_PLUGINS", "value": "lora"},
+                {"name": "PYTHONPATH", "value": "$(PYTHONPATH):/kvcachepool"},
+            ])
+        );
     }
 }

@@ -1,5 +1,7 @@
-//! The opt-in hook `args`: the connector is configured by a launch argument instead of the plugin.
+//! The opt-in hook `args`: launch arguments make vLLM use the connector, instead of the plugin, and SGLang the storage backend.
 
+use super::engine::{self, Engine};
+use super::launch::Launch;
 use super::{Reason, Refusal, json};
 use crate::names;
 use serde_json::{Value, json};
@@ -21,16 +23,18 @@ pub(super) fn by_args(pod: &Value) -> Result<bool, Refusal> {
     }
 }
 
-/// Adds the argument to vLLM's plain args.
+/// Adds the arguments to plain args.
 pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
-    let args = json::list(container, "args");
-    let is_hook = |one: &Value| {
-        one.as_str()
-            .is_some_and(|arg| arg.contains("KVCachePoolConnector"))
+    let launch = Launch::of(container);
+    let engine = launch.engine();
+    let added = match engine {
+        Engine::Vllm => vllm(&launch),
+        Engine::Sglang => engine::missing(&launch).into_iter().flatten().collect(),
     };
-    if args.iter().any(is_hook) {
+    if added.is_empty() {
         return Ok(());
     }
+    let args = json::list(container, "args");
     let refuse = |why: &str| {
         Err(Refusal::new(
             Reason::HookUnsupported,
@@ -45,26 +49,35 @@ pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
         .and_then(Value::as_str);
     let name = program.and_then(|program| program.rsplit('/').next());
     if matches!(name, Some("sh" | "bash" | "dash" | "ash" | "zsh")) {
-        return refuse("a shell starts vLLM");
+        return refuse(&format!("a shell starts {engine}"));
     }
     if args.is_empty() {
         return refuse(
             "the container has no args, and added ones would replace those of its image",
         );
     }
-    let flag = |one: &Value| {
-        one.as_str()
-            .is_some_and(|arg| arg.replace('_', "-").starts_with(FLAG))
-    };
-    if args.iter().any(flag) {
-        return refuse("its args name another connector");
+    if engine == Engine::Vllm && launch.connectors().is_some() {
+        return refuse("vLLM is started with another connector");
+    }
+    let added = added.into_iter().map(Value::from);
+    json::list_mut(container, "args").extend(added);
+    Ok(())
+}
+
+/// The argument of vLLM, unless it has it already.
+fn vllm(launch: &Launch<'_>) -> Vec<String> {
+    const CONNECTOR: &str = "KVCachePoolConnector";
+    if launch
+        .connectors()
+        .is_some_and(|names| names.contains(CONNECTOR))
+    {
+        return Vec::new();
     }
     let config = json!({
-        "kv_connector": "KVCachePoolConnector",
+        "kv_connector": CONNECTOR,
         "kv_connector_module_path": "kvcachepool.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
     });
-    json::list_mut(container, "args").extend([FLAG.into(), config.to_string().into()]);
-    Ok(())
+    vec![FLAG.to_string(), config.to_string()]
 }

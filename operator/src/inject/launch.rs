@@ -1,15 +1,22 @@
-//! How a container starts vLLM, as far as it can be parsed: command, arguments, shell strings inside them, and variables that hold
+//! How a container starts its engine, as far as it can be parsed: command, arguments, shell strings inside them, and variables that hold
 //! arguments. Nothing is executed or expanded.
 
+use super::engine::Engine;
 use super::json;
 use serde_json::Value;
 use std::collections::BTreeSet;
+
+/// vLLM's own offloading connector, and the module of this project's tier for it.
+pub(super) const OFFLOADING: &str = "OffloadingConnector";
+const TIER_MODULE: &str = "kvcachepool.vllm_tier";
 
 /// The texts of a container that may contain flags.
 pub(super) struct Launch<'a> {
     texts: Vec<&'a str>,
     /// Values of variables that hold only the connector's config.
     configs: Vec<&'a str>,
+    engine: Engine,
+    visible: bool,
 }
 
 impl<'a> Launch<'a> {
@@ -19,6 +26,9 @@ impl<'a> Launch<'a> {
             .flat_map(|key| json::list(container, key))
             .filter_map(Value::as_str)
             .collect();
+        let words = texts.iter().flat_map(|&text| words(text));
+        let engine = Engine::of(words, json::text(container, "image").unwrap_or_default());
+        let visible = !texts.is_empty();
         let mut configs = Vec::new();
         for variable in json::list(container, "env") {
             let Some(value) = json::text(variable, "value") else {
@@ -29,16 +39,32 @@ impl<'a> Launch<'a> {
                 configs.push(value);
             }
         }
-        Self { texts, configs }
+        Self {
+            texts,
+            configs,
+            engine,
+            visible,
+        }
+    }
+
+    /// The engine that it starts.
+    pub(super) fn engine(&self) -> Engine {
+        self.engine
+    }
+
+    /// Whether the container has a command or arguments of its own.
+    pub(super) fn is_visible(&self) -> bool {
+        self.visible
+    }
+
+    /// Whether the launch contains a text anywhere.
+    pub(super) fn mentions(&self, text: &str) -> bool {
+        self.texts.iter().any(|one| one.contains(text))
     }
 
     /// Words without the quotes of shells and JSON.
     pub(super) fn words(&self) -> impl Iterator<Item = &'a str> {
-        let apart = |c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\\' | ';' | '`');
-        self.texts
-            .iter()
-            .flat_map(move |text| text.split(apart))
-            .filter(|word| !word.is_empty())
+        self.texts.iter().flat_map(|&text| words(text))
     }
 
     /// All values of a flag: `--a-b x`, `--a-b=x`, `--a_b x` and `--a-b.c x`. Empty for a flag without a value.
@@ -80,6 +106,13 @@ impl<'a> Launch<'a> {
         Some(names)
     }
 
+    /// Whether vLLM's own offloading connector has this project's tier.
+    pub(super) fn has_own_tier(&self) -> bool {
+        let found = self.connectors();
+        found.is_some_and(|names| names.contains(OFFLOADING))
+            && self.words().any(|word| word == TIER_MODULE)
+    }
+
     /// The connectors in Dynamo's own flag.
     pub(super) fn dynamo_connectors(&self) -> Vec<&'a str> {
         if !self.words().any(|word| word == "dynamo.vllm") {
@@ -93,6 +126,11 @@ impl<'a> Launch<'a> {
             .filter(|name| *name != "none" && *name != "null")
             .collect()
     }
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let apart = |c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\\' | ';' | '`');
+    text.split(apart).filter(|word| !word.is_empty())
 }
 
 /// Values of all `kv_connector` keys: in JSON, in JSON inside a shell string, and as dotted flags.

@@ -7,6 +7,7 @@ mod check;
 mod conflicts;
 mod diff;
 mod disk;
+mod engine;
 mod env;
 mod files;
 mod gpu;
@@ -39,6 +40,7 @@ pub use tool::tool;
 
 use crate::api::Mode;
 use crate::names;
+use engine::Engine;
 use json_patch::Patch;
 use serde_json::Value;
 
@@ -73,6 +75,16 @@ pub fn requested_pool(pod: &Value) -> Option<&str> {
 /// the API server rejects the pod or it never starts.
 pub fn is_injected(pod: &Value) -> bool {
     additions::are_present(pod)
+}
+
+/// Whether the container with the shared folder of an injected pod starts SGLang.
+pub fn starts_sglang(pod: &Value) -> bool {
+    pod.get("spec").is_some_and(|spec| {
+        json::list(spec, "containers")
+            .iter()
+            .filter(|container| target::mounts_shared_volume(container))
+            .any(|container| launch::Launch::of(container).engine() == Engine::Sglang)
+    })
 }
 
 /// Decides about `pod` for the pool of `settings`. The caller has found the pool by [`requested_pool`].
@@ -141,7 +153,10 @@ fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<ShortfallDeta
     additions::names_are_free(spec, target)?;
     let launch = launch::Launch::of(&spec["containers"][target]);
     conflicts::multi_node(pod, &launch)?;
-    conflicts::connector(&launch, settings.existing_connector)?;
+    match launch.engine() {
+        Engine::Vllm => conflicts::connector(&launch, settings.existing_connector)?,
+        Engine::Sglang => engine::sglang(&launch)?,
+    }
     let overrides = pod::Overrides::of(pod, settings)?;
     pod::injected(pod, settings, target, &overrides)
 }

@@ -1,10 +1,12 @@
 //! Builds the injected pod in one idempotent pass that merges the additions into the existing pod.
 
 use super::gpu::Gpu;
+use super::launch::Launch;
 use super::overlay::{overlay, overlay_named};
 use super::quantity::Quantity;
 use super::{
-    Reason, Refusal, Report, Settings, ShortfallDetail, additions, env, hook, json, resources,
+    Reason, Refusal, Report, Settings, ShortfallDetail, additions, engine, env, hook, json,
+    resources,
 };
 use crate::names;
 use kvcachepool_protocol::config::{ByteSize, Config};
@@ -76,7 +78,7 @@ fn memory_bytes(pod: &Value, settings: &Settings) -> Result<u64, Refusal> {
     }
 }
 
-/// The complete pod and its shortfall. `target` is the index of vLLM's container.
+/// The complete pod and its shortfall. `target` is the index of the engine's container.
 pub(super) fn injected(
     pod: &Value,
     settings: &Settings,
@@ -98,12 +100,16 @@ pub(super) fn injected(
             json!({"name": secret}),
         );
     }
-    if let Some(vllm) = json::list_mut(spec, "containers").get_mut(target) {
-        mount(vllm);
-        env::complete(vllm, overrides.python_path.as_deref());
+    // An engine without a cache lacks more than one without a window.
+    let mut shortfall = gpu.shortfall().cloned();
+    if let Some(engine) = json::list_mut(spec, "containers").get_mut(target) {
+        mount(engine);
+        let kind = Launch::of(engine).engine();
+        env::complete(engine, kind, overrides.python_path.as_deref());
         if overrides.by_args {
-            hook::add(vllm)?;
+            hook::add(engine)?;
         }
+        shortfall = engine::shortfall(&Launch::of(engine), json::name(engine)).or(shortfall);
     }
     exclude_from_mesh(&mut after, config.admin.listen.port());
     if let Some(disk) = &settings.disk {
@@ -115,10 +121,10 @@ pub(super) fn injected(
     json::set_text(
         annotations,
         names::INJECTION,
-        &Report::injected(settings.hash(), gpu.shortfall()).text(),
+        &Report::injected(settings.hash(), shortfall.as_ref()).text(),
     );
     json::set_text(json::entry(metadata, "labels"), names::POOL, &settings.pool);
-    Ok((after, gpu.shortfall().cloned()))
+    Ok((after, shortfall))
 }
 
 /// The sidecar's config in this pod. A pool cannot set values that must match vLLM's container.
@@ -157,9 +163,9 @@ fn containers(spec: &mut Value, settings: &Settings, config: &Config, gpu: &Gpu)
     }
 }
 
-fn mount(vllm: &mut Value) {
+fn mount(engine: &mut Value) {
     let wanted = additions::target_mount();
-    let mounts = json::list_mut(vllm, "volumeMounts");
+    let mounts = json::list_mut(engine, "volumeMounts");
     match mounts
         .iter_mut()
         .find(|one| json::name(one) == names::SHARED_VOLUME)

@@ -1,4 +1,4 @@
-//! Finds the container that runs vLLM. It never guesses: the container must be named, the only one, or the only one with an accelerator.
+//! Finds the container that runs the engine, vLLM or SGLang. It never guesses: the container must be named, the only one, or the only one with an accelerator.
 
 use super::{Reason, Refusal, Settings, json};
 use crate::names;
@@ -46,7 +46,7 @@ fn only(containers: &[Value], is: impl Fn(&Value) -> bool) -> Option<usize> {
     places.next().is_none().then_some(first)
 }
 
-fn mounts_shared_volume(container: &Value) -> bool {
+pub(super) fn mounts_shared_volume(container: &Value) -> bool {
     json::list(container, "volumeMounts")
         .iter()
         .any(|mount| json::name(mount) == names::SHARED_VOLUME)

@@ -1,7 +1,7 @@
-//! Explains why a pod is cached or not: the steps from its label to its vLLM, each with a result. Pure.
+//! Explains why a pod is cached or not: the steps from its label to its engine, each with a result. Pure.
 
 use crate::api::KVCachePool;
-use crate::inject::{Report, Verdict, requested_pool};
+use crate::inject::{Report, Shortfall, Verdict, requested_pool, starts_sglang};
 use crate::names;
 use crate::pods::{Phase, Pod, SidecarState};
 use crate::status::{ACCEPTED, INJECTION_READY, condition};
@@ -63,7 +63,7 @@ pub struct Explained {
     pub pod: String,
     /// Namespace of the pod.
     pub namespace: String,
-    /// Whether a vLLM in the pod uses the cache. `None` if its sidecar did not answer.
+    /// Whether an engine in the pod uses the cache. `None` if its sidecar did not answer.
     pub attached: Option<bool>,
     /// The steps, up to the one that failed.
     pub steps: Vec<Step>,
@@ -375,11 +375,19 @@ fn attached(evidence: &Evidence) -> Option<Step> {
             .hit_tokens
             .values()
             .fold(0, |a, b| a.saturating_add(*b));
+        let engine = if starts_sglang(&evidence.pod) {
+            "SGLang"
+        } else {
+            "vLLM"
+        };
         let message = format!(
-            "vLLM is attached with {on} sessions; {hit} of {} requested tokens came from the cache",
+            "{engine} is attached with {on} sessions; {hit} of {} requested tokens came from the cache",
             counters.requested_tokens
         );
         return Some(step(ATTACHED, Found::Ok, "", message));
+    }
+    if starts_sglang(&evidence.pod) {
+        return Some(sglang_is_absent(evidence, !status.sessions.is_empty()));
     }
     Some(match status.sessions.iter().find(|s| !s.off.is_empty()) {
         Some(off) => step(
@@ -401,6 +409,27 @@ fn attached(evidence: &Evidence) -> Option<Step> {
             "no vLLM has contacted the sidecar: it is not up yet, or it does not find the connector (PYTHONPATH must contain /kvcachepool; an image with its own PYTHONPATH needs the annotation kvcachepool.io/python-path). Search vLLM's log for kvcachepool",
         ),
     })
+}
+
+/// Why an SGLang is not attached. `seen`: it has contacted the sidecar.
+fn sglang_is_absent(evidence: &Evidence, seen: bool) -> Step {
+    let lacking = Shortfall::SglangArgumentsMissing.name();
+    let report = Report::of(&evidence.pod);
+    match report.filter(|report| report.reason == lacking) {
+        _ if seen => step(
+            ATTACHED,
+            Found::No,
+            "",
+            "SGLang has contacted the sidecar but is not connected: it is starting, or it has ended",
+        ),
+        Some(report) => step(ATTACHED, Found::No, lacking, report.message),
+        None => step(
+            ATTACHED,
+            Found::No,
+            "",
+            "SGLang has not contacted the sidecar: it is not up yet, its arguments do not name the storage backend kvcachepool.sglang, or it does not find that module (PYTHONPATH must contain /kvcachepool; an image with its own PYTHONPATH needs the annotation kvcachepool.io/python-path). Search SGLang's log for kvcachepool",
+        ),
+    }
 }
 
 impl Explained {

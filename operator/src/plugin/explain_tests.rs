@@ -184,6 +184,41 @@ fn an_injected_pod_no_longer_needs_its_pool() {
 }
 
 #[test]
+fn an_sglang_without_arguments_is_explained() {
+    let report = json!({"result": "Injected", "reason": "SglangArgumentsMissing", "message": "container sglang lacks --enable-hierarchical-cache", "version": "1"});
+    let sglang = |report: Option<Value>| {
+        let mut pod = pod(report, runs());
+        pod["spec"]["containers"] = json!([{
+            "name": "sglang",
+            "command": ["python3", "-m", "sglang.launch_server"],
+            "volumeMounts": [{"name": names::SHARED_VOLUME, "mountPath": names::SHARED_PATH}],
+        }]);
+        pod
+    };
+    let ready = || Some(Ok(json!({"state": "ready"})));
+    let lacking = evidence(sglang(Some(report)), ready_pool(), ready());
+    let explained = ends(&lacking, "attached", "SglangArgumentsMissing");
+    let last = &explained.steps.last().unwrap().message;
+    assert_eq!(last, "container sglang lacks --enable-hierarchical-cache");
+    let explained = ends(
+        &evidence(sglang(None), ready_pool(), ready()),
+        "attached",
+        "",
+    );
+    let last = &explained.steps.last().unwrap().message;
+    assert!(last.starts_with("SGLang has not contacted"), "{last}");
+    let session = json!({"id": 1, "role": "client", "registered": true, "connected": true});
+    let on = json!({"state": "ready", "sessions": [session]});
+    let explained = explain(&evidence(sglang(None), ready_pool(), Some(Ok(on))));
+    assert_eq!(explained.attached, Some(true));
+    assert!(
+        explained
+            .text()
+            .contains("SGLang is attached with 1 sessions")
+    );
+}
+
+#[test]
 fn a_shortfall_is_explained() {
     let report = json!({"result": "Injected", "reason": "GpuNotRequested", "message": "container vllm asks for none", "version": "1"});
     let pod = pod(Some(report), runs());

@@ -6,6 +6,8 @@ mod containers;
 mod gpu;
 mod properties;
 mod refusals;
+mod sglang;
+mod tier;
 
 use super::qos::{self, Qos};
 use super::*;
@@ -175,8 +177,8 @@ fn assert_golden(name: &str, patch: &Patch) {
     assert_eq!(found, golden, "{name}");
 }
 
-/// Injected pods, and the name of vLLM's container in each.
-const INJECTED: [(&str, &str); 22] = [
+/// Injected pods, and the name of the engine's container in each.
+const INJECTED: [(&str, &str); 23] = [
     ("plain", "vllm"),
     ("no-args", "vllm"),
     ("production-stack-helm", "vllm"),
@@ -199,6 +201,7 @@ const INJECTED: [(&str, &str); 22] = [
     ("env-value-from", "vllm"),
     ("image-python-path", "server"),
     ("resource-claims", "vllm"),
+    ("sglang", "sglang"),
 ];
 
 /// The injected pods with a connector of their own.
