@@ -207,7 +207,7 @@ fn an_sglang_without_arguments_is_explained() {
     );
     let last = &explained.steps.last().unwrap().message;
     assert!(last.starts_with("SGLang has not contacted"), "{last}");
-    let session = json!({"id": 1, "role": "client", "registered": true, "connected": true});
+    let session = json!({"id": 1, "role": "opaque", "registered": true, "connected": true});
     let on = json!({"state": "ready", "sessions": [session]});
     let explained = explain(&evidence(sglang(None), ready_pool(), Some(Ok(on))));
     assert_eq!(explained.attached, Some(true));
