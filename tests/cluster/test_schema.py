@@ -68,7 +68,7 @@ def test_a_field_accepts_valid_values_and_explains_invalid_ones(kubernetes: Kube
         ("spec.local.memory.perPod", "1" * 64, "spec.local.memory.perPod: Too long"),
         ("spec.local.memory.hugePages", "4Mi", 'supported values: "None", "2Mi", "1Gi"'),
         ("spec.cache.chunkTokens", "256", "spec.cache.chunkTokens in body must be of type integer"),
-        ("spec.cache.save", "Always", 'supported values: "Prompt", "PromptAndDecode"'),
+        ("spec.cache.save", "Always", 'supported values: "Prompt", "PromptAndDecode", "None"'),
         ("spec.injection.onMissed", "evict", 'supported values: "Report", "Evict"'),
     ],
 )

@@ -97,6 +97,40 @@ def test_controls_are_parsed(
     assert requested(scripted) == stored
 
 
+@pytest.mark.parametrize(
+    ("pool", "params", "stored"),
+    [
+        (40, {}, [(0, 64), (64, 64), (128, 16)]),
+        (40, {"kvcachepool.skip_last_tokens": 80}, [(0, 64), (64, 32)]),
+        (80, {"kvcachepool.skip_last_tokens": 40}, [(0, 64), (64, 32)]),
+        (1000, {}, []),
+    ],
+)
+def test_the_pool_and_the_request_may_skip_the_end_of_a_prompt(
+    scripted: ScriptedPool, loop: Make, pool: int, params: dict[str, Any], stored: list[tuple[int, int]]
+) -> None:
+    scripted.settings.update({"save": "PromptAndDecode", "skip_last_tokens": pool})
+    engine = connected(loop())
+    engine.generate("cold", prompt(190, 1), output=100, params=params)
+    engine.drain()
+    assert requested(scripted) == stored
+
+
+def test_a_pool_may_store_nothing_and_load(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    engine.generate("cold", prompt(256, 1))
+    engine.drain()
+    engine.close()
+    stored = requested(scripted)
+    assert stored
+    scripted.settings["save"] = "None"
+    engine = connected(loop())
+    assert engine.generate("warm", prompt(256, 1)) == 256
+    engine.generate("other", prompt(256, 2), output=100)
+    engine.drain()
+    assert requested(scripted) == stored
+
+
 def test_the_grant_carries_the_ttl(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     engine.generate("cold", prompt(190, 1), params={"kvcachepool.ttl": 60})

@@ -107,9 +107,11 @@ pub struct KVCachePoolSpec {
 pub struct Cache {
     /// Minimum tokens per chunk, rounded up to whole blocks of vLLM. Another value is another domain: the cache starts cold.
     pub chunk_tokens: i64,
-    /// What is stored of a request: its prompt, or also the generated tokens.
+    /// What is stored of a request: its prompt, also the generated tokens, or nothing. None: requests only load.
     #[schemars(schema_with = "schema::choice::<Save>")]
     pub save: Save,
+    /// The last tokens of every prompt, and with more than 0 everything generated, are not stored.
+    pub skip_last_tokens: i64,
     /// Shorter hits are recomputed instead of loaded.
     pub min_load_tokens: i64,
     /// Longest wait of a request for a load. Then vLLM computes the prompt.
@@ -122,6 +124,7 @@ impl Default for Cache {
         Self {
             chunk_tokens: of_sidecar.chunk_tokens.into(),
             save: of_sidecar.save,
+            skip_last_tokens: of_sidecar.skip_last_tokens.into(),
             min_load_tokens: of_sidecar.min_load_tokens.into(),
             load_timeout: Duration(of_sidecar.load_timeout.to_string()),
         }

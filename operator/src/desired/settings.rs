@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn every_field_of_a_pool_is_applied() {
         let got = of(json!({
-            "cache": {"chunkTokens": 128, "save": "PromptAndDecode", "minLoadTokens": 0, "loadTimeout": "1m30s"},
+            "cache": {"chunkTokens": 128, "save": "PromptAndDecode", "skipLastTokens": 16, "minLoadTokens": 0, "loadTimeout": "1m30s"},
             "local": {
                 "memory": {"perPod": "1Gi", "hugePages": "2Mi", "evictionPolicy": "LRU"},
                 "disk": {"perPod": "3Gi", "ephemeral": {"storageClassName": "nvme"}},
@@ -245,6 +245,7 @@ mod tests {
         assert!(got.config.managed);
         assert_eq!(got.config.cache.chunk_tokens, 128);
         assert_eq!(got.config.cache.save, Save::PromptAndDecode);
+        assert_eq!(got.config.cache.skip_last_tokens, 16);
         assert_eq!(got.config.cache.min_load_tokens, 0);
         assert_eq!(
             got.config.cache.load_timeout,

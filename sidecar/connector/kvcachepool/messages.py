@@ -33,6 +33,7 @@ class Settings(Message):
     """Connector settings from the sidecar's config, which has their defaults."""
 
     chunk_tokens: int
+    #: `Prompt`, `PromptAndDecode` or `None`.
     save: str
     min_load_tokens: int
     load_timeout_ms: int
@@ -40,6 +41,7 @@ class Settings(Message):
     step_wait_us: int
     grant_timeout_ms: int
     store_bytes_in_flight: int
+    skip_last_tokens: int = 0
 
 
 #: Before the first HELLO response. No request is looked up or stored then.

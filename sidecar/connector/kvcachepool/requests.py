@@ -151,11 +151,16 @@ class RequestState:
         self.prompt_tokens = prompt_tokens
         self.progress.new_prompt()
 
-    def store_limits(self) -> tuple[int, int]:
-        """(tokens whose full chunks may be stored, tokens of the prompt that may be stored)."""
+    def store_limits(self, skip_last_tokens: int) -> tuple[int, int]:
+        """(tokens whose full chunks may be stored, tokens of the prompt that may be stored).
+
+        Args:
+            skip_last_tokens: that of the pool; the request may have a larger one.
+        """
         controls = self.controls
-        prompt = max(0, self.request.num_prompt_tokens - controls.skip_last_tokens)
-        limit = self.request.num_tokens if self.decode and not controls.skip_last_tokens else prompt
+        skipped = max(skip_last_tokens, controls.skip_last_tokens)
+        prompt = max(0, self.request.num_prompt_tokens - skipped)
+        limit = self.request.num_tokens if self.decode and not skipped else prompt
         if controls.max_offload_tokens is not None:
             limit, prompt = min(limit, controls.max_offload_tokens), min(prompt, controls.max_offload_tokens)
         return limit, prompt

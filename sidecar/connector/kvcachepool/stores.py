@@ -127,7 +127,7 @@ class Stores:
                 state.new_prompt(request.num_prompt_tokens)
                 self._namespaces.assign(state)  # a session may have got an image that a user named
             end = min(request.num_computed_tokens + count, request.num_tokens)
-            if state.stale or state.loading or not state.controls.store:
+            if state.stale or state.loading or not state.controls.store or settings.save == "None":
                 continue
             if end < state.progress.next_end or now_s < state.progress.retry_s:
                 continue
@@ -218,7 +218,7 @@ class Stores:
         """(index, first token, end) of the chunks to request now, in prefix order. Sets the time of the next check."""
         wanted: list[tuple[int, int, int]] = []
         chunk, progress = geometry.chunk, state.progress
-        limit, prompt = state.store_limits()
+        limit, prompt = state.store_limits(self._client.settings.skip_last_tokens)
         full = min(end, limit) // chunk
         statuses = progress.statuses
         if len(statuses) < full:

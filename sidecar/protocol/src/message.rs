@@ -217,6 +217,8 @@ pub enum Save {
     Prompt,
     /// Chunks of the prompt and of the generated tokens.
     PromptAndDecode,
+    /// Nothing. Requests load.
+    None,
 }
 
 /// The connector's settings, which the sidecar passes on from its config.
@@ -237,6 +239,9 @@ pub struct Settings {
     pub grant_timeout_ms: u64,
     /// Bytes in flight for stores: `max(this, 2 x max_num_batched_tokens x bytes per token)`.
     pub store_bytes_in_flight: u64,
+    /// The last tokens of every prompt are not stored, and neither are generated tokens if this is not 0.
+    #[serde(default)]
+    pub skip_last_tokens: u32,
 }
 
 /// REGISTER. A worker sets `world`..`groups`, the scheduler `world` and `hashing`.

@@ -222,14 +222,14 @@ fn choice(names: &'static [&'static str]) -> impl Strategy<Value = Value> {
 
 prop_compose! {
     fn specs()(
-        tokens in any::<i64>(), save in choice(&["Prompt", "PromptAndDecode"]), timeout in ".{0,28}",
+        tokens in any::<i64>(), save in choice(&["Prompt", "PromptAndDecode", "None"]), timeout in ".{0,28}",
         size in ".{0,20}", number in any::<i64>(), pages in choice(&["None", "2Mi", "1Gi"]),
         disk in prop::option::of(any::<bool>()), shards in any::<i64>(), url in ".{0,40}", prefix in ".{0,40}",
         mode in choice(&["Enabled", "Disabled"]), max in prop::option::of(".{0,20}"),
         labels in prop::collection::btree_map("[a-z]{1,8}", ".{0,8}", 0..4), codec in choice(&["None", "FP8", "CacheGen"]),
     ) -> Value {
         let mut spec = json!({
-            "cache": {"chunkTokens": tokens, "save": save, "minLoadTokens": number, "loadTimeout": timeout},
+            "cache": {"chunkTokens": tokens, "save": save, "skipLastTokens": number, "minLoadTokens": number, "loadTimeout": timeout},
             "local": {"memory": {"perPod": size, "hugePages": pages, "evictionPolicy": "LFU"}},
             "write": {"policy": "WriteBack", "admission": "Reused", "codec": codec},
             "injection": {"mode": mode, "container": prefix, "existingConnector": "Compose", "onMissed": "Evict"},

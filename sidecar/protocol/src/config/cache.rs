@@ -11,8 +11,10 @@ section! {
     Cache {
         /// Minimum tokens per chunk, rounded up to whole blocks of the engine. Another value is another domain: the cache starts cold.
         "cache.chunkTokens" chunk_tokens: u32 = 256, Count(1..=65_536), Restart, field("spec.cache.chunkTokens");
-        /// What is stored of a request: its prompt, or also the generated tokens.
+        /// What is stored of a request: its prompt, also the generated tokens, or nothing. None: requests only load.
         "cache.save" save: Save, Choice, Live, field("spec.cache.save");
+        /// The last tokens of every prompt, and with more than 0 everything generated, are not stored.
+        "cache.skipLastTokens" skip_last_tokens: u32, Count(0..=1_000_000_000), Live, field("spec.cache.skipLastTokens");
         /// Shorter hits are recomputed. Lower tiers are not used if they add fewer tokens than this to the hit in memory.
         "cache.minLoadTokens" min_load_tokens: u32 = 512, Count(0..=1_000_000_000), Live, field("spec.cache.minLoadTokens");
         /// Longest wait of a request for a load. Then vLLM computes the prompt.
@@ -32,7 +34,7 @@ choice!(
         AlwaysLoad = "AlwaysLoad",
     }
 );
-choice!(@names Save { Prompt = "Prompt", PromptAndDecode = "PromptAndDecode" });
+choice!(@names Save { Prompt = "Prompt", PromptAndDecode = "PromptAndDecode", None = "None" });
 
 /// Longest wait of vLLM's scheduler at a request's first poll.
 const FIRST_POLL_WAIT_US: u32 = 1_000;
@@ -55,6 +57,7 @@ impl Config {
             step_wait_us: STEP_WAIT_US,
             grant_timeout_ms: GRANT_TIMEOUT_MS,
             store_bytes_in_flight: STORE_BYTES_IN_FLIGHT,
+            skip_last_tokens: self.cache.skip_last_tokens,
         }
     }
 }

@@ -88,7 +88,7 @@ socket: /run/pool/s.sock
 managed: true
 admin: {listen: "[::1]:1234", tokenFile: /var/token}
 pool: {name: llama-70b, namespace: serving, generation: 9223372036854775807}
-cache: {chunkTokens: 512, save: PromptAndDecode, minLoadTokens: 0, loadTimeout: 250ms, loadOrRecompute: AlwaysLoad}
+cache: {chunkTokens: 512, save: PromptAndDecode, skipLastTokens: 48, minLoadTokens: 0, loadTimeout: 250ms, loadOrRecompute: AlwaysLoad}
 memory: {size: 64Gi, hugePages: 2Mi, evictionPolicy: LRU, verify: Always, verifyAge: 1h30m, verifyThreads: 4, verifyBytesPerSecond: 2Gi, populateThreads: 8}
 redis: {urls: ["redis://a:6379", 'rediss://user:secret@[::1]:6380'], auth: /auth, ca: /ca.pem, ttl: 24h}
 write: {policy: WriteBack, backAfter: 5s, admission: Reused}
@@ -115,6 +115,7 @@ log: {level: debug, format: text}
         (c.cache.chunk_tokens, c.cache.save),
         (512, Save::PromptAndDecode)
     );
+    assert_eq!(c.cache.skip_last_tokens, 48);
     assert_eq!((c.cache.min_load_tokens, c.cache.load_timeout.ms), (0, 250));
     assert_eq!(c.cache.load_or_recompute, LoadOrRecompute::AlwaysLoad);
     assert_eq!(c.memory.size, ByteSize(64 << 30));

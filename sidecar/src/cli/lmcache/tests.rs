@@ -367,6 +367,15 @@ fn variables_replace_keys_of_the_file() {
 }
 
 #[test]
+fn a_variable_that_stops_all_stores_wins_over_what_is_stored() {
+    for (skip, expected) in [("1", "None"), ("false", "None"), ("", "PromptAndDecode")] {
+        let variables = [("LMCACHE_FORCE_SKIP_SAVE", skip)];
+        let got = translate("save_decode_cache: true", &variables).unwrap();
+        assert_eq!(got.pool()["spec"]["cache"]["save"], expected, "{skip}");
+    }
+}
+
+#[test]
 fn passwords_are_never_printed() {
     let secret = "s3cr3t";
     let engine = |kind: &str, config: &str| {

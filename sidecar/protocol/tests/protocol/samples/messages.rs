@@ -128,6 +128,7 @@ pub fn all() -> Vec<Sample> {
         step_wait_us: 2000,
         grant_timeout_ms: 1000,
         store_bytes_in_flight: 1 << 28,
+        skip_last_tokens: 32,
     };
     let hello_reply = HelloReply {
         version: 1,

@@ -50,11 +50,27 @@ pub fn chunk_tokens(draft: &mut Draft<'_>, value: &Value) -> Fate {
 }
 
 pub fn save(draft: &mut Draft<'_>, value: &Value) -> Fate {
+    if skips_save(draft) {
+        return Fate::Automatic("It has no effect with LMCACHE_FORCE_SKIP_SAVE.");
+    }
     let decode = value.as_bool() == Some(true);
     draft.set(
         "cache.save",
         if decode { "PromptAndDecode" } else { "Prompt" },
     )
+}
+
+/// LMCache takes every text but the empty one for true.
+fn skips_save(draft: &Draft<'_>) -> bool {
+    let set = draft.text("LMCACHE_FORCE_SKIP_SAVE");
+    set.is_some_and(|text| !text.is_empty())
+}
+
+pub fn skip_save(draft: &mut Draft<'_>, _: &Value) -> Fate {
+    match skips_save(draft) {
+        true => draft.set("cache.save", "None"),
+        false => Fate::Automatic("It is empty."),
+    }
 }
 
 pub fn min_load_tokens(draft: &mut Draft<'_>, value: &Value) -> Fate {
@@ -254,7 +270,8 @@ fn of_scheme(scheme: &str) -> Shared {
     }
 }
 
-const OTHER_ADAPTER: Fate = Fate::NotSupported("Use shared.redis, shared.s3 or local.disk.");
+const OTHER_ADAPTER: Fate =
+    Fate::NotSupported("Use shared.redis, shared.fileSystem, shared.s3 or local.disk.");
 
 /// Whether the adapter of an LMCacheEngine is one of these.
 fn of_adapter(draft: &Draft<'_>, kinds: &[&str]) -> bool {
@@ -281,9 +298,9 @@ pub fn remote_url(draft: &mut Draft<'_>, value: &Value) -> Fate {
             "LMCache's own server is not used: let the operator run Valkey (shared.redis.managed).",
         ),
         (_, "fs") => Fate::NotSupported(
-            "A folder belongs to one sidecar: use local.disk, or S3 to share chunks.",
+            "Write shared.fileSystem with a PersistentVolumeClaim, or local.disk for a folder of one pod.",
         ),
-        _ => Fate::NotSupported("Use shared.redis or shared.s3."),
+        _ => Fate::NotSupported("Use shared.redis, shared.fileSystem or shared.s3."),
     }
 }
 
@@ -301,7 +318,7 @@ pub fn adapter(_: &mut Draft<'_>, value: &Value) -> Fate {
         "s3" | "valkey" | "resp" | "fs" | "fs_native" => {
             Fate::Automatic("The keys of config say which tier it is.")
         }
-        _ => Fate::NotSupported("Use shared.redis, shared.s3 or local.disk."),
+        _ => OTHER_ADAPTER,
     }
 }
 

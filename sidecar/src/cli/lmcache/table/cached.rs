@@ -105,10 +105,15 @@ pub const CACHED: &[Row] = &[
         NotSupported("Requests name their tags: `kvcachepool.tags` in `kv_transfer_params`."),
     ),
     row(
-        &[
-            key("LMCACHE_FORCE_SKIP_SAVE", Text),
-            key("priority_limit", Whole),
-        ],
+        &[key("LMCACHE_FORCE_SKIP_SAVE", Text)],
+        Translated {
+            to: &["cache.save"],
+            note: "Every text but the empty one is None: requests only load.",
+            by: convert::skip_save,
+        },
+    ),
+    row(
+        &[key("priority_limit", Whole)],
         NotSupported("Requests choose: `kvcachepool.store` in `kv_transfer_params`."),
     ),
     row(
