@@ -2,8 +2,8 @@
 
 python -m bench [copies,probe,...]
 
-Three run only where they are named: `operator` (`make bench-operator`) needs root and a Kubernetes of its own, `tiers`
-(`make bench-tiers`) and `soak` (`make soak`) take long.
+Four run only where they are named: `operator` (`make bench-operator`) needs root and a Kubernetes of its own,
+`lmcache_l2` needs LMCache, `tiers` (`make bench-tiers`) and `soak` (`make soak`) take long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from bench.results import RESULTS
 
 BENCHMARKS = ("copies", "probe", "scheduler", "ttft", "overhead", "idle", "simulation", "kernels", "objects")
-APART = ("operator", "tiers", "soak")
+APART = ("operator", "lmcache_l2", "tiers", "soak")
 # Name of a row -> (minimum, maximum) of its ratio, or of its value if it has no ratio.
 BARS: dict[str, tuple[float | None, float | None]] = {
     "probe_128k_first_p50_ms": (None, 1.0),
@@ -29,6 +29,12 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "ttft_4k_warm_over_cold": (None, 0.05),
     "ttft_4k_warm_over_local": (None, 1.2),
     "workload_long_document_ours_over_lmcache": (None, 1.0),
+    **{
+        f"lmcache_l2_{operation}_{size}_vs_{other}": (2.0, None)
+        for operation in ("store", "load", "lookup")
+        for size in ("256k", "4m")
+        for other in ("resp", "fs", "fs_direct")
+    },
     "overhead_no_hits_percent": (None, 1.0),
     "engine_thread_block_p99_us": (None, 500.0),
     "engine_thread_block_apart_p99_us": (None, 500.0),
