@@ -31,7 +31,7 @@ from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj, MemoryObjMetadata, TensorMemoryObj
 
 from kvcachepool import lmcache_l2, lmcache_objects
-from kvcachepool.client import Item, Leased, Put, Unavailable
+from kvcachepool.client import Leased, Put, Unavailable
 from kvcachepool.lmcache_l2 import KVCachePoolL2Adapter, KVCachePoolL2AdapterConfig
 from kvcachepool.lmcache_objects import object_key
 from servers.remote import RemoteServer
@@ -367,6 +367,75 @@ def test_stores_lookups_and_loads(sidecar: Sidecar, new_adapter: Callable[..., K
         assert torch.equal(targets[number].tensor, contents(number))
     assert looked_up(adapter, []) == []
     assert loaded(adapter, [], []) == []
+
+
+def test_a_lookup_of_objects_in_memory_is_one_request(
+    sidecar: Sidecar, new_adapter: Callable[..., KVCachePoolL2Adapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, keys = new_adapter(sidecar), object_keys(range(3))
+    names = [object_key(key) for key in keys]
+    stored(adapter, keys[:2], [buffer(0), buffer(1)])
+    wait_readable(adapter, keys[:2])
+    contains, asked = adapter._client.contains, list[int]()
+
+    def counted(names: Sequence[bytes]) -> list[bool]:
+        asked.append(len(names))
+        return contains(names)
+
+    monkeypatch.setattr(adapter._client, "contains", counted)
+    assert looked_up(adapter, keys[:2]) == [0, 1]
+    assert asked == []
+    assert [stat and stat.pinned for stat in adapter._client.stat(names)] == [True, True, None]
+    assert looked_up(adapter, keys) == [0, 1]
+    assert asked == [3], "one of them is not in memory"
+    assert len(adapter._pins) == 2
+    stored(adapter, keys[2:], [buffer(2)])
+    wait_for(lambda: adapter._client.stat(names[2:])[0], 10, "the third object")
+    assert [stat and stat.pinned for stat in adapter._client.stat(names)] == [True, True, False]
+    adapter.submit_unlock(keys)
+    adapter.submit_unlock(keys)
+    wait_for(lambda: len(adapter._pins) == 0, 10, "both locks of each object to end")
+    assert [stat and stat.pinned for stat in adapter._client.stat(names)] == [False] * 3
+
+
+def test_a_lookup_that_the_sidecar_answers_by_half_locks_nothing(
+    sidecar: Sidecar, new_adapter: Callable[..., KVCachePoolL2Adapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, keys = new_adapter(sidecar), object_keys(range(2))
+    stored(adapter, keys[:1], [buffer(0)])
+    wait_readable(adapter, keys[:1])
+
+    def fail(*_: Any) -> Any:
+        raise Unavailable("restart")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(adapter._client, "contains", fail)
+        assert looked_up(adapter, keys) == []
+    assert len(adapter._pins) == 0
+    assert adapter.get_usage().total_bytes_used == OBJECT_BYTES, "silence is not an eviction"
+
+
+def test_a_load_is_cut_into_leases_of_limited_size(
+    sidecar: Sidecar, new_adapter: Callable[..., KVCachePoolL2Adapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that is larger than the memory tier could not be under lease as a whole."""
+    adapter, keys = new_adapter(sidecar), object_keys(range(5))
+    stored(adapter, keys[:4], [buffer(number) for number in range(4)])
+    wait_readable(adapter, keys[:4])
+    leases, lease = [], adapter._client.lease
+
+    def counted(names: Sequence[bytes], **options: Any) -> Any:
+        leases.append(len(names))
+        return lease(names, **options)
+
+    monkeypatch.setattr(adapter._client, "lease", counted)
+    monkeypatch.setattr(lmcache_objects, "_REQUEST_BYTES", 2 * OBJECT_BYTES)
+    targets = [buffer() for _ in keys]
+    assert loaded(adapter, keys, targets) == [0, 1, 2, 3]
+    assert leases == [2, 2, 1]
+    assert all(torch.equal(targets[number].tensor, contents(number)) for number in range(4))
+    monkeypatch.setattr(lmcache_objects, "_REQUEST_BYTES", 1)
+    assert loaded(adapter, keys[:2], targets[:2]) == [0, 1], "one object may be larger than the limit"
 
 
 def test_salts_ranks_groups_and_models_are_apart() -> None:

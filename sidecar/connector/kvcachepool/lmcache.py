@@ -32,12 +32,14 @@ from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from kvcachepool.client import Error, Item, Leased, Put
-from kvcachepool.lmcache_objects import LEASE_OBJECTS, Calls, Layout, Pins, Settings, chunk_key, grouped, view
+from kvcachepool.lmcache_objects import Calls, Layout, Pins, Settings, chunk_key, grouped, view
 
 logger = logging.getLogger("kvcachepool")
 
 _PREFIX = "kvcachepool."
 _READERS = 4
+#: Objects under lease at a time. A longer list is loaded in parts, so that it may exceed the memory tier.
+_LEASE_OBJECTS = 16
 #: Formats of whole chunks, whose shapes LMCache's metadata give.
 _CHUNK_FORMATS = (MemoryFormat.KV_2LTD, MemoryFormat.KV_MLA_FMT)
 
@@ -298,10 +300,10 @@ class KVCachePoolBackend(StoragePluginInterface):
             deadline = time.monotonic() + self._settings.timeout_s
             names = [chunk_key(key) for key in keys]
             try:
-                for start in range(0, len(names), LEASE_OBJECTS):
+                for start in range(0, len(names), _LEASE_OBJECTS):
                     if (left := deadline - time.monotonic()) <= 0:
                         break
-                    with self._client.lease(names[start : start + LEASE_OBJECTS], timeout_s=left) as lease:
+                    with self._client.lease(names[start : start + _LEASE_OBJECTS], timeout_s=left) as lease:
                         for key, leased in zip(keys[start:], lease, strict=False):
                             loaded.append(None if leased is None or self._closed else self._copied(key, leased))
                 self._calls.succeeded()

@@ -27,7 +27,7 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
 from kvcachepool.client import Error, Item, Put
-from kvcachepool.lmcache_objects import LEASE_OBJECTS, Calls, Layout, Pins, Settings, grouped, object_key, view
+from kvcachepool.lmcache_objects import Calls, Layout, Pins, Settings, grouped, object_key, view
 
 logger = logging.getLogger("kvcachepool")
 
@@ -143,12 +143,9 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
 
     def _lookup(self, keys: Sequence[ObjectKey]) -> Bitmap:
         bits = Bitmap(len(keys))
-        names = [object_key(key) for key in keys]
-        silent: list[bool] = []
-        there = self._calls.ask(lambda: self._client.contains(names), silent)
-        found = [index for index, yes in enumerate(there) if yes]
-        if self._pins.pin([names[index] for index in found]):
-            for index in found:
+        there = self._pins.pin_existing([object_key(key) for key in keys])
+        for index, yes in enumerate(there):
+            if yes:
                 bits.set(index)
         self._forget([key for key, yes in zip(keys, there, strict=False) if not yes])
         return bits
@@ -169,11 +166,11 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
         names = [object_key(key) for key in keys]
         loaded: list[ObjectKey] = []
         try:
-            for start in range(0, len(names), LEASE_OBJECTS):
+            for group in grouped(range(len(keys)), lambda index: objects[index].get_size()):
                 if (left := deadline - time.monotonic()) <= 0:
                     break
-                with self._client.lease(names[start : start + LEASE_OBJECTS], timeout_s=left) as lease:
-                    for index, leased in enumerate(lease, start):
+                with self._client.lease([names[index] for index in group], timeout_s=left) as lease:
+                    for index, leased in zip(group, lease, strict=True):
                         obj = objects[index]
                         if leased is None or leased.nbytes != obj.get_size():
                             continue

@@ -31,10 +31,9 @@ _KEY_BYTES = 32 << 10
 _PRUNE_FROM = 4096
 #: Bytes of `cached_positions` that go into a header.
 _POSITIONS_BYTES = 32 << 10
-#: Bytes of one request to store, unless one object is larger. LMCache gets its buffers back request by request.
-_PUT_BYTES = 64 << 20
-#: Objects under lease at a time. A longer list is loaded in parts, so that it may exceed the memory tier.
-LEASE_OBJECTS = 16
+#: Bytes of one request, unless one object is larger. LMCache gets its buffers back request by request, and a list that
+#: is loaded in parts may exceed the memory tier.
+_REQUEST_BYTES = 64 << 20
 #: Ranges of the settings in seconds.
 _SECONDS: dict[str, tuple[float, float, Any, str]] = {
     "timeout_s": (0.001, 60, (int, float), "seconds"),
@@ -189,7 +188,7 @@ def grouped(things: Iterable[T], nbytes: Callable[[T], int]) -> list[list[T]]:
     groups: list[list[T]] = []
     size = 0
     for thing in things:
-        if not groups or size + nbytes(thing) > _PUT_BYTES:
+        if not groups or size + nbytes(thing) > _REQUEST_BYTES:
             groups.append([])
             size = 0
         groups[-1].append(thing)
@@ -249,11 +248,31 @@ class Pins:
         with self._lock:
             if self._calls.ask(lambda: self._client.pin(keys, self._ttl_s), -1) < 0:
                 return False
-            now = time.monotonic()
-            self._prune(now)
-            for key in keys:
-                self._held[key] = (self._count(key, now) + 1, now + self._ttl_s)
+            self._hold(keys)
             return True
+
+    def pin_existing(self, keys: Sequence[bytes]) -> list[bool]:
+        """Pins the objects that exist. Returns for each key whether it does; nothing if the sidecar does not answer.
+
+        Pins before it looks: if all are in memory, one round trip is enough. Pins of a failed call expire.
+        """
+        with self._lock:
+            pinned = self._calls.ask(lambda: self._client.pin(keys, self._ttl_s), -1)
+            if pinned < 0:
+                return []
+            silent: list[bool] = []
+            if pinned == len(keys):
+                there = [True] * len(keys)
+            else:
+                there = self._calls.ask(lambda: self._client.contains(keys), silent)
+            self._hold([key for key, yes in zip(keys, there, strict=False) if yes])
+            return there
+
+    def _hold(self, keys: Sequence[bytes]) -> None:
+        now = time.monotonic()
+        self._prune(now)
+        for key in keys:
+            self._held[key] = (self._count(key, now) + 1, now + self._ttl_s)
 
     def unpin(self, keys: Iterable[bytes]) -> int:
         """Takes one pin of each key back. Returns how many keys were pinned. One that is not is left alone."""
