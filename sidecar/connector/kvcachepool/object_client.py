@@ -26,9 +26,10 @@ from .object_types import Buffer, Error, Header, Item, Key, Put, Stat, Unavailab
 
 #: Keys of one request. Its frame must fit into the socket's buffer beside those of other threads.
 _KEYS_AT_ONCE = 1024
-#: Objects and bytes of one GRANT. The slots of a batch cannot be evicted before it is written.
+#: Objects and bytes of one GRANT, with room for keys and headers beside 128 MiB of values: a second GRANT would wait
+#: behind the digests of the first batch. The slots of a batch cannot be evicted before it is written.
 _PUTS_AT_ONCE = 256
-_PUT_BYTES_AT_ONCE = 128 << 20
+_PUT_BYTES_AT_ONCE = (128 << 20) + (256 << 10)
 #: Objects that `get` leases at once.
 _GETS_AT_ONCE = 64
 
