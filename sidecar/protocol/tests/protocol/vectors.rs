@@ -141,7 +141,7 @@ fn frames() {
             })
         })
         .collect();
-    let ops: Map<String, Value> = (1..=13u8)
+    let ops: Map<String, Value> = (1..=15u8)
         .map(|op| (format!("{:?}", Op::try_from(op).unwrap()), op.into()))
         .collect();
     let required: BTreeMap<_, _> = messages::all()
@@ -165,7 +165,7 @@ fn frames() {
             "header_bytes": HEADER_BYTES,
             "max_body": MAX_BODY,
             "ops": ops,
-            "flags": { "reply": FLAG_REPLY, "error": FLAG_ERROR, "partial": FLAG_PARTIAL, "fds": FLAG_FDS },
+            "flags": { "reply": FLAG_REPLY, "error": FLAG_ERROR, "partial": FLAG_PARTIAL, "fds": FLAG_FDS, "data": FLAG_DATA },
             "chunk_states": { "absent": CHUNK_ABSENT, "ready": CHUNK_READY, "pending": CHUNK_PENDING },
             "grant_results": {
                 "granted": GRANT_GRANTED, "exists": GRANT_EXISTS, "no_room": GRANT_NO_ROOM,

@@ -1,8 +1,10 @@
 //! One of every message, with every field set to something that is not its default.
 
+use kvcachepool_protocol::domain::MAX_OPAQUE_BYTES;
 use kvcachepool_protocol::frame::*;
 use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef, pack};
+use kvcachepool_protocol::remote;
 use std::collections::BTreeMap;
 
 /// A message with the frame it travels in.
@@ -47,6 +49,13 @@ pub fn refs() -> Vec<SectionRef> {
 
 fn counts<V: Copy>(pairs: &[(&str, V)]) -> BTreeMap<String, V> {
     pairs.iter().map(|(k, v)| (k.to_string(), *v)).collect()
+}
+
+fn parts() -> remote::Parts {
+    remote::Parts {
+        request: "7".into(),
+        parts: vec![(0, 0, 4 << 20), (u32::MAX, u64::MAX, 1)],
+    }
 }
 
 fn hashing() -> Hashing {
@@ -349,6 +358,74 @@ pub fn all() -> Vec<Sample> {
         sample("Report", Op::Report, 0, u64::MAX, &report),
         sample("Objects", Op::Objects, 0, 14, &objects),
         sample("ObjectsReply", Op::Objects, FLAG_REPLY, 14, &described),
+        sample(
+            "RemoteHello",
+            Op::Hello,
+            0,
+            20,
+            &remote::Hello {
+                version: 1,
+                engine: "lmcache".into(),
+                engine_version: "0.5.6".into(),
+                instance: "lmcache-0123456789ab".into(),
+                key: "0123456789abcdef".into(),
+            },
+        ),
+        sample(
+            "RemoteHelloReply",
+            Op::Hello,
+            FLAG_REPLY,
+            20,
+            &remote::HelloReply {
+                version: 1,
+                sidecar_version: "0.1.0".into(),
+                boot: u64::MAX,
+                features: vec![FEATURE_OBJECTS.into()],
+                arena_bytes: 64 << 30,
+                load_timeout_ms: 2_000,
+            },
+        ),
+        sample(
+            "RemoteProbeReply",
+            Op::Probe,
+            FLAG_REPLY,
+            21,
+            &remote::ProbeReply {
+                states: vec![CHUNK_READY, CHUNK_ABSENT, CHUNK_READY],
+                bytes: vec![1, MAX_OPAQUE_BYTES],
+                reason: "NoArena".into(),
+            },
+        ),
+        sample(
+            "RemoteGrantReply",
+            Op::Grant,
+            FLAG_REPLY,
+            22,
+            &remote::GrantReply {
+                results: vec![GRANT_GRANTED, GRANT_QUOTA],
+            },
+        ),
+        sample("RemoteParts", Op::Read, 0, 23, &parts()),
+        sample(
+            "RemoteReadReply",
+            Op::Read,
+            FLAG_REPLY,
+            23,
+            &remote::ReadReply { found: vec![1, 0] },
+        ),
+        sample(
+            "RemoteWriteReply",
+            Op::Write,
+            FLAG_REPLY,
+            24,
+            &remote::WriteReply {
+                written: vec![
+                    remote::WRITE_LOST,
+                    remote::WRITE_MORE,
+                    remote::WRITE_COMPLETE,
+                ],
+            },
+        ),
         sample(
             "ErrorBody",
             Op::Register,
