@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from chart import CHART, ROOT, one
+from servers.paths import sidecar_binary
 
 EXAMPLES = [ROOT / "manifests" / "kvcachepool.yaml", *sorted((ROOT / "manifests" / "examples").glob("*.yaml"))]
 
@@ -100,3 +101,21 @@ def test_every_quickstart_shows_the_example():
     pool = yaml.safe_load(re.search(r"<<EOF\n(.*?)\n *EOF", notes, re.S)[1])  # type: ignore[index]
     assert pool["apiVersion"] == example["apiVersion"]
     assert pool["spec"].keys() == example["spec"].keys()
+
+
+def test_the_servers_of_the_example_take_their_config_and_options(tmp_path: Path):
+    file = ROOT / "manifests" / "examples" / "remote-servers.yaml"
+    objects = {o["kind"]: o for o in yaml.safe_load_all(file.read_text())}
+    config = tmp_path / "config.v1.yaml"
+    config.write_text(objects["ConfigMap"]["data"]["config.v1.yaml"])
+    sidecar, serve = objects["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    socket = serve["command"][-1]
+    assert socket == yaml.safe_load(config.read_text())["socket"]
+    binary = str(sidecar_binary())
+    checked = subprocess.run([binary, "config", "--check", str(config)], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stderr
+    options = [*serve["command"][2:], *serve["args"]]
+    # The files are missing here, so the server names the first of them; an unknown option ends with code 2.
+    started = subprocess.run([binary, "serve", *options], capture_output=True, text=True, timeout=60)
+    assert started.returncode == 1, started.stderr
+    assert "cannot read the key file /keys/keys" in started.stderr
