@@ -276,6 +276,7 @@ mod tests {
             evict_at_percent: 95,
             evict_to_percent: 70,
             expire_after: config::Duration::from_ms(168 * 3_600_000),
+            mode: config::TierMode::Normal,
         };
         assert_eq!(s3, expected);
         let fast = json!({"shared": {"s3": {"bucket": "kv-cache", "accelerate": true}}});
@@ -285,6 +286,7 @@ mod tests {
             auth: Some("/etc/kvcachepool/redis".into()),
             ca: Some("/etc/kvcachepool/redis-ca.crt".into()),
             ttl: config::Duration::from_ms(3_600_000),
+            mode: config::TierMode::Normal,
         };
         assert_eq!(got.config.redis, expected);
         let expected = config::FileSystem {
@@ -293,6 +295,7 @@ mod tests {
             evict_at_percent: 85,
             evict_to_percent: 60,
             expire_after: config::Duration::from_ms(240 * 3_600_000),
+            mode: config::TierMode::Normal,
         };
         assert_eq!(got.config.file_system, expected);
         assert_eq!(got.claim.as_deref(), Some("kv-cache"));

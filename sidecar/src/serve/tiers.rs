@@ -9,7 +9,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use kvcachepool_engine::{
     ClearJob, Completion, Domains, Effect, FetchId, FetchJob, Landed, Target, WriteJob,
 };
-use kvcachepool_protocol::config::Config;
+use kvcachepool_protocol::config::{Config, TierMode};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use kvcachepool_protocol::table::ROW_BYTES;
 use kvcachepool_tiers::layers::{Layered, State, layered};
@@ -74,7 +74,11 @@ impl Tiers {
         live: Arc<Live>,
         post: UnboundedSender<Posted>,
     ) -> std::io::Result<Option<Arc<Self>>> {
-        let openings: Vec<_> = configured(config).into_iter().map(Arc::new).collect();
+        let openings = configured(config).into_iter().map(|opening| {
+            let mode = mode(config, opening.kind);
+            Arc::new(opening.in_mode(mode))
+        });
+        let openings: Vec<_> = openings.collect();
         if openings.is_empty() {
             return Ok(None);
         }
@@ -535,4 +539,13 @@ fn too_much(cause: Cause) -> bool {
 fn hold() -> (Hold, oneshot::Receiver<()>) {
     let (sender, receiver) = oneshot::channel();
     (Arc::new(sender), receiver)
+}
+
+fn mode(config: &Config, kind: Kind) -> TierMode {
+    match kind {
+        Kind::Disk => config.disk.mode,
+        Kind::Redis => config.redis.mode,
+        Kind::FileSystem => config.file_system.mode,
+        Kind::S3 => config.s3.mode,
+    }
 }

@@ -14,6 +14,7 @@ mod files;
 pub mod filesystem;
 mod info;
 pub mod layers;
+mod mode;
 mod open;
 mod prefix;
 mod raw;

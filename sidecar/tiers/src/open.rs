@@ -23,10 +23,10 @@ pub struct Opening {
     pub kind: Kind,
     /// Settings of its layers.
     pub layers: Options,
-    place: Box<dyn Fn() -> String + Send + Sync>,
-    open: Open,
+    pub(super) place: Box<dyn Fn() -> String + Send + Sync>,
+    pub(super) open: Open,
     /// `None`: no setting can change while the tier is open.
-    change: Option<Change>,
+    pub(super) change: Option<Change>,
 }
 
 impl Opening {

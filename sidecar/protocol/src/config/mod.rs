@@ -28,7 +28,7 @@ pub use reload::{Changes, Reload};
 pub use s3::{AddressingStyle, Checksums, HttpVersion, S3};
 pub use section::{PoolKey, Values, pool_keys};
 pub use slot::{Form, SERVERS, URL_BYTES};
-pub use tiers::{Admission, Codec, Disk, FileSystem, Pacing, Redis, Write, WritePolicy};
+pub use tiers::{Admission, Codec, Disk, FileSystem, Pacing, Redis, TierMode, Write, WritePolicy};
 pub use units::{BadUnit, ByteSize, Duration, Percent};
 
 use choice::choice;

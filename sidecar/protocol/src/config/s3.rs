@@ -3,6 +3,7 @@
 use super::choice::choice;
 use super::section::{GI, HOUR_MS, TI, YEAR_MS, field, section};
 use super::slot::Form;
+use super::tiers::TierMode;
 use super::{ByteSize, Duration};
 use std::path::PathBuf;
 
@@ -41,6 +42,8 @@ section! {
         "s3.evictToPercent" evict_to_percent: u32 = 80, Count(1..=100), Restart, field("spec.shared.s3.evictToPercent");
         /// Objects are removed this long after they were written. 0 disables expiry.
         "s3.expireAfter" expire_after: Duration, Time(0..=87_600 * HOUR_MS), Restart, field("spec.shared.s3.expireAfter").within(HOUR_MS..=YEAR_MS);
+        /// For debugging. Audit: every operation of the tier is logged. Blackhole: nothing is kept, and the tier is not used.
+        "s3.mode" mode: TierMode, Choice, Restart;
     }
 }
 

@@ -14,6 +14,8 @@ section! {
         "disk.path" path: Option<PathBuf>, File, Restart;
         /// Bytes of the tier's files with objects. The least recently used objects are evicted.
         "disk.size" size: ByteSize = ByteSize(16 << 30), Size(64 * MI..=16 * TI), Restart, field("spec.local.disk.perPod").required().within(GI..=16 * TI);
+        /// For debugging. Audit: every operation of the tier is logged. Blackhole: nothing is kept, and the tier is not used.
+        "disk.mode" mode: TierMode, Choice, Restart;
     }
 }
 
@@ -29,6 +31,8 @@ section! {
         "redis.ca" ca: Option<PathBuf>, File, Restart;
         /// Objects expire after this time without a read or a write. 0 disables expiry.
         "redis.ttl" ttl: Duration, Time(0..=8_784 * HOUR_MS), Live, field("spec.shared.redis.ttl").within(SECOND_MS..=YEAR_MS).or("24h");
+        /// For debugging. Audit: every operation of the tier is logged. Blackhole: nothing is kept, and the tier is not used.
+        "redis.mode" mode: TierMode, Choice, Restart;
     }
 }
 
@@ -46,6 +50,8 @@ section! {
         "fileSystem.evictToPercent" evict_to_percent: u32 = 80, Count(1..=100), Restart, field("spec.shared.fileSystem.evictToPercent");
         /// Objects are removed this long after they were written. 0 disables expiry.
         "fileSystem.expireAfter" expire_after: Duration, Time(0..=87_600 * HOUR_MS), Restart, field("spec.shared.fileSystem.expireAfter").within(HOUR_MS..=YEAR_MS);
+        /// For debugging. Audit: every operation of the tier is logged. Blackhole: nothing is kept, and the tier is not used.
+        "fileSystem.mode" mode: TierMode, Choice, Restart;
     }
 }
 
@@ -56,6 +62,7 @@ impl std::fmt::Debug for Redis {
             .field("auth", &self.auth)
             .field("ca", &self.ca)
             .field("ttl", &self.ttl)
+            .field("mode", &self.mode)
             .finish()
     }
 }
@@ -86,6 +93,17 @@ section! {
     }
 }
 
+choice!(
+    /// What a tier does, for debugging.
+    TierMode {
+        #[default]
+        Normal = "Normal",
+        /// Every operation is logged.
+        Audit = "Audit",
+        /// Writes are accepted and dropped; nothing is found.
+        Blackhole = "Blackhole",
+    }
+);
 choice!(
     /// When a chunk in memory is written to the lower tiers.
     WritePolicy {

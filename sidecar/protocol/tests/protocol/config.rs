@@ -570,7 +570,7 @@ fn sizes_and_times_have_the_forms_that_people_write() {
 #[test]
 fn every_value_of_the_s3_tier_is_taken_and_is_printed_as_it_was() {
     let text = r#"
-s3: {bucket: my.bucket-1, region: US-WEST-04A, endpoint: "https://[fd00::1]:9000", prefix: team/prod, addressingStyle: VirtualHost, accelerate: true, auth: /auth, ca: /ca.crt, checksums: WhenSupported, httpVersion: Http2, maxConcurrency: 8, capacity: 2Ti, evictAtPercent: 95, evictToPercent: 70, expireAfter: 7d}
+s3: {bucket: my.bucket-1, region: US-WEST-04A, endpoint: "https://[fd00::1]:9000", prefix: team/prod, addressingStyle: VirtualHost, accelerate: true, auth: /auth, ca: /ca.crt, checksums: WhenSupported, httpVersion: Http2, maxConcurrency: 8, capacity: 2Ti, evictAtPercent: 95, evictToPercent: 70, expireAfter: 7d, mode: Audit}
 "#;
     let (c, _) = Config::parse(text, false).unwrap();
     let s3 = S3 {
@@ -589,6 +589,7 @@ s3: {bucket: my.bucket-1, region: US-WEST-04A, endpoint: "https://[fd00::1]:9000
         evict_at_percent: 95,
         evict_to_percent: 70,
         expire_after: Duration::from_ms(7 * 86_400_000),
+        mode: TierMode::Audit,
     };
     assert_eq!(c.s3, s3);
     assert_eq!(Config::parse(&c.to_yaml(), false).unwrap().0, c);
