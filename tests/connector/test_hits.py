@@ -210,6 +210,24 @@ def test_a_restarted_sidecar_serves_what_was_stored_before(pool: Sidecar, loop: 
     wait_for(warm, 20, "a hit after the restart")
 
 
+def test_a_pool_that_stores_nothing_more_serves_what_it_has(pool: Sidecar, loop: Make) -> None:
+    engine = serving(loop(), pool)
+    tokens = prompt(512, 1)
+    cold(engine, pool, tokens)
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    pool.change({"cache": {"save": "None"}})
+    pool.kill_engine()
+    wait_for(lambda: scheduler._client.settings.save == "None", 20, "connected with the new settings")
+    serving(engine, pool)
+    pool.wait_ready()
+    before = pool.metrics().total("kvcachepool_stored_chunks")
+    assert engine.generate("warm", tokens) == 512
+    engine.generate("other", prompt(512, 2))
+    engine.drain()
+    assert pool.metrics().total("kvcachepool_stored_chunks") == before
+
+
 def test_bits_that_flip_in_memory_are_never_served(pool: Sidecar, loop: Make) -> None:
     engine = serving(loop(), pool)
     tokens = prompt(512, 1)
