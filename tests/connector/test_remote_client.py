@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from stub_remote import LONG_S, Answer, Received, StubRemote, fails, options
 
 from kvcachepool.client import AsyncClient, Client, Header, Item, Object, Put, Stat
 from kvcachepool.object_bytes import digest_of
+from kvcachepool.object_transport import budget_ms
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
@@ -115,6 +117,14 @@ def test_an_object_beyond_the_servers_memory_is_too_large_and_not_sent(remote: S
     assert client.put([Item("k", bytes(1001)), Item("l", b"x")]) == [Put.TOO_LARGE, Put.STORED]
     assert client.put([Item("k", bytes(1001))]) == [Put.TOO_LARGE]
     assert [len(frame.body["chunks"]) for frame in remote.frames(Op.GRANT)] == [1]
+
+
+@pytest.mark.parametrize(("left_s", "expected"), [(-1.0, 1), (0.0, 1), (0.0009, 1), (0.1, 89), (10.0, 9979)])
+def test_the_time_for_lower_tiers_is_never_0_which_would_be_the_sidecars_own_limit(
+    left_s: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    assert abs(budget_ms(1000.0 + left_s) - expected) <= (left_s > 0.001)
 
 
 def test_a_time_to_live_is_sent(remote: StubRemote, client: Client) -> None:

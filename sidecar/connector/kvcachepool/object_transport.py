@@ -101,9 +101,12 @@ class Transport(Protocol):
 
 
 def budget_ms(deadline: float) -> int:
-    """How long a sidecar may wait for lower tiers, so that its reply arrives before the deadline."""
+    """How long a sidecar may wait for lower tiers, so that its reply arrives before the deadline. At least 1 ms.
+
+    A sidecar takes 0 for its whole `loadTimeout`.
+    """
     left = max(0.0, deadline - time.monotonic())
-    return int((left - min(left * _REPLY_SHARE, _REPLY_S)) * 1000)
+    return max(1, int((left - min(left * _REPLY_SHARE, _REPLY_S)) * 1000))
 
 
 def asks_again(states: bytes, began: float, load_timeout_ms: int, deadline: float) -> bool:
