@@ -305,16 +305,12 @@ def test_closed_clients_hold_nothing(client: Client, sidecar: Sidecar) -> None:
         assert open_lease[0].read() is None
 
 
-def test_128_mib_of_values_are_one_grant(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_128_mib_of_values_are_one_grant() -> None:
     """Keys and headers come on top. A second GRANT for the last object would wait behind the digests of the others."""
-    batches: list[int] = []
-    monkeypatch.setattr(Client, "_put", lambda _self, _session, _objects, batch, *_: batches.append(len(batch)))
     value, header = bytes(1 << 20), Header(metadata={"m": b"x" * 1000})
-    client.put([Item(f"k{index}", value, header) for index in range(128)])
-    assert batches == [128]
-    batches.clear()
-    client.put([Item(f"k{index}", value, header) for index in range(129)])
-    assert batches == [128, 1]
+    objects = [encode(f"k{index}", value, header) for index in range(129)]
+    assert [len(batch) for batch in _put_batches(objects[:128])] == [128]
+    assert [len(batch) for batch in _put_batches(objects)] == [128, 1]
 
 
 @BOTH

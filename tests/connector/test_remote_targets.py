@@ -26,8 +26,9 @@ AT_ONCE_S = 5.0
         ("/run/sidecar.sock", []),
         ("relative.sock", []),
         ("tls://cache:7411", ["cache:7411"]),
-        ("tls://Cache.ns.svc:7411, tls://10.0.0.1:1", ["Cache.ns.svc:7411", "10.0.0.1:1"]),
+        ("tls://Cache.ns.svc:7411, tls://10.0.0.1:1", ["cache.ns.svc:7411", "10.0.0.1:1"]),
         ("tls://[::1]:65535", ["[::1]:65535"]),
+        ("tls://[FE80::1]:07411,tls://a:00001", ["[fe80::1]:7411", "a:1"]),
     ],
 )
 def test_a_target_is_a_path_or_servers(target: str, names: list[str]) -> None:
@@ -59,6 +60,9 @@ def test_the_host_of_a_server_has_no_brackets() -> None:
         "tls://a:1,/run/sidecar.sock",
         "tls://a:1,",
         "tls://a:1,tls://a:1",
+        "tls://a:1,tls://A:1",
+        "tls://a:1,tls://b:1,tls://a:01",
+        "tls://[::a]:1,tls://[::A]:1",
     ],
 )
 def test_a_wrong_target_is_named_with_what_is_expected(target: str) -> None:

@@ -53,9 +53,10 @@ def servers_of(target: str) -> list[Server]:
         found = _HOST_AND_PORT.fullmatch(one[len(_SCHEME) :])
         if found is None or not 0 < int(found[2]) < 65536:
             raise ValueError(f"the target has {one!r}, without a host and a port from 1 to 65535: {_EXPECTED}")
-        server = Server(found[0], found[1].strip("[]"), int(found[2]))
+        host, port = found[1].lower(), int(found[2])
+        server = Server(f"{host}:{port}", host.strip("[]"), port)
         if server in servers:
-            raise ValueError(f"the target names {one!r} twice: name each server once")
+            raise ValueError(f"the target names the server {server.name!r} twice, again as {one!r}: name it once")
         servers.append(server)
     return servers
 

@@ -34,7 +34,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class Server(NamedTuple):
-    """A server. name: as the user wrote it, which chooses the server of a key."""
+    """A server. name: `host:port` in lower case and without leading zeros, which chooses the server of a key."""
 
     name: str
     host: str

@@ -12,7 +12,7 @@ section! {
         "limits.connections" connections: u32 = 256, Count(4..=65_536), Live;
         /// Sessions: one for each role of vLLM's processes.
         "limits.sessions" sessions: u32 = 256, Count(4..=65_536), Live;
-        /// Requests with an open lookup (PROBE), pin or lease, per scheduler.
+        /// Requests with an open lookup (PROBE), pin or lease. Clients of objects leave half of them to vLLM.
         "limits.requests" requests: u32 = 8_192, Count(1..=1_000_000), Live;
         /// Share of the memory tier that soft pins may hold. Beyond it the oldest pin ends.
         "limits.pinnedShare" pinned_share: Percent = Percent(50), Share(1..=90), Live;

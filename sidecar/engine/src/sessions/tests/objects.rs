@@ -793,3 +793,23 @@ fn a_removed_object_keeps_its_writers_slot_through_a_restart() {
     assert_eq!(w.greet(client, &unnamed, true).memory, Memory::Held);
     assert_eq!(granted(&w), 0);
 }
+
+#[test]
+fn clients_leave_half_of_the_requests_to_vllm() {
+    let mut config = World::config();
+    config.limits.requests_max = 4;
+    let mut w = World::configured(config);
+    let (scheduler, worker) = w.instance();
+    w.store(scheduler, worker, &[chunk(1)]);
+    let client = w.attach(Role::Opaque, 3);
+    put(&mut w, client, 1, 10);
+    for request in ["a", "b"] {
+        assert_eq!(read(&mut w, client, request, &[1]).states, [CHUNK_READY]);
+    }
+    let tag = w.say(client, Op::Probe, &get("c", &[1]), NO_FDS);
+    assert_eq!(w.error(tag).0, ErrorCode::LimitReached);
+    for request in ["d", "e"] {
+        assert_eq!(w.states(scheduler, request, &[1]), [CHUNK_READY]);
+    }
+    check(&w);
+}
