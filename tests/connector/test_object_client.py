@@ -24,6 +24,7 @@ from kvcachepool import object_copy
 from kvcachepool.client import AsyncClient, Client, Header, InvalidKey, Item, Object, Put, Stat, Unavailable
 from kvcachepool.messages import Grant, GrantChunk
 from kvcachepool.object_bytes import digest_of, encode
+from kvcachepool.object_client import _put_batches
 from kvcachepool.shared import Shared, shared
 from servers.paths import ROOT
 from servers.remote import RemoteServer

@@ -1,0 +1,86 @@
+"""The connections of the object client to a remote server: what ends them, what keeps them, and who releases leases."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from stub_remote import LONG_S, VALUE, StubRemote, fails, options
+
+from kvcachepool.client import Client, Item
+from kvcachepool.remote_connection import Connection
+from kvcachepool.remote_pool import Pool
+from kvcachepool.wire import Op
+from servers.waiting import wait_for
+
+AT_ONCE_S = 5.0
+Call = Callable[[Client, float], object]
+
+
+@pytest.fixture
+def client(remote: StubRemote, certificates: Path) -> Iterator[Client]:
+    with Client(remote.target, **options(certificates)) as made:
+        assert made.wait_connected(LONG_S)
+        yield made
+
+
+def pool_of(client: Client) -> Pool:
+    return client._transport._pool
+
+
+def connection_of(client: Client) -> Connection:
+    """The only connection."""
+    (connection,) = pool_of(client)._connections
+    return connection
+
+
+# -- the end of a connection
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda transport, deadline: transport.states([bytes(32)], False, deadline),
+        lambda transport, deadline: transport.hold([b"a"], False, deadline),
+        lambda transport, deadline: transport.change("touch", [bytes(32)], 0, deadline),
+        lambda transport, deadline: transport.stat([bytes(32)], deadline),
+    ],
+)
+def test_a_deadline_that_has_passed_leaves_the_connection_and_its_leases(
+    remote: StubRemote, client: Client, call: Callable[..., object]
+) -> None:
+    client.put([Item("a", VALUE)])
+    with client.lease("a") as lease:
+        connection, frames = connection_of(client), len(remote.received)
+        pool_of(client)._backoff_s = 1.0  # the call shares the connection with the lease
+        pool_of(client)._failure = None
+        fails("Deadline", lambda: call(client._transport, time.monotonic()))
+        lease[0]._timeout_s = 0.0
+        assert lease[0].read() is None
+        assert len(remote.received) == frames, "nothing is sent after the deadline"
+        assert connection.usable
+        lease[0]._timeout_s = LONG_S
+        assert lease[0].read() == VALUE
+    assert len(remote.frames(Op.HELLO)) == 1
+
+
+def test_close_ends_connections_that_a_forked_child_has_too(remote: StubRemote, client: Client) -> None:
+    client.put([Item("a", b"value")])
+    lease = client.lease("a")
+    ended, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end)
+        os.read(ended, 1)
+        os._exit(0)
+    try:
+        client.close()
+        wait_for(lambda: not remote.numbers and not remote.held, 10, "the end of the connection and its lease")
+    finally:
+        os.close(end)
+        os.close(ended)
+        os.waitpid(child, 0)
+    assert lease[0].read() is None
