@@ -17,7 +17,6 @@ from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
 AT_ONCE_S = 5.0
-Call = Callable[[Client, float], object]
 
 
 @pytest.fixture
@@ -49,18 +48,25 @@ def connection_of(client: Client) -> Connection:
         lambda transport, deadline: transport.stat([bytes(32)], deadline),
     ],
 )
-def test_a_deadline_that_has_passed_leaves_the_connection_and_its_leases(
+def test_a_call_whose_deadline_has_passed_leaves_the_connection(
     remote: StubRemote, client: Client, call: Callable[..., object]
+) -> None:
+    connection, frames = connection_of(client), len(remote.received)
+    fails("Deadline", lambda: call(client._transport, time.monotonic()))
+    assert len(remote.received) == frames, "nothing is sent after the deadline"
+    assert connection.usable
+    assert client.exists("a") == 0
+    assert len(remote.frames(Op.HELLO)) == 1
+
+
+def test_a_read_whose_deadline_has_passed_leaves_the_leases_of_its_connection(
+    remote: StubRemote, client: Client
 ) -> None:
     client.put([Item("a", VALUE)])
     with client.lease("a") as lease:
-        connection, frames = connection_of(client), len(remote.received)
-        pool_of(client)._backoff_s = 1.0  # the call shares the connection with the lease
-        pool_of(client)._failure = None
-        fails("Deadline", lambda: call(client._transport, time.monotonic()))
+        connection = connection_of(client)
         lease[0]._timeout_s = 0.0
         assert lease[0].read() is None
-        assert len(remote.received) == frames, "nothing is sent after the deadline"
         assert connection.usable
         lease[0]._timeout_s = LONG_S
         assert lease[0].read() == VALUE
@@ -70,6 +76,7 @@ def test_a_deadline_that_has_passed_leaves_the_connection_and_its_leases(
 def test_close_ends_connections_that_a_forked_child_has_too(remote: StubRemote, client: Client) -> None:
     client.put([Item("a", b"value")])
     lease = client.lease("a")
+    assert remote.held == 1
     ended, end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -83,4 +90,4 @@ def test_close_ends_connections_that_a_forked_child_has_too(remote: StubRemote, 
         os.close(end)
         os.close(ended)
         os.waitpid(child, 0)
-    assert lease[0].read() is None
+    lease.close()

@@ -81,10 +81,11 @@ class Connection:
 
     def close(self) -> None:
         self.closed = True
+        self.interrupt()  # closing the socket ends nothing while a fork of the process has a copy of it
         self._sock.close()
 
     def interrupt(self) -> None:
-        """Ends what another thread does with the connection."""
+        """Ends the connection, and what another thread does with it."""
         with contextlib.suppress(OSError):
             # `SSLSocket.shutdown` would turn the socket into one without TLS below the other thread.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
@@ -100,18 +101,24 @@ class Connection:
         return reply
 
     def send(self, op: Op, body: Message, deadline: float, data: Sequence[memoryview] | None = None) -> None:
-        """Sends a request, with `data` behind its map."""
+        """Sends a request, with `data` behind its map. Sends nothing if the deadline has passed."""
         tag, packed = next(self._tags), encode(body)
         flags, length = 0, len(packed)
         if data is not None:
             flags, length = wire.FLAG_DATA, 4 + length + sum(map(len, data))
             packed = len(packed).to_bytes(4, "little") + packed
+        try:
+            left_s = _left(deadline)
+        except TimeoutError:
+            # The server knows nothing of the request. The connection, with the leases on it, stays usable.
+            raise Unavailable("Deadline", f"no time was left to send a request to {self._server}") from None
         self._asked.append((op, tag))
         with self._io():
             for part in _joined(wire.encode_header(op, flags, tag, length) + packed, data or ()):
                 at = 0
                 while at < len(part):
-                    self._sock.settimeout(_left(deadline))
+                    self._sock.settimeout(left_s or _left(deadline))
+                    left_s = 0.0
                     at += self._sock.send(part[at:])
 
     def receive(self, kind: type[_M], deadline: float) -> tuple[_M, int]:
