@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,3 +92,29 @@ def test_close_ends_connections_that_a_forked_child_has_too(remote: StubRemote, 
         os.close(ended)
         os.waitpid(child, 0)
     lease.close()
+
+
+# -- leases that wait for their RELEASE
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_release_frees_its_connection_and_ends_the_lease(
+    remote: StubRemote, client: Client, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.put([Item("a", b"value")])
+    lease, connection = client.lease("a"), connection_of(client)
+
+    def interrupt(*arguments: object) -> None:
+        raise kind
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "call", interrupt)
+        with pytest.raises(kind):
+            lease.close()
+    assert not connection.busy
+    wait_for(lambda: remote.held == 0, 10, "the end of the lease with its connection")
+    assert client.exists("a") == 1
+    closing = threading.Thread(target=client.close, daemon=True)
+    closing.start()
+    closing.join(AT_ONCE_S)
+    assert not closing.is_alive(), "close waits for connections that are busy"

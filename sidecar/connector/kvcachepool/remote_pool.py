@@ -176,6 +176,10 @@ class Pool:
                 connection.call(Op.RELEASE, Release(requests=requests), Nothing, time.monotonic() + _RELEASE_S)
             except Error:
                 connection.close()
+            except BaseException:
+                connection.close()
+                self._give_back(connection)  # sends nothing more
+                raise
 
     def _forget_lost(self) -> None:
         """Drops connections that have ended. The lock is held."""
