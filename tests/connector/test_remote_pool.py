@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
 import time
@@ -11,7 +13,8 @@ from pathlib import Path
 import pytest
 from stub_remote import LONG_S, VALUE, StubRemote, fails, options
 
-from kvcachepool.client import Client, Item
+from kvcachepool import remote_pool
+from kvcachepool.client import Client, Item, Unavailable
 from kvcachepool.remote_connection import Connection
 from kvcachepool.remote_pool import Pool
 from kvcachepool.wire import Op
@@ -118,3 +121,58 @@ def test_an_interrupted_release_frees_its_connection_and_ends_the_lease(
     closing.start()
     closing.join(AT_ONCE_S)
     assert not closing.is_alive(), "close waits for connections that are busy"
+
+
+def test_leases_that_were_dropped_end_with_one_release_per_connection(remote: StubRemote, client: Client) -> None:
+    client.put([Item("a", b"value")])
+    leases = [client.lease("a") for _ in range(20)]
+    assert remote.held == 20
+    leases.clear()
+    gc.collect()
+    assert client.exists("a") == 1
+    assert remote.held == 0
+    releases = remote.frames(Op.RELEASE)
+    assert len(releases) == len({frame.connection for frame in releases})
+    assert sum(len(frame.body["requests"]) for frame in releases) == 20
+
+
+def test_many_leases_end_with_frames_of_bounded_size(
+    remote: StubRemote, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_pool, "_RELEASE_REQUESTS", 2)
+    pool_of(client).dropped.extend((connection_of(client), str(at)) for at in range(5))
+    client.exists("a")
+    assert [frame.body["requests"] for frame in remote.frames(Op.RELEASE)] == [["0", "1"], ["2", "3"], ["4"]]
+
+
+def test_a_release_that_is_not_answered_costs_a_call_no_more_than_its_deadline(
+    remote: StubRemote, client: Client
+) -> None:
+    client.put([Item("a", b"value")])
+    leases = [client.lease("a") for _ in range(8)]
+    remote.answer = lambda request, answer: None if request.op == Op.RELEASE else answer
+    leases.clear()
+    gc.collect()
+    start = time.monotonic()
+    with contextlib.suppress(Unavailable):
+        client.exists("a", timeout_s=0.2)
+    assert time.monotonic() - start < 0.7
+    remote.answer = lambda request, answer: answer
+    assert client.exists("a") == 1
+    wait_for(lambda: remote.held == 0, 10, "the end of all leases")
+
+
+def test_a_lease_that_ends_during_a_call_without_time_left_ends_with_the_next_call(
+    remote: StubRemote, client: Client
+) -> None:
+    client.put([Item("a", b"value")])
+    lease, connection = client.lease("a"), connection_of(client)
+    deadline = time.monotonic() + 0.01
+    with pool_of(client).using(deadline, connection):
+        lease.close()
+        wait_for(lambda: time.monotonic() >= deadline, 10, "the deadline")
+    assert remote.held == 1
+    assert connection.usable
+    assert client.exists("a") == 1
+    assert remote.held == 0
+    assert len(remote.frames(Op.HELLO)) == 1

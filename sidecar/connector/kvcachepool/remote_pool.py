@@ -24,6 +24,8 @@ logger = logging.getLogger("kvcachepool")
 _MAX_CONNECTIONS = 8
 _CONNECT_S = 5.0
 _RELEASE_S = 1.0
+#: Requests of one RELEASE, so that its map has less than 256 KiB.
+_RELEASE_REQUESTS = 8192
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 2.0
 _BACKOFF_REFUSED_S = 30.0
@@ -94,9 +96,8 @@ class Pool:
     def using(self, deadline: float, connection: Connection | None = None) -> Iterator[Connection]:
         """A connection for one call: any, or the given one. A connection with unfinished frames is closed after it."""
         self.check_process()
-        while connection is None and self.dropped:
-            with contextlib.suppress(IndexError):  # another thread may take the last one
-                self.release(*self.dropped.popleft())
+        if connection is None:
+            self._release_waiting(deadline)
         with self._changed:
             taken = self._take_any(deadline) if connection is None else self._take(connection, deadline)
         try:
@@ -106,21 +107,35 @@ class Pool:
                 raise Unavailable("Closed") from None
             raise
         finally:
-            self._give_back(taken)
+            self._give_back(taken, deadline)
 
     def release(self, connection: Connection, request: str) -> None:
-        """Ends the lease of a request, now or when the call that uses its connection ends. Never raises."""
+        """Ends the lease of a request, now or when the call that uses its connection ends. Raises no `Error`."""
         if os.getpid() != self._pid:
             return
         with self._changed:
-            connection.leases.discard(request)
-            if connection.closed or self._closed:
-                return
-            connection.requests_to_release.append(request)
-            if connection.busy:
+            self._queue_release(connection, request)
+            if connection.busy or not connection.requests_to_release:
                 return
             connection.busy = True
-        self._give_back(connection)
+        self._give_back(connection, time.monotonic() + _RELEASE_S)
+
+    def _queue_release(self, connection: Connection, request: str) -> None:
+        connection.leases.discard(request)
+        if not connection.closed and not self._closed:
+            connection.requests_to_release.append(request)
+
+    def _release_waiting(self, deadline: float) -> None:
+        """Ends leases that were dropped, and those that an earlier call had no time to end."""
+        while time.monotonic() < deadline:
+            with self._changed:
+                while self.dropped:
+                    self._queue_release(*self.dropped.popleft())
+                waiting = [one for one in self._connections if one.requests_to_release and not one.busy]
+                if not waiting:
+                    return
+                waiting[0].busy = True
+            self._give_back(waiting[0], deadline)
 
     def _take(self, connection: Connection, deadline: float) -> Connection:
         while connection.busy and not connection.closed:
@@ -161,24 +176,28 @@ class Pool:
         if self._closed:
             raise Unavailable("Closed")
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: Connection, deadline: float) -> None:
+        """Ends the use of a connection. Sends RELEASEs that wait for it, if the deadline has not passed."""
         while True:
             with self._changed:
-                requests, connection.requests_to_release = connection.requests_to_release, []
-                if not requests or not connection.usable or self._closed:
+                requests = connection.requests_to_release[:_RELEASE_REQUESTS]
+                late = time.monotonic() >= deadline
+                if not requests or late or not connection.usable or self._closed:
                     connection.busy = False
                     if not connection.usable:
                         connection.close()
                         self._forget_lost()
                     self._changed.notify_all()
                     return
+                del connection.requests_to_release[: len(requests)]
             try:
-                connection.call(Op.RELEASE, Release(requests=requests), Nothing, time.monotonic() + _RELEASE_S)
+                until = min(deadline, time.monotonic() + _RELEASE_S)
+                connection.call(Op.RELEASE, Release(requests=requests), Nothing, until)
             except Error:
                 connection.close()
             except BaseException:
                 connection.close()
-                self._give_back(connection)  # sends nothing more
+                self._give_back(connection, deadline)  # sends nothing more
                 raise
 
     def _forget_lost(self) -> None:
