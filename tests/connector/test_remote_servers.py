@@ -10,12 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stub_remote import LONG_S, Answer, Received, StubRemote, fails, options, refusal
 
+from kvcachepool import remote_servers
 from kvcachepool.client import Client, Header, Item, Object, Put, Refused
 from kvcachepool.object_bytes import digest_of
 from kvcachepool.remote_servers import server_of
@@ -210,6 +212,83 @@ def test_a_slow_server_costs_the_deadline_and_its_keys(servers: Servers) -> None
     start = time.monotonic()
     assert client.contains(KEYS, timeout_s=0.3) == [servers.of(key) == 1 for key in KEYS]
     assert 0.3 <= time.monotonic() - start < AT_ONCE_S
+
+
+def test_a_server_that_does_not_answer_delays_no_call_of_another(servers: Servers) -> None:
+    client, (hung, healthy) = servers.client, (servers.keys_of(0)[0], servers.keys_of(1)[0])
+    client.put([Item(key, b"x") for key in KEYS])
+    servers.stubs[0].answer = lambda request, answer: answer if request.op == Op.HELLO else None
+    threads = [threading.Thread(target=client.contains, args=([healthy, hung],), daemon=True) for _ in range(24)]
+    for thread in threads:
+        thread.start()
+    servers.stubs[1].wait_for(lambda: len(servers.stubs[1].frames(Op.PROBE)) >= 24)
+    servers.stubs[0].wait_for(lambda: len(servers.stubs[0].frames(Op.PROBE)) >= 8)
+    start = time.monotonic()
+    assert client.contains([hung, healthy], timeout_s=0.5) == [False, True]
+    assert client.contains([healthy, hung], timeout_s=0.5) == [True, False]
+    with client.lease([healthy, hung], timeout_s=0.5) as lease:
+        assert [one is not None for one in lease] == [True, False]
+    assert time.monotonic() - start < AT_ONCE_S
+    client.close()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_call_that_no_thread_has_begun_at_its_deadline_is_not_made() -> None:
+    made, gate = [], threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(gate.wait, 10)
+        calls = [(threads, lambda: made.append("here")), (threads, lambda: made.append("there"))]
+        remote_servers._in_parallel(calls, time.monotonic() + 0.05)
+        gate.set()
+    assert made == ["here"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_an_unexpected_error_of_one_server_leaves_no_lease_on_the_others(
+    servers: Servers, number: int, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = servers.client
+    client.put([Item(key, b"x") for key in KEYS])
+    failing, other = servers.client._transport._servers[number], servers.stubs[1 - number]
+
+    def fail(*arguments: Any) -> None:
+        other.wait_for(lambda: other.held)
+        raise kind("by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failing, "hold", fail)
+        with pytest.raises(kind):
+            client.lease(KEYS)
+    assert [stub.held for stub in servers.stubs] == [0, 0]
+    assert client.contains(KEYS) == [True] * len(KEYS)
+
+
+def test_an_interrupted_call_waits_for_the_other_servers(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = servers.client
+    client.put([Item(key, b"x") for key in KEYS])
+    interrupts, opened = [KeyboardInterrupt(), KeyboardInterrupt()], threading.Event()
+
+    def slow(request: Received, answer: Answer) -> Answer:
+        assert opened.wait(10)
+        return answer
+
+    def interrupted(*arguments: Any) -> Any:
+        if interrupts:
+            raise interrupts.pop()
+        opened.set()
+        return wait(*arguments)
+
+    for number, stub in enumerate(servers.stubs):
+        stub.answer = slow if number != servers.of(KEYS[0]) else stub.answer
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_servers, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.lease(KEYS)
+    assert opened.is_set()
+    assert [stub.held for stub in servers.stubs] == [0, 0]
 
 
 def test_a_server_with_another_key_counts_as_unavailable(certificates: Path) -> None:

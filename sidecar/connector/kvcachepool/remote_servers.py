@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -19,7 +19,8 @@ from .object_transport import Range
 from .object_types import Error, Put, Stat, Unavailable
 from .remote_transport import RemoteHolding, RemoteTransport
 
-#: Calls of one server that run at once. A pool has as many connections.
+#: Threads for the calls of one server. Its pool has as many connections. Servers share no threads, so that one that
+#: does not answer delays no call of another.
 _CALLS_AT_ONCE = 8
 _POLL_S = 0.05
 
@@ -35,33 +36,59 @@ def server_of(names: Sequence[str], digest: bytes) -> int:
     return max(range(len(names)), key=score)
 
 
-def _in_parallel(threads: ThreadPoolExecutor, calls: Sequence[Callable[[], None]]) -> None:
-    """Runs all calls, and returns when all have ended: then none touches a buffer. Raises `Unavailable` once closed."""
+def _in_parallel(calls: Sequence[tuple[ThreadPoolExecutor, Callable[[], None]]], deadline: float) -> None:
+    """Makes calls, and returns when none is running: then none touches a buffer. Raises `Unavailable` once closed.
+
+    The first call runs in this thread. One that no thread has begun at the deadline is not made.
+    """
+    running: list[Future[None]] = []
     try:
-        running = [threads.submit(call) for call in calls[1:]]
+        for threads, call in calls[1:]:
+            running.append(_submit(threads, call))
+        for _, call in calls[:1]:
+            call()
+        wait(running, max(0.0, deadline - time.monotonic()))
+    finally:
+        begun = [one for one in running if not one.cancel()]
+        _wait_for_all(begun)
+    for one in begun:
+        one.result()
+
+
+def _submit(threads: ThreadPoolExecutor, call: Callable[[], None]) -> Future[None]:
+    try:
+        return threads.submit(call)
     except RuntimeError:
         raise Unavailable("Closed") from None
-    try:
-        for call in calls[:1]:
-            call()
-    finally:
-        wait(running)
-    for one in running:
-        one.result()
+
+
+def _wait_for_all(running: Sequence[Future[None]]) -> None:
+    """Waits for calls, which end at their deadline. An interrupt is raised after that."""
+    interrupt: BaseException | None = None
+    while not all(one.done() for one in running):
+        try:
+            wait(running)
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 class _Share(Generic[_T]):
     """One server's part of a call: the positions of its keys, and what it answered."""
 
-    def __init__(self, server: RemoteTransport, positions: list[int]) -> None:
+    def __init__(self, server: RemoteTransport, threads: ThreadPoolExecutor, positions: list[int]) -> None:
         self.server = server
+        self.threads = threads
         self.positions = positions
         self.result: _T | None = None
-        self.failure: Error | None = None
+        #: Stays if the call is not made.
+        self.failure: Error | None = Unavailable("Deadline", f"{server.name} was busy with earlier calls")
 
     def run(self, call: Callable[[RemoteTransport, list[int]], _T]) -> None:
         try:
             self.result = call(self.server, self.positions)
+            self.failure = None
         except Error as error:
             self.failure = error
 
@@ -71,12 +98,15 @@ class ServersHolding:
 
     def __init__(
         self,
-        threads: ThreadPoolExecutor,
         located: Sequence[Located | None],
         parts: Sequence[RemoteHolding],
+        threads: Sequence[ThreadPoolExecutor],
         places: dict[int, tuple[int, int]],
     ) -> None:
-        """places: for each position that has one, its part, and the position there."""
+        """threads: those of each part's server.
+
+        places: for each position that has one, its part, and the position there.
+        """
         self.located = located
         self._threads = threads
         self._parts = parts
@@ -96,7 +126,8 @@ class ServersHolding:
 
         for part in self._parts[:1]:
             part.check_process()
-        _in_parallel(self._threads, [partial(run, self._parts[number], mine) for number, mine in by_part.items()])
+        calls = [(self._threads[number], partial(run, self._parts[number], mine)) for number, mine in by_part.items()]
+        _in_parallel(calls, deadline)
         return done
 
     def release(self) -> None:
@@ -115,7 +146,7 @@ class ServersTransport:
         self._servers = servers
         self._names = [server.name for server in servers]
         self._closed = False
-        self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE * len(servers), "kvcachepool-servers")
+        self._threads = [ThreadPoolExecutor(_CALLS_AT_ONCE, "kvcachepool-servers") for _ in servers]
 
     @property
     def ready(self) -> bool:
@@ -141,75 +172,99 @@ class ServersTransport:
         self._closed = True
         for server in self._servers:
             server.close()
-        self._threads.shutdown(wait=False)
+        for threads in self._threads:
+            threads.shutdown(wait=False)
 
     def states(self, digests: Sequence[bytes], prefix: bool, deadline: float) -> bytes:
         def ask(server: RemoteTransport, mine: list[int]) -> bytes:
             return server.states([digests[at] for at in mine], prefix, deadline)
 
-        return bytes(self._merged(digests, ask, CHUNK_ABSENT))
+        return bytes(self._merged(digests, ask, CHUNK_ABSENT, deadline))
 
     def put(self, objects: Sequence[Encoded], ttl_s: int, deadline: float) -> list[Put]:
         def ask(server: RemoteTransport, mine: list[int]) -> list[Put]:
             return server.put([objects[at] for at in mine], ttl_s, deadline)
 
-        return self._merged([one.digest for one in objects], ask, Put.UNAVAILABLE)
+        return self._merged([one.digest for one in objects], ask, Put.UNAVAILABLE, deadline)
 
     def stat(self, digests: Sequence[bytes], deadline: float) -> list[Stat | None]:
         def ask(server: RemoteTransport, mine: list[int]) -> list[Stat | None]:
             return server.stat([digests[at] for at in mine], deadline)
 
-        return self._merged(digests, ask, None)
+        return self._merged(digests, ask, None, deadline)
 
     def change(self, op: str, digests: Sequence[bytes], ttl_s: int, deadline: float) -> int:
         def ask(server: RemoteTransport, mine: list[int]) -> int:
             return server.change(op, [digests[at] for at in mine], ttl_s, deadline)
 
-        return sum(share.result or 0 for share in _served(self._ask(digests, ask), self._servers))
+        return sum(share.result or 0 for share in _served(self._ask(digests, ask, deadline), self._servers))
 
     def hold(self, names: Sequence[bytes], prefix: bool, deadline: float) -> ServersHolding:
         def ask(server: RemoteTransport, mine: list[int]) -> RemoteHolding:
             return server.hold([names[at] for at in mine], prefix, deadline)
 
-        shares = self._ask([digest_of(name) for name in names], ask)
-        parts = [share.result for share in shares if share.result is not None]
+        shares: list[_Share[RemoteHolding]] = self._shares([digest_of(name) for name in names])
         try:
-            _served(shares, self._servers)
-        except Error:
-            for part in parts:
-                part.release()
+            _run(shares, ask, deadline)
+            return _merged_holding(_served(shares, self._servers), len(names), prefix)
+        except BaseException:
+            for share in shares:
+                if share.result is not None:
+                    share.result.release()
             raise
-        located: list[Located | None] = [None] * len(names)
-        places: dict[int, tuple[int, int]] = {}
-        for number, share in enumerate(share for share in shares if share.result is not None):
-            for place, at in enumerate(share.positions):
-                located[at] = parts[number].located[place]
-                places[at] = (number, place)
-        if prefix and None in located:
-            first = located.index(None)
-            located[first:] = [None] * (len(located) - first)
-        return ServersHolding(self._threads, located, parts, places)
 
     def _merged(
-        self, digests: Sequence[bytes], ask: Callable[[RemoteTransport, list[int]], Sequence[_T]], absent: _T
+        self,
+        digests: Sequence[bytes],
+        ask: Callable[[RemoteTransport, list[int]], Sequence[_T]],
+        absent: _T,
+        deadline: float,
     ) -> list[_T]:
         """The results for all keys, in order. `absent`: that of keys whose server is unavailable."""
         merged = [absent] * len(digests)
-        for share in _served(self._ask(digests, ask), self._servers):
+        for share in _served(self._ask(digests, ask, deadline), self._servers):
             if share.result is not None:
                 for at, result in zip(share.positions, share.result, strict=True):
                     merged[at] = result
         return merged
 
-    def _ask(self, digests: Sequence[bytes], call: Callable[[RemoteTransport, list[int]], _T]) -> list[_Share[_T]]:
+    def _ask(
+        self, digests: Sequence[bytes], call: Callable[[RemoteTransport, list[int]], _T], deadline: float
+    ) -> list[_Share[_T]]:
         """Calls the servers of these keys in parallel, and waits for all."""
+        shares: list[_Share[_T]] = self._shares(digests)
+        _run(shares, call, deadline)
+        return shares
+
+    def _shares(self, digests: Sequence[bytes]) -> list[_Share[_T]]:
         self._servers[0].check_process()
         positions: dict[int, list[int]] = {}
         for at, digest in enumerate(digests):
             positions.setdefault(server_of(self._names, digest), []).append(at)
-        shares = [_Share[_T](self._servers[number], mine) for number, mine in positions.items()]
-        _in_parallel(self._threads, [partial(share.run, call) for share in shares])
-        return shares
+        return [_Share(self._servers[number], self._threads[number], mine) for number, mine in positions.items()]
+
+
+def _run(shares: Sequence[_Share[_T]], call: Callable[[RemoteTransport, list[int]], _T], deadline: float) -> None:
+    _in_parallel([(share.threads, partial(share.run, call)) for share in shares], deadline)
+
+
+def _merged_holding(shares: Sequence[_Share[RemoteHolding]], keys: int, prefix: bool) -> ServersHolding:
+    """The leases of all servers that answered."""
+    parts: list[RemoteHolding] = []
+    threads: list[ThreadPoolExecutor] = []
+    located: list[Located | None] = [None] * keys
+    places: dict[int, tuple[int, int]] = {}
+    for share in shares:
+        if share.result is not None:
+            for place, at in enumerate(share.positions):
+                located[at] = share.result.located[place]
+                places[at] = (len(parts), place)
+            parts.append(share.result)
+            threads.append(share.threads)
+    if prefix and None in located:
+        first = located.index(None)
+        located[first:] = [None] * (keys - first)
+    return ServersHolding(located, parts, threads, places)
 
 
 def _served(shares: list[_Share[_T]], servers: Sequence[RemoteTransport]) -> list[_Share[_T]]:
