@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stub_remote import LONG_S, VALUE, StubRemote, fails, options
+from stub_remote import KEY, LONG_S, VALUE, StubRemote, fails, options
 
 from kvcachepool import remote_pool
 from kvcachepool.client import Client, Item, Unavailable
@@ -176,3 +176,33 @@ def test_a_lease_that_ends_during_a_call_without_time_left_ends_with_the_next_ca
     assert client.exists("a") == 1
     assert remote.held == 0
     assert len(remote.frames(Op.HELLO)) == 1
+
+
+# -- failures to connect
+
+
+def test_a_failed_attempt_to_connect_is_forgotten_when_another_connection_serves(
+    remote: StubRemote, client: Client
+) -> None:
+    client.put([Item("a", b"value")])
+    with client.lease("a"):
+        remote.key = "another"
+        assert client.exists("a") == 1, "the call shares the connection of the lease"
+        assert len(remote.frames(Op.HELLO)) == 2
+        assert client.exists("a") == 1
+        assert len(remote.frames(Op.HELLO)) == 2, "a refused key is not tried again at once"
+    remote.key = KEY
+    remote.cut()
+    wait_for(lambda: not client.connected, 10, "the end of the connection")
+    start = time.monotonic()
+    assert client.exists("a") == 1
+    assert time.monotonic() - start < AT_ONCE_S
+
+
+def test_a_failed_attempt_to_connect_is_kept_while_no_connection_serves(remote: StubRemote, client: Client) -> None:
+    remote.key = "another"
+    remote.cut()
+    wait_for(lambda: not client.connected, 10, "the end of the connection")
+    for _ in range(3):
+        assert fails("Unauthorized", lambda: client.exists("a")) < AT_ONCE_S
+    assert len(remote.frames(Op.HELLO)) == 2, "a refused key is not tried again at once"

@@ -46,6 +46,7 @@ class Pool:
         self._connections: list[Connection] = []
         self._waiting = 0
         self._closed = False
+        #: Why no connection could be opened. None once a call is served, even if another connection cannot be opened.
         self._failure: Unavailable | None = None
         self._retry_at = 0.0
         self._backoff_s = _BACKOFF_FIRST_S
@@ -102,6 +103,7 @@ class Pool:
             taken = self._take_any(deadline) if connection is None else self._take(connection, deadline)
         try:
             yield taken
+            self._failure = None
         except Unavailable as error:
             if self._closed and error.reason == "ConnectionLost":
                 raise Unavailable("Closed") from None
@@ -154,7 +156,7 @@ class Pool:
                 self._forget_lost()
                 idle = [one for one in self._connections if not one.busy]
                 free = [one for one in idle if not one.leases]
-                if not free and (len(self._connections) == _MAX_CONNECTIONS or self._failure is not None):
+                if not free and (len(self._connections) == _MAX_CONNECTIONS or self._attempt_failed):
                     free = idle
                 if free:
                     free[-1].busy = True
@@ -165,6 +167,11 @@ class Pool:
                 self._wait(deadline)
         finally:
             self._waiting -= 1
+
+    @property
+    def _attempt_failed(self) -> bool:
+        """Whether the last attempt to open a connection failed."""
+        return self._backoff_s > _BACKOFF_FIRST_S
 
     def _wait(self, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -232,7 +239,7 @@ class Pool:
                 wanted = self._waiting > free and len(self._connections) < _MAX_CONNECTIONS
                 if not wanted and self._connections:
                     self._changed.wait()
-                elif now < self._retry_at:
+                elif now < self._retry_at and (self._connections or self._failure is not None):
                     self._changed.wait(self._retry_at - now)
                 else:
                     return True
@@ -240,7 +247,7 @@ class Pool:
 
     def _failed(self, error: Unavailable) -> None:
         with self._changed:
-            if self._failure is None:
+            if not self._attempt_failed:
                 logger.warning("remote server is unavailable: server=%s error=%s", self._server, error)
             self._failure = error
             pause_s = _BACKOFF_REFUSED_S if error.reason in _LASTING else self._backoff_s
@@ -250,7 +257,7 @@ class Pool:
 
     def _connected(self, connection: Connection) -> None:
         with self._changed:
-            if self._failure is not None:
+            if self._attempt_failed:
                 logger.info("remote server is available: server=%s", self._server)
             self._failure, self._retry_at, self._backoff_s = None, 0.0, _BACKOFF_FIRST_S
             if self._closed:
