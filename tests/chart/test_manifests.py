@@ -108,7 +108,7 @@ def test_the_servers_of_the_example_take_their_config_and_options(tmp_path: Path
     objects = {o["kind"]: o for o in yaml.safe_load_all(file.read_text())}
     config = tmp_path / "config.v1.yaml"
     config.write_text(objects["ConfigMap"]["data"]["config.v1.yaml"])
-    sidecar, serve = objects["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    _, serve = objects["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     socket = serve["command"][-1]
     assert socket == yaml.safe_load(config.read_text())["socket"]
     binary = str(sidecar_binary())

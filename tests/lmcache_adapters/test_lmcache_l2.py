@@ -31,7 +31,7 @@ from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj, MemoryObjMetadata, TensorMemoryObj
 
 from kvcachepool import lmcache_l2, lmcache_objects
-from kvcachepool.client import Leased, Put, Unavailable
+from kvcachepool.client import Item, Leased, Put, Unavailable
 from kvcachepool.lmcache_l2 import KVCachePoolL2Adapter, KVCachePoolL2AdapterConfig
 from kvcachepool.lmcache_objects import object_key
 from servers.remote import RemoteServer

@@ -111,7 +111,11 @@ impl<T: Table> Engine<T> {
     /// Looks up chunks and soft-pins those found. If chunks must be checked first, the answer is pending and [`Changed::Final`]
     /// follows; otherwise the answer is final. None: too many requests hold pins.
     pub fn probe(&mut self, now: Time, mut question: Question) -> Option<Answer> {
-        let requests_max = self.memory.config.limits.requests_max;
+        let requests_max = match question.kind {
+            // clients leave half of the limit to vLLM's schedulers
+            KeyKind::Opaque => self.memory.config.limits.requests_max.div_ceil(2),
+            _ => self.memory.config.limits.requests_max,
+        };
         let (scheduler, request) = (question.scheduler, &question.request);
         if !self.leases.has_room(scheduler, request, requests_max) {
             return None;

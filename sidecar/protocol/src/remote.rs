@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Longest body of a HELLO, which is read before the key is known.
 pub const HELLO_BYTES_MAX: usize = 4 << 10;
+/// Longest map of a frame of a client.
+pub const MAP_BYTES_MAX: usize = 256 << 10;
+/// Most keys of one PROBE.
+pub const KEYS_MAX: usize = 1_024;
 /// Most parts of one READ or WRITE.
 pub const PARTS_MAX: usize = 4_096;
 
@@ -141,8 +145,12 @@ pub fn split<T: DeserializeOwned>(flags: u16, body: &[u8]) -> Result<(T, &[u8]),
     let (length, rest) = body
         .split_first_chunk::<4>()
         .ok_or_else(|| bad("the length of the map is missing"))?;
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > MAP_BYTES_MAX {
+        return Err(bad("the map is too long"));
+    }
     let (map, data) = rest
-        .split_at_checked(u32::from_le_bytes(*length) as usize)
+        .split_at_checked(length)
         .ok_or_else(|| bad("the map is longer than the frame"))?;
     Ok((decode(map)?, data))
 }

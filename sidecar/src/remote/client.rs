@@ -2,7 +2,7 @@
 
 use super::objects::Pieces;
 use super::upstream::{Lost, Reply, State, Upstream};
-use super::{Server, keys};
+use super::{Place, Server, keys};
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::{
     FLAG_DATA, FLAG_ERROR, FLAG_REPLY, HEADER_BYTES, Header, MAX_BODY, Op,
@@ -14,7 +14,8 @@ use kvcachepool_protocol::message::{
 };
 use kvcachepool_protocol::refs::pack;
 use kvcachepool_protocol::remote::{
-    self, HELLO_BYTES_MAX, Parts, ReadReply, WRITE_COMPLETE, WRITE_LOST, WRITE_MORE, WriteReply,
+    self, HELLO_BYTES_MAX, KEYS_MAX, MAP_BYTES_MAX, Parts, ReadReply, WRITE_COMPLETE, WRITE_LOST,
+    WRITE_MORE, WriteReply,
 };
 use serde::Serialize;
 use std::collections::HashMap;
@@ -22,16 +23,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::SemaphorePermit;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
-/// Longest body without data.
-const MAP_BYTES_MAX: usize = 256 << 10;
-/// Longest time for a head or a body to arrive, and for a reply to be sent.
-const FRAME_PATIENCE: Duration = Duration::from_secs(30);
+/// A frame must move within this time, and that of its bytes at [`BYTES_PER_S_MIN`]: buffers are held meanwhile.
+const FRAME_PATIENCE: Duration = Duration::from_secs(5);
+const BYTES_PER_S_MIN: u64 = 1 << 20;
 /// A client that has memory to write must go on with it.
 const WRITE_PATIENCE: Duration = Duration::from_secs(60);
+/// What the sidecar may take for a PROBE beyond the client's budget.
+const PROBE_PATIENCE: Duration = Duration::from_secs(10);
 /// Requests of one connection that hold leases, and that hold granted memory.
 const REQUESTS_MAX: usize = 1024;
+/// Pieces of the objects that one connection leases.
+const PIECES_MAX: usize = 16_384;
 /// The unit of [`Server::buffers`].
 pub const BUFFER_BYTES: usize = 64 << 10;
 
@@ -40,6 +44,10 @@ pub const BUFFER_BYTES: usize = 64 << 10;
 pub enum End {
     /// The client closed it.
     Closed,
+    TlsFailed,
+    /// Newer connections took its place before HELLO.
+    Displaced,
+    TooManyConnections,
     /// The client closed it in the middle of a frame, or the network failed.
     Broken,
     /// A frame that is too long, of another version, or too slow.
@@ -125,32 +133,36 @@ struct Lease {
     objects: Vec<Option<Pieces>>,
 }
 
+impl Lease {
+    fn pieces(&self) -> usize {
+        self.objects.iter().flatten().map(|o| o.refs.len()).sum()
+    }
+}
+
 /// One connection after HELLO, and what it holds.
 struct Client<'a> {
     server: &'a Server,
     upstream: Arc<Upstream>,
     leases: HashMap<String, Lease>,
+    pieces: usize,
     grants: HashMap<String, Vec<Option<Writing>>>,
+    /// When memory was granted or bytes were written last.
+    progress: Instant,
 }
 
-/// Serves a connection until it ends. `hello` limits the time up to the end of HELLO.
-pub async fn serve<S>(server: &Server, mut stream: S, hello: Duration) -> End
+/// Serves a connection after HELLO until it ends.
+pub async fn serve<S>(server: &Server, mut stream: S, upstream: Arc<Upstream>) -> End
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let greeted = timeout(hello, greet(server, &mut stream)).await;
-    let upstream = match greeted.unwrap_or(Err(End::TooSlow)) {
-        Ok(upstream) => upstream,
-        Err(end) => return end,
-    };
-    server
-        .metrics
-        .add("remote_connections_total", &["served"], 1);
+    server.metrics.add("remote_connections_total", &[], 1);
     let mut client = Client {
         server,
         upstream: upstream.clone(),
         leases: HashMap::new(),
+        pieces: 0,
         grants: HashMap::new(),
+        progress: Instant::now(),
     };
     let mut stop = server.stop.clone();
     loop {
@@ -166,14 +178,16 @@ where
             Err(end) => Err(end),
         };
         if let Err(end) = ended {
-            client.give_back();
             return end;
         }
     }
 }
 
-/// Reads HELLO, checks the key, and replies.
-async fn greet<S>(server: &Server, stream: &mut S) -> Result<Arc<Upstream>, End>
+/// Reads HELLO, checks the key, and replies. Returns the session with the sidecar, and the client's place among the served ones.
+pub async fn greet<'a, S>(
+    server: &'a Server,
+    stream: &mut S,
+) -> Result<(Arc<Upstream>, Place<'a>), End>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -219,6 +233,14 @@ where
         let refusal = Refusal::new(ErrorCode::Unauthorized, e.to_string());
         return refuse(stream, End::WrongKey, refusal).await;
     }
+    let Some(place) = server.place() else {
+        let refusal = Refusal(ErrorBody {
+            code: ErrorCode::LimitReached,
+            message: "the server has as many connections as --connections allows".into(),
+            retryable: true,
+        });
+        return refuse(stream, End::TooManyConnections, refusal).await;
+    };
     let state: State = server.upstream.borrow().clone();
     let upstream = match state.attached() {
         Ok(upstream) => upstream,
@@ -250,7 +272,7 @@ where
         instance = hello.instance,
         "remote client"
     );
-    Ok(upstream)
+    Ok((upstream, place))
 }
 
 impl<'a> Client<'a> {
@@ -260,7 +282,7 @@ impl<'a> Client<'a> {
         let first = stream.read(&mut head);
         let read = match self.grants.is_empty() {
             true => first.await,
-            false => timeout(WRITE_PATIENCE, first)
+            false => timeout_at(self.progress + WRITE_PATIENCE, first)
                 .await
                 .map_err(|_| End::TooSlow)?,
         };
@@ -324,9 +346,15 @@ impl<'a> Client<'a> {
             Op::Probe => plain(&self.probe(decode(body)?).await?),
             Op::Release => {
                 let release: Release = decode(body)?;
-                let leases = &mut self.leases;
-                let ended = release.requests.iter().filter_map(|id| leases.remove(id));
-                let ended = ended.map(|lease| lease.request).collect();
+                let mut ended = Vec::new();
+                for lease in release
+                    .requests
+                    .iter()
+                    .filter_map(|id| self.leases.remove(id))
+                {
+                    self.pieces -= lease.pieces();
+                    ended.push(lease.request);
+                }
                 self.release(ended);
                 plain(&HashMap::<String, u8>::new())
             }
@@ -352,37 +380,69 @@ impl<'a> Client<'a> {
     }
 
     /// Looks keys up, and leases what is ready if the client asks for more than existence.
-    async fn probe(&mut self, mut probe: Probe) -> Result<remote::ProbeReply, Failed> {
-        let leases = probe.local_tokens.is_some();
-        let keys = probe.hashes.len() / size_of::<EngineHash>();
-        let id = self.server.new_request();
-        let asked = std::mem::replace(&mut probe.request, id.clone());
+    async fn probe(&mut self, asked: Probe) -> Result<remote::ProbeReply, Failed> {
+        let leases = asked.local_tokens.is_some();
+        let keys = asked.hashes.len() / size_of::<EngineHash>();
+        if keys > KEYS_MAX {
+            let said = format!("a PROBE may name {KEYS_MAX} keys, got {keys}");
+            return Err(Refusal::new(ErrorCode::LimitReached, said).into());
+        }
         if leases {
-            free_place(&self.leases, &asked)?;
+            free_place(&self.leases, &asked.request)?;
         }
-        let (tag, reply) = self.upstream.request(Op::Probe, &probe).await?;
-        match self.probed(reply, keys, leases) {
-            Ok((reply, objects)) if leases => {
-                let to = u32::try_from(keys).unwrap_or(u32::MAX);
-                let pin = Pin {
-                    request: id.clone(),
-                    probe: tag,
-                    from: 0,
-                    to,
-                };
-                self.upstream.send(Op::Pin, &pin);
-                let lease = Lease {
-                    request: id,
-                    objects,
-                };
-                self.leases.insert(asked, lease);
-                Ok(reply)
-            }
-            done => {
+        let id = self.server.new_request();
+        // Nothing of vLLM's part of the message is the client's to set.
+        let probe = Probe {
+            request: id.clone(),
+            namespace: asked.namespace,
+            hashes: asked.hashes,
+            tail_tokens: 0,
+            local_tokens: leases.then_some(0),
+            budget_ms: asked.budget_ms,
+            max_load_tokens: None,
+            prefill_tokens_per_s: 0,
+            independent: asked.independent,
+        };
+        let longest = self.upstream.hello.settings.load_timeout_ms;
+        let longest = Duration::from_millis(asked.budget_ms.max(longest)) + PROBE_PATIENCE;
+        let replied = timeout(longest, self.upstream.request(Op::Probe, &probe)).await;
+        let Ok(replied) = replied else {
+            self.release(vec![id]);
+            return Err(Refusal(ErrorBody {
+                code: ErrorCode::NoArena,
+                message: "the sidecar did not answer in time".into(),
+                retryable: true,
+            })
+            .into());
+        };
+        let (tag, reply) = replied?;
+        let probed = self.probed(reply, keys, leases);
+        let lease = match &probed {
+            Ok((_, objects)) if objects.iter().any(Option::is_some) => Lease {
+                request: id,
+                objects: objects.clone(),
+            },
+            _ => {
                 self.release(vec![id]);
-                done.map(|(reply, _)| reply)
+                return probed.map(|(reply, _)| reply);
             }
+        };
+        let pieces = lease.pieces();
+        if self.pieces + pieces > PIECES_MAX {
+            self.release(vec![lease.request]);
+            let said = format!("a connection may lease {PIECES_MAX} pieces; end some leases");
+            return Err(Refusal::new(ErrorCode::LimitReached, said).into());
         }
+        let pin = Pin {
+            request: lease.request.clone(),
+            probe: tag,
+            from: 0,
+            to: u32::try_from(keys).unwrap_or(u32::MAX),
+        };
+        self.upstream.send(Op::Pin, &pin);
+        self.pieces += pieces;
+        self.leases.insert(asked.request, lease);
+        probed.map(|(reply, _)| reply)
     }
 
     /// Reads the reply to a PROBE: what the client hears, and the objects by position of their keys.
@@ -427,7 +487,8 @@ impl<'a> Client<'a> {
         let asked = std::mem::replace(&mut grant.request, id);
         free_place(&self.grants, &asked)?;
         let (_, reply) = self.upstream.request(Op::Grant, &grant).await?;
-        let reply: GrantReply = decode(&reply.map_err(Refusal)?)?;
+        let reply: GrantReply =
+            decode(&reply.map_err(Refusal)?).map_err(|e| self.distrust(&e.to_string()))?;
         let granted = |result: &u8| *result == GRANT_GRANTED;
         let count = reply.results.iter().copied().filter(|r| granted(r)).count();
         let fits = reply.results.len() == grant.chunks.len()
@@ -446,6 +507,7 @@ impl<'a> Client<'a> {
             writing.push(pieces.map(|pieces| Writing { pieces, written: 0 }));
         }
         if count > 0 {
+            self.progress = Instant::now();
             self.grants.insert(asked, writing);
         }
         Ok(remote::GrantReply {
@@ -496,23 +558,17 @@ impl<'a> Client<'a> {
             let written = vec![WRITE_LOST; write.parts.len()];
             return Ok(WriteReply { written });
         };
-        let mut rest = data;
-        let mut written = Vec::with_capacity(write.parts.len());
+        // All parts are checked before the first is copied.
+        let mut next: HashMap<u32, u64> = HashMap::new();
         for part in write.iter() {
-            let (bytes, left) = rest.split_at(rest.len().min(part.length as usize));
-            rest = left;
-            let Some(object) = objects.get_mut(part.index as usize) else {
+            let Some(object) = objects.get(part.index as usize) else {
                 let said = format!("the GRANT has no object {}", part.index);
                 return Err(Refusal::new(ErrorCode::BadBody, said).into());
             };
-            let Some(Writing {
-                pieces,
-                written: at,
-            }) = object
-            else {
-                written.push(WRITE_LOST);
+            let Some(writing) = object else {
                 continue;
             };
+            let at = next.entry(part.index).or_insert(writing.written);
             if part.offset != *at {
                 let said = format!(
                     "expected byte {at} of object {}, got {}",
@@ -520,23 +576,43 @@ impl<'a> Client<'a> {
                 );
                 return Err(Refusal::new(ErrorCode::BadBody, said).into());
             }
-            if !pieces.contains(*at, u64::from(part.length)) {
-                return Err(beyond(pieces).into());
+            if !writing.pieces.contains(*at, u64::from(part.length)) {
+                return Err(beyond(&writing.pieces).into());
             }
-            let copied = self.upstream.memory.write(pieces, *at, bytes);
             *at += u64::from(part.length);
-            let complete = *at == pieces.bytes;
-            if copied && !complete {
+        }
+        let mut rest = data;
+        let mut written = Vec::with_capacity(write.parts.len());
+        for part in write.iter() {
+            let (bytes, left) = rest.split_at(rest.len().min(part.length as usize));
+            rest = left;
+            let object = objects.get_mut(part.index as usize);
+            let Some((object, writing)) = object.and_then(|o| o.take().map(|w| (o, w))) else {
+                written.push(WRITE_LOST);
+                continue;
+            };
+            let Writing {
+                pieces,
+                written: at,
+            } = writing;
+            let copied = self.upstream.memory.write(&pieces, at, bytes);
+            let at = at + u64::from(part.length);
+            if copied {
+                self.progress = Instant::now();
+            }
+            if copied && at < pieces.bytes {
                 written.push(WRITE_MORE);
+                *object = Some(Writing {
+                    pieces,
+                    written: at,
+                });
                 continue;
             }
             let op = if copied { Op::Commit } else { Op::Abort };
-            let sent = self.upstream.send(op, &sections(&self.upstream, pieces));
-            *object = None;
-            written.push(if copied && sent {
-                WRITE_COMPLETE
-            } else {
-                WRITE_LOST
+            let sent = self.upstream.send(op, &sections(&self.upstream, &pieces));
+            written.push(match copied && sent {
+                true => WRITE_COMPLETE,
+                false => WRITE_LOST,
             });
         }
         if objects.iter().all(Option::is_none) {
@@ -553,24 +629,23 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Gives back what the connection holds.
-    fn give_back(&mut self) {
-        let leases = std::mem::take(&mut self.leases).into_values();
-        self.release(leases.map(|lease| lease.request).collect());
-        for writing in std::mem::take(&mut self.grants)
-            .into_values()
-            .flatten()
-            .flatten()
-        {
-            let unwritten = sections(&self.upstream, &writing.pieces);
-            self.upstream.send(Op::Abort, &unwritten);
-        }
-    }
-
     /// The connection to the sidecar cannot be trusted any more: it ends, and with it everything that it holds.
     fn distrust(&self, reason: &str) -> Failed {
         self.upstream.distrust(reason);
         Failed::Lost
+    }
+}
+
+/// Gives back what the connection holds.
+impl Drop for Client<'_> {
+    fn drop(&mut self) {
+        let leases = std::mem::take(&mut self.leases).into_values();
+        self.release(leases.map(|lease| lease.request).collect());
+        let grants = std::mem::take(&mut self.grants).into_values();
+        for writing in grants.flatten().flatten() {
+            let unwritten = sections(&self.upstream, &writing.pieces);
+            self.upstream.send(Op::Abort, &unwritten);
+        }
     }
 }
 
@@ -613,8 +688,13 @@ fn plain<'a, B: Serialize>(body: &B) -> Result<Body<'a>, Failed> {
     })
 }
 
+/// How long this many bytes may take.
+fn patience(bytes: usize) -> Duration {
+    FRAME_PATIENCE + Duration::from_millis(bytes as u64 * 1000 / BYTES_PER_S_MIN)
+}
+
 async fn fill<S: AsyncRead + Unpin>(stream: &mut S, into: &mut [u8]) -> Result<(), End> {
-    match timeout(FRAME_PATIENCE, stream.read_exact(into)).await {
+    match timeout(patience(into.len()), stream.read_exact(into)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(_)) => Err(End::Broken),
         Err(_) => Err(End::TooSlow),
@@ -649,7 +729,7 @@ where
         tag,
     };
     front.splice(0..0, header.encode());
-    let sent = timeout(FRAME_PATIENCE, async {
+    let sent = timeout(patience(front.len() + data_bytes), async {
         stream.write_all(&front).await?;
         if let Some((data, _)) = &data {
             stream.write_all(data).await?;

@@ -16,12 +16,12 @@ pub const REMOTE: &[Metric] = &[
     gauge(
         "remote_connections",
         &[],
-        "Open connections of remote clients, at the last accept.",
+        "Open connections of remote clients, after HELLO.",
     ),
     counter(
         "remote_connections_total",
-        &["result"],
-        "Connections of remote clients: served, or refused because there were too many.",
+        &[],
+        "Connections of remote clients that were served, with a key.",
     ),
     counter(
         "remote_closed_total",

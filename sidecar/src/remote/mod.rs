@@ -18,20 +18,23 @@ use axum::routing::get;
 use client::{BUFFER_BYTES, End};
 use kvcachepool_metrics::Metrics;
 pub use metrics::REMOTE;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 use upstream::State;
 
+/// Connections before the end of HELLO.
+const GREETINGS_MAX: usize = 256;
 /// Longest time for TLS and HELLO together.
 const HELLO_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause after an accept that failed for lack of descriptors or memory.
@@ -90,13 +93,31 @@ struct Server {
     /// Buffers of [`BUFFER_BYTES`] for values on their way.
     free: Semaphore,
     requests: AtomicU64,
+    served: AtomicUsize,
+    connections_max: usize,
     metrics: Arc<Metrics>,
+}
+
+/// The place of a client after HELLO, until it is dropped.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Server {
     /// The id of a request at the sidecar.
     fn new_request(&self) -> String {
         self.requests.fetch_add(1, Ordering::Relaxed).to_string()
+    }
+
+    /// A place for a client whose key is right; `None`: all are taken.
+    fn place(&self) -> Option<Place<'_>> {
+        let place = Place(&self.served);
+        let others = self.served.fetch_add(1, Ordering::Relaxed);
+        (others < self.connections_max).then_some(place)
     }
 
     /// Waits for this many buffers.
@@ -130,23 +151,32 @@ pub fn run(settings: Settings) -> Result<(), RemoteError> {
             stop: stopped,
             free: Semaphore::new(buffers.min(Semaphore::MAX_PERMITS)),
             requests: AtomicU64::new(1),
+            served: AtomicUsize::new(0),
+            connections_max: settings.connections_max,
             metrics: Arc::new(metrics::registry()),
         });
         let http = bind(settings.admin).await?;
         let metrics = server.metrics.clone();
-        tokio::spawn(serve_http(http, router(server.clone()), Bounds::default(), metrics));
+        tokio::spawn(serve_http(
+            http,
+            router(server.clone()),
+            Bounds::default(),
+            metrics,
+        ));
         tokio::spawn(certificate.clone().watch());
         tokio::spawn(upstream::keep(settings.socket.clone(), state));
         if let Some(path) = &settings.address_file {
-            std::fs::write(path, format!("{address}\n")).map_err(|source| RemoteError::AddressFile {
-                path: path.clone(),
-                source,
+            std::fs::write(path, format!("{address}\n")).map_err(|source| {
+                RemoteError::AddressFile {
+                    path: path.clone(),
+                    source,
+                }
             })?;
         }
         info!(%address, keys, socket = %settings.socket.display(), "serving objects over TLS");
         let mut open = JoinSet::new();
         tokio::select! {
-            () = accept(&server, &listener, certificate.acceptor()?, settings.connections_max, &mut open) => {}
+            () = accept(&server, &listener, certificate.acceptor()?, &mut open) => {}
             ended = terminated() => ended?,
         }
         info!(connections = open.len(), "stopping");
@@ -176,14 +206,15 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, RemoteError> {
         .map_err(|source| RemoteError::Listen { address, source })
 }
 
-/// Accepts without end.
+/// Accepts without end. Connections before the end of HELLO have few places, and a new one takes that of the oldest: who has no key
+/// cannot keep others out.
 async fn accept(
     server: &Arc<Server>,
     listener: &TcpListener,
     tls: TlsAcceptor,
-    connections_max: usize,
     open: &mut JoinSet<()>,
 ) {
+    let mut greetings: VecDeque<oneshot::Sender<()>> = VecDeque::new();
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -195,38 +226,47 @@ async fn accept(
             }
         };
         while open.try_join_next().is_some() {}
-        if open.len() >= connections_max {
-            server
-                .metrics
-                .add("remote_connections_total", &["TooManyConnections"], 1);
-            warn!(%peer, connections_max, "closed a remote client: too many connections");
-            continue;
+        greetings.retain(|greeting| !greeting.is_closed());
+        if greetings.len() >= GREETINGS_MAX
+            && let Some(oldest) = greetings.pop_front()
+        {
+            // An error means that its HELLO has just ended.
+            let _ = oldest.send(());
         }
-        open.spawn(serve(server.clone(), stream, peer, tls.clone()));
-        server
-            .metrics
-            .set("remote_connections", &[], open.len() as f64);
+        let (displace, displaced) = oneshot::channel();
+        greetings.push_back(displace);
+        open.spawn(serve(server.clone(), stream, peer, tls.clone(), displaced));
     }
 }
 
 /// One connection, from its TLS handshake to its end.
-async fn serve(server: Arc<Server>, stream: TcpStream, peer: SocketAddr, tls: TlsAcceptor) {
-    let begin = Instant::now();
+async fn serve(
+    server: Arc<Server>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: TlsAcceptor,
+    displaced: oneshot::Receiver<()>,
+) {
     keep_alive(&stream);
-    let handshake = timeout(HELLO_PATIENCE, tls.accept(stream)).await;
-    let end = match handshake {
-        Ok(Ok(stream)) => {
-            let left = HELLO_PATIENCE.saturating_sub(begin.elapsed());
-            format!("{:?}", client::serve(&server, stream, left).await)
-        }
-        Ok(Err(e)) => {
-            tracing::debug!(%peer, error = %e, "TLS handshake failed");
-            "TlsFailed".to_owned()
-        }
-        Err(_) => "TooSlow".to_owned(),
+    let greeting = async {
+        let mut stream = tls.accept(stream).await.map_err(|e| {
+            debug!(%peer, error = %e, "TLS handshake failed");
+            End::TlsFailed
+        })?;
+        let (upstream, place) = client::greet(&server, &mut stream).await?;
+        Ok((stream, upstream, place))
     };
-    server.metrics.add("remote_closed_total", &[&end], 1);
-    tracing::debug!(%peer, reason = end, "remote client ended");
+    let greeted = tokio::select! {
+        greeted = timeout(HELLO_PATIENCE, greeting) => greeted.unwrap_or(Err(End::TooSlow)),
+        _ = displaced => Err(End::Displaced),
+    };
+    let end = match greeted {
+        Ok((stream, upstream, _place)) => client::serve(&server, stream, upstream).await,
+        Err(end) => end,
+    };
+    let reason = format!("{end:?}");
+    server.metrics.add("remote_closed_total", &[&reason], 1);
+    debug!(%peer, reason, "remote client ended");
 }
 
 /// Requests are small, so they are sent at once. A refusal of the kernel is harmless.
@@ -254,6 +294,8 @@ fn router(server: Arc<Server>) -> Router {
             "/metrics",
             get(async move || {
                 let attached = server.upstream.borrow().attached().is_ok();
+                let served = server.served.load(Ordering::Relaxed);
+                server.metrics.set("remote_connections", &[], served as f64);
                 server
                     .metrics
                     .set("remote_attached", &[], f64::from(u8::from(attached)));

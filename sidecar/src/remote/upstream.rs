@@ -23,14 +23,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 const HELLO_PATIENCE: Duration = Duration::from_secs(30);
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 const BACKOFF_LAST: Duration = Duration::from_secs(2);
-/// Bytes of requests that the sidecar has not read yet. A sidecar that reads nothing for so long is as good as gone.
+const BACKOFF_REFUSED: Duration = Duration::from_secs(30);
+/// Requests without a reply, together. Others wait.
+const REQUEST_KIB_MAX: usize = 16 << 10;
+/// Bytes that the sidecar has not read yet: requests, and messages without a reply. Beyond it the connection ends.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 
 /// A reply of the sidecar, or its error.
@@ -49,7 +52,9 @@ struct Waiting {
 pub struct Upstream {
     connection: Arc<Connection>,
     waiting: Mutex<HashMap<u64, Waiting>>,
-    tags: AtomicU64,
+    tags: Arc<AtomicU64>,
+    /// KiB that requests without a reply may still take.
+    room: Semaphore,
     ended: watch::Sender<bool>,
     pub memory: Memory,
     pub region: u64,
@@ -58,33 +63,40 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// Sends a request, and waits for its final reply. Returns the tag, too.
+    /// Sends a request, and waits for its final reply. Returns the tag, too. Waits while too much is not answered.
     ///
     /// A reply to a GRANT has granted memory, so the caller must not stop waiting.
     pub async fn request<B: Serialize>(&self, op: Op, body: &B) -> Result<(u64, Reply), Lost> {
+        let body = encode(body).map_err(|_| Lost)?;
+        let kib = u32::try_from(body.len().div_ceil(1 << 10)).unwrap_or(u32::MAX);
+        let _room = tokio::select! {
+            room = self.room.acquire_many(kib) => room.map_err(|_| Lost)?,
+            () = self.ended() => return Err(Lost),
+        };
         let tag = self.tags.fetch_add(1, Ordering::Relaxed);
         let (reply, replied) = oneshot::channel();
         self.waiting.lock().insert(tag, Waiting { op, reply });
-        if !self.transmit(op, tag, body) {
+        if !self.transmit(op, tag, &body) {
             self.waiting.lock().remove(&tag);
             return Err(Lost);
         }
-        replied.await.map(|reply| (tag, reply)).map_err(|_| Lost)
+        tokio::select! {
+            biased;
+            reply = replied => reply.map(|reply| (tag, reply)).map_err(|_| Lost),
+            () = self.ended() => Err(Lost),
+        }
     }
 
     /// Sends a one-way message. False: the connection ended, and with it what the message was about.
     pub fn send<B: Serialize>(&self, op: Op, body: &B) -> bool {
         let tag = self.tags.fetch_add(1, Ordering::Relaxed);
-        self.transmit(op, tag, body)
+        encode(body).is_ok_and(|body| self.transmit(op, tag, &body))
     }
 
-    fn transmit<B: Serialize>(&self, op: Op, tag: u64, body: &B) -> bool {
-        let Ok(body) = encode(body) else {
-            return false;
-        };
+    fn transmit(&self, op: Op, tag: u64, body: &[u8]) -> bool {
         let sent = self
             .connection
-            .send(frame(op, 0, tag, &body), Vec::new())
+            .send(frame(op, 0, tag, body), Vec::new())
             .unwrap_or(false);
         if !sent {
             self.connection.close_now();
@@ -173,6 +185,7 @@ struct Identity {
     instance: String,
     incarnation: [u8; 16],
     number: u64,
+    tags: Arc<AtomicU64>,
     pidfd: Option<Arc<OwnedFd>>,
     lock: Option<HeldLock>,
     arena: Option<Arena>,
@@ -189,6 +202,7 @@ impl Identity {
             instance: format!("serve-{:012x}", fastrand::u64(..1 << 48)),
             incarnation,
             number: 0,
+            tags: Arc::new(AtomicU64::new(1)),
             // Without one, the sidecar takes the kernel's pidfd of the socket's peer.
             pidfd: pidfd.ok().map(Arc::new),
             lock: None,
@@ -255,7 +269,8 @@ impl Identity {
                 return Ok(Upstream {
                     connection,
                     waiting: Mutex::default(),
-                    tags: AtomicU64::new(self.number + 1),
+                    tags: self.tags.clone(),
+                    room: Semaphore::new(REQUEST_KIB_MAX),
                     ended: watch::Sender::new(false),
                     region: arena.geometry.region,
                     arena_bytes: arena.geometry.arena_bytes,
@@ -302,7 +317,7 @@ impl Identity {
         let body = encode(&hello).map_err(|e| NotAttached::Unusable(e.to_string()))?;
         let fds: Vec<_> = named.into_iter().map(|(_, fd)| fd).collect();
         let flags = if fds.is_empty() { 0 } else { FLAG_FDS };
-        let tag = self.number;
+        let tag = self.tags.fetch_add(1, Ordering::Relaxed);
         let sent = connection.send(frame(Op::Hello, flags, tag, &body), fds);
         if !sent.unwrap_or(false) {
             return Err(NotAttached::Closed);
@@ -336,6 +351,12 @@ async fn reply_to(
             match event {
                 Event::Frame(header, body, fds) if header.tag == tag => {
                     return Ok((header, body, fds));
+                }
+                Event::Frame(header, body, _) if header.flags & FLAG_ERROR != 0 => {
+                    // Unsolicited: the sidecar has too many connections, for example.
+                    let error: ErrorBody =
+                        decode(&body).map_err(|e| NotAttached::Unusable(e.to_string()))?;
+                    return Err(NotAttached::Refused(error.code, error.message));
                 }
                 // Descriptors of other frames are closed.
                 Event::Frame(..) | Event::Empty | Event::SurplusFds(_) => {}
@@ -404,6 +425,7 @@ pub async fn keep(path: PathBuf, state: watch::Sender<State>) {
     let mut identity = Identity::new();
     let mut backoff = BACKOFF_FIRST;
     loop {
+        let mut longest = BACKOFF_LAST;
         match identity.attach(&path, &state).await {
             Ok(upstream) => {
                 backoff = BACKOFF_FIRST;
@@ -416,6 +438,9 @@ pub async fn keep(path: PathBuf, state: watch::Sender<State>) {
                 warn!("lost the connection to the sidecar");
             }
             Err(e) => {
+                if let NotAttached::Refused(..) = e {
+                    longest = BACKOFF_REFUSED;
+                }
                 let said = format!("no sidecar at {}: {e}", path.display());
                 if backoff >= BACKOFF_LAST {
                     warn!(error = %e, socket = %path.display(), "cannot attach to the sidecar, retrying");
@@ -424,6 +449,6 @@ pub async fn keep(path: PathBuf, state: watch::Sender<State>) {
             }
         }
         sleep(backoff.mul_f64(fastrand::f64() / 2.0 + 0.5)).await;
-        backoff = (backoff * 2).min(BACKOFF_LAST);
+        backoff = (backoff * 2).min(longest);
     }
 }

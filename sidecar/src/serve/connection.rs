@@ -134,10 +134,10 @@ impl Connection {
         }
     }
 
-    /// Queues a frame and sends what fits now. False: the connection closes after its queue is sent and takes no more frames.
+    /// Queues a frame and sends what fits now. False: the connection is closed, or closes after its queue is sent.
     pub fn send(&self, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) -> Result<bool, SendError> {
         let mut writer = self.writer.lock();
-        if writer.close_when_sent {
+        if writer.close_when_sent || self.is_closed() {
             return Ok(false);
         }
         if writer.queued_bytes + bytes.len() > self.queue_bytes_max {

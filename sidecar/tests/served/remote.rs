@@ -38,6 +38,10 @@ struct Remote {
 
 impl Remote {
     fn start(sidecar: &Sidecar) -> Self {
+        Self::start_with(sidecar, &[])
+    }
+
+    fn start_with(sidecar: &Sidecar, options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let certificates = Certificates::local();
         let file = |name: &str, text: &str| {
@@ -52,6 +56,7 @@ impl Remote {
         command
             .args(["serve", "--listen", "127.0.0.1:0", "--log-level", "debug"])
             .args(["--admin", &format!("127.0.0.1:{admin}")])
+            .args(options)
             .arg("--socket")
             .arg(sidecar.socket())
             .arg("--certificate")
@@ -255,18 +260,8 @@ impl Client {
     }
 
     fn probe(&mut self, request: &str, keys: &[u8], leases: bool) -> ProbeReply {
-        let probe = Probe {
-            request: request.into(),
-            namespace: Vec::new(),
-            hashes: keys.iter().flat_map(|key| [*key; 32]).collect(),
-            tail_tokens: 0,
-            local_tokens: leases.then_some(0),
-            budget_ms: 5_000,
-            max_load_tokens: None,
-            prefill_tokens_per_s: 0,
-            independent: true,
-        };
-        self.ask(Op::Probe, &probe).unwrap()
+        self.ask(Op::Probe, &probe_of(request, keys, leases))
+            .unwrap()
     }
 
     /// Waits until an object is readable, and leases it.
@@ -295,6 +290,20 @@ impl Client {
         let (flags, body) = self.reply()?;
         let (reply, data) = split::<ReadReply>(flags, &body).unwrap();
         Ok((reply.found, data.to_vec()))
+    }
+}
+
+fn probe_of(request: &str, keys: &[u8], leases: bool) -> Probe {
+    Probe {
+        request: request.into(),
+        namespace: Vec::new(),
+        hashes: keys.iter().flat_map(|key| [*key; 32]).collect(),
+        tail_tokens: 0,
+        local_tokens: leases.then_some(0),
+        budget_ms: 5_000,
+        max_load_tokens: None,
+        prefill_tokens_per_s: 0,
+        independent: true,
     }
 }
 
@@ -450,6 +459,63 @@ fn requests_that_contradict_themselves_are_refused_and_lose_nothing() {
         client.read("r", &[(1, 0, 1), (0, 0, 2)]).unwrap(),
         (vec![0, 1], vec![7, 7])
     );
+}
+
+#[test]
+fn nothing_that_a_client_asks_ends_the_connection_of_another() {
+    let sidecar = Sidecar::small();
+    let remote = Remote::start(&sidecar).attached();
+    let mut client = remote.client();
+    client.put(1, &bytes(100));
+    client.lease("r", 1);
+    let mut other = remote.client();
+    // A key twice, and what only vLLM's scheduler may say.
+    let probe = Probe {
+        tail_tokens: 1,
+        local_tokens: Some(1),
+        max_load_tokens: Some(0),
+        prefill_tokens_per_s: 1,
+        ..probe_of("r", &[1, 1], true)
+    };
+    let reply: ProbeReply = other.ask(Op::Probe, &probe).unwrap();
+    assert_eq!(
+        (reply.states, reply.bytes),
+        (vec![CHUNK_READY; 2], vec![100; 2])
+    );
+    assert_eq!(
+        other.code(Op::Probe, &probe_of("r", &[2], true)),
+        ErrorCode::BadBody
+    );
+    let many = probe_of("m", &[1; 1025], true);
+    assert_eq!(other.code(Op::Probe, &many), ErrorCode::LimitReached);
+    let torn = Probe {
+        hashes: vec![1; 33],
+        ..probe_of("t", &[], true)
+    };
+    assert_eq!(other.code(Op::Probe, &torn), ErrorCode::BadHashes);
+    assert_eq!(client.read("r", &[(0, 0, 100)]).unwrap().1, bytes(100));
+    assert_eq!(other.read("r", &[(1, 0, 100)]).unwrap().1, bytes(100));
+}
+
+#[test]
+fn connections_without_a_key_keep_nobody_out_and_those_with_one_are_bounded() {
+    let sidecar = Sidecar::small();
+    let remote = Remote::start_with(&sidecar, &["--connections", "1"]).attached();
+    let _idle: Vec<TcpStream> = (0..300)
+        .map(|_| TcpStream::connect(remote.address).unwrap())
+        .collect();
+    let mut client = remote.client();
+    client.put(1, b"stored");
+    remote.wait_metric("kvcachepool_remote_closed_total{reason=\"displaced\"}");
+    let error = remote.connect().hello(KEY).unwrap_err();
+    assert_eq!(
+        (error.code, error.retryable),
+        (ErrorCode::LimitReached, true)
+    );
+    drop(client);
+    wait_for("the place of a client that ended", || {
+        remote.connect().hello(KEY).ok()
+    });
 }
 
 #[test]
