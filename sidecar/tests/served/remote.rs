@@ -577,6 +577,7 @@ fn without_a_sidecar_clients_are_told_so_until_there_is_one() {
     let error = remote.connect().hello(KEY).unwrap_err();
     assert_eq!((error.code, error.retryable), (ErrorCode::NoArena, true));
     sidecar.run();
+    sidecar.wait_populated();
     remote.wait_ready();
     remote.client().put(1, b"stored");
 }
