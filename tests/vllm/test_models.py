@@ -27,7 +27,17 @@ def _chunk_bytes(pod: Pod) -> int:
 
 def _computed_chunk_bytes(name: str, dtype: str, tp: int = 1) -> int:
     """What `size` computes from the model's config."""
-    command = [sidecar_binary(), "size", model(name) / "config.json", "--dtype", dtype, "--tp", str(tp), "-o", "json"]
+    command = [
+        str(sidecar_binary()),
+        "size",
+        str(model(name) / "config.json"),
+        "--dtype",
+        dtype,
+        "--tp",
+        str(tp),
+        "-o",
+        "json",
+    ]
     return int(json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["chunk_bytes"])
 
 
