@@ -57,7 +57,7 @@ impl Engine {
 }
 
 /// The last part of a path.
-fn program(path: &str) -> &str {
+pub(super) fn program(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
@@ -85,6 +85,33 @@ pub(super) fn sglang(launch: &Launch<'_>) -> Result<(), Refusal> {
 /// Whether a value is known only when the container runs.
 fn is_unknown(value: &str) -> bool {
     value.is_empty() || value.contains('$')
+}
+
+/// The argument with which SGLang has no hierarchical cache, if it has one. It refuses to start with both.
+pub(super) fn excludes_cache(launch: &Launch<'_>) -> Option<&'static str> {
+    let decodes = launch.flag("disaggregation-mode").contains(&"decode")
+        && !launch.has_flag("disaggregation-decode-enable-radix-cache");
+    match () {
+        () if launch.has_flag("disable-radix-cache") => Some("--disable-radix-cache"),
+        () if launch.has_flag("enable-unified-cache-external-linker") => {
+            Some("--enable-unified-cache-external-linker")
+        }
+        () if decodes => {
+            Some("--disaggregation-mode decode without --disaggregation-decode-enable-radix-cache")
+        }
+        () => None,
+    }
+}
+
+/// Whether the extra config is written out and names no backend of ours.
+pub(super) fn foreign_config(launch: &Launch<'_>) -> bool {
+    let values = launch.flag(CONFIG_FLAG);
+    // A file, or a value that is known only when the container runs.
+    let hidden = |value: &&str| value.starts_with('@') || value.contains('$');
+    !values.is_empty()
+        && !values.iter().any(hidden)
+        && launch.mentions("{\"")
+        && !launch.mentions(MODULE)
 }
 
 /// The arguments without which SGLang does not use the sidecar and that its launch lacks: each a flag and its value, if it has one.
@@ -115,6 +142,22 @@ pub(super) fn shortfall(launch: &Launch<'_>, container: &str) -> Option<Shortfal
     if launch.engine() != Engine::Sglang || !launch.is_visible() || launch.has_flag("config") {
         return None;
     }
+    let detail = |message| {
+        Some(ShortfallDetail {
+            reason: Shortfall::SglangArgumentsMissing,
+            message,
+        })
+    };
+    if let Some(argument) = excludes_cache(launch) {
+        return detail(format!(
+            "container {container} starts SGLang with {argument}: it has no hierarchical cache and does not use the sidecar"
+        ));
+    }
+    if foreign_config(launch) {
+        return detail(format!(
+            "container {container} starts SGLang with a --{CONFIG_FLAG} that does not name {MODULE}; add backend_name, module_path and class_name to it"
+        ));
+    }
     let missing = missing(launch);
     if missing.is_empty() {
         return None;
@@ -128,10 +171,7 @@ pub(super) fn shortfall(launch: &Launch<'_>, container: &str) -> Option<Shortfal
         "container {container} starts SGLang without arguments by which it uses the sidecar; add {}",
         listed.join(" ")
     );
-    Some(ShortfallDetail {
-        reason: Shortfall::SglangArgumentsMissing,
-        message,
-    })
+    detail(message)
 }
 
 #[cfg(test)]

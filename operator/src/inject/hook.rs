@@ -1,6 +1,6 @@
 //! The opt-in hook `args`: launch arguments make vLLM use the connector, instead of the plugin, and SGLang the storage backend.
 
-use super::engine::{self, Engine};
+use super::engine::{self, Engine, program};
 use super::launch::Launch;
 use super::{Reason, Refusal, json};
 use crate::names;
@@ -44,17 +44,29 @@ pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
             ),
         ))
     };
-    let program = json::list(container, "command")
-        .first()
-        .and_then(Value::as_str);
-    let name = program.and_then(|program| program.rsplit('/').next());
-    if matches!(name, Some("sh" | "bash" | "dash" | "ash" | "zsh")) {
+    let command = json::list(container, "command");
+    // A shell passes what follows its script to the script.
+    let mut words = command.iter().chain(args).filter_map(Value::as_str);
+    if words.any(|word| matches!(program(word), "sh" | "bash" | "dash" | "ash" | "zsh")) {
         return refuse(&format!("a shell starts {engine}"));
     }
     if args.is_empty() {
         return refuse(
             "the container has no args, and added ones would replace those of its image",
         );
+    }
+    if engine == Engine::Sglang {
+        if let Some(argument) = engine::excludes_cache(&launch) {
+            return refuse(&format!(
+                "SGLang is started with {argument}, with which it has no hierarchical cache"
+            ));
+        }
+        if launch.has_flag("config") {
+            return refuse("SGLang reads arguments from --config, which added ones would override");
+        }
+        if engine::foreign_config(&launch) {
+            return refuse("SGLang has another extra config for its storage backend");
+        }
     }
     if engine == Engine::Vllm && launch.connectors().is_some() {
         return refuse("vLLM is started with another connector");

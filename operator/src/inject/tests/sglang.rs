@@ -170,3 +170,49 @@ fn an_sglang_with_another_cache_is_refused() {
         "{message}"
     );
 }
+
+#[test]
+fn the_args_hook_is_refused_where_sglang_would_not_start_or_lose_an_argument() {
+    for (args, why) in [
+        (&["--disable-radix-cache"][..], "--disable-radix-cache"),
+        (&["--enable-unified-cache-external-linker"], "linker"),
+        (&["--disaggregation-mode", "decode"], "decode without"),
+        (&["--config", "/etc/sglang.yaml"], "--config"),
+        (&[CONFIG, r#"{"prefetch_threshold": 256}"#], "extra config"),
+        (&["--", "bash", "-c", "x"], "a shell"),
+    ] {
+        let mut pod = with(args);
+        pod["metadata"]["annotations"] = json!({names::HOOK: "args"});
+        let (reason, patch) = refused(&pod, &settings());
+        assert_eq!(reason, Reason::HookUnsupported, "{patch:?}");
+        assert!(format!("{patch:?}").contains(why), "{patch:?}");
+    }
+    let decode = [
+        "--disaggregation-mode",
+        "decode",
+        "--disaggregation-decode-enable-radix-cache",
+    ];
+    let mut pod = with(&decode);
+    pod["metadata"]["annotations"] = json!({names::HOOK: "args"});
+    injected(&pod, &settings());
+}
+
+#[test]
+fn a_shortfall_advises_nothing_that_sglang_refuses() {
+    for (args, said) in [
+        (&["--disable-radix-cache"][..], "has no hierarchical cache"),
+        (
+            &[
+                "--enable-hierarchical-cache",
+                CONFIG,
+                r#"{"prefetch_threshold": 256}"#,
+            ],
+            "does not name kvcachepool.sglang",
+        ),
+    ] {
+        let (reason, message) = lacks(&with(args), &settings());
+        assert_eq!(reason, "SglangArgumentsMissing");
+        assert!(message.contains(said), "{message}");
+        assert!(!message.contains("add --"), "{message}");
+    }
+}
