@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import hashlib
+import io
 import re
 import socket
 import threading
@@ -17,54 +18,23 @@ import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from typing import Any
 
 from . import store_sign, store_xml
 from .store_calls import Budget, Calls
 from .store_errors import Refused, line, log
 from .store_objects import Found, Objects
+from .store_request import Receiver, Target, target
 from .store_uploads import Uploads
 
 #: Longest pause within a request or a response, and between requests of a connection.
 _IDLE_S = 75.0
-_KEY_BYTES = 1024
+#: Longest time of a body.
+_BODY_S = 60.0
 _PAGE_MOST = 1000
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?$", re.ASCII)
 _LENGTH = re.compile(r"\d{1,15}$", re.ASCII)
-_BUCKET = re.compile(r"[a-z0-9][-a-z0-9.]{1,61}[a-z0-9]$", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}$", re.ASCII)
-
-
-class Target(NamedTuple):
-    """What a request is about."""
-
-    bucket: str
-    #: Empty for the bucket itself.
-    name: str
-    query: dict[str, str]
-
-    @property
-    def key(self) -> str:
-        """The key in the store."""
-        return f"{self.bucket}/{self.name}"
-
-
-def target(sent: str) -> Target:
-    """Parses a path and its query."""
-    path, _, query = sent.partition("?")
-    try:
-        decoded = unquote(path, errors="strict")
-        pairs = dict(parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=32))
-    except ValueError as error:
-        raise Refused(400, "InvalidURI", f"the address is invalid: {error}") from error
-    bucket, _, name = decoded.removeprefix("/").partition("/")
-    if not decoded.startswith("/") or not _BUCKET.match(bucket):
-        raise Refused(400, "InvalidBucketName", "expected /bucket/key: set s3.addressingStyle to Path")
-    parsed = Target(bucket, name, pairs)
-    if not parsed.key.isascii() or not parsed.key.isprintable() or len(parsed.key) > _KEY_BYTES:
-        raise Refused(400, "InvalidArgument", f"expected a key of at most {_KEY_BYTES} printable ASCII characters")
-    return parsed
 
 
 class Server(ThreadingHTTPServer):
@@ -152,6 +122,18 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: Server
 
+    def setup(self) -> None:
+        """Reads through a `Receiver`."""
+        super().setup()
+        self.rfile.close()
+        self._receiver = Receiver(self.connection, _IDLE_S)
+        self.rfile = io.BufferedReader(self._receiver, 65_536)
+
+    def handle_one_request(self) -> None:
+        """See the base class."""
+        self._receiver.within(None)
+        super().handle_one_request()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged one by one."""
 
@@ -196,7 +178,6 @@ class Handler(BaseHTTPRequestHandler):
     def _respond(self, method: Callable[[Target, bytearray], None]) -> None:
         try:
             if self.path == "/healthz":
-                self._read_body()
                 self._health()
                 return
             self._authenticate()
@@ -216,6 +197,11 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(500, store_xml.error("InternalError", why))
 
     def _health(self) -> None:
+        # Requests for health are not signed, so their bodies are not read.
+        sized = self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers
+        if sized or self.command not in ("GET", "HEAD"):
+            self.close_connection = True
+            raise Refused(400, "InvalidRequest", "expected GET or HEAD of /healthz without a body")
         stuck = self.server.calls.stuck()
         text = f"every call of {self.server.calls.name} exceeded its deadline\n" if stuck else "ok\n"
         self._answer(503 if stuck else 200, text.encode(), kind="text/plain")
@@ -251,8 +237,13 @@ class Handler(BaseHTTPRequestHandler):
         self._taken += length
         body = bytearray(length)
         view, at = memoryview(body), 0
+        self._receiver.within(_BODY_S)
         while at < length:
-            got = self.rfile.readinto(view[at:])
+            try:
+                got = self.rfile.readinto(view[at:])
+            except TimeoutError as error:
+                why = f"{at} of {length} bytes of the body arrived within {_BODY_S:g} s: check the network"
+                raise Refused(408, "RequestTimeout", why) from error
             if not got:
                 raise EOFError(f"the body ended at byte {at} of {length}")
             at += got

@@ -1,0 +1,76 @@
+"""Requests of a served class that are slow, ambiguous or not authenticated."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+from store_client import Client, raw
+
+from kvcachepool import store_http
+from kvcachepool.store_http import Server
+from kvcachepool.store_memory import MemoryStore
+
+
+def drip(server: Server, begin: bytes, piece: bytes) -> bytes:
+    """Sends `begin`, then `piece` again and again until the server ends the connection. Returns its response."""
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), 10) as connection:
+        connection.sendall(begin)
+        deadline_s, received = time.monotonic() + 10, b""
+        while time.monotonic() < deadline_s:
+            if not select.select([connection], [], [], 0.02)[0]:
+                connection.sendall(piece)
+                continue
+            try:
+                found = connection.recv(65_536)
+            except ConnectionResetError:
+                return received
+            if not found:
+                return received
+            received += found
+        raise AssertionError(f"the connection is open after 10 s, with the response {received!r}")
+
+
+# -- deadlines
+
+
+def test_a_body_that_arrives_too_slowly_is_refused(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_http, "_BODY_S", 0.3)
+    served = MemoryStore()
+    answer = drip(serve(served), b"PUT /kv-bucket/x HTTP/1.1\r\nContent-Length: 100000\r\n\r\n", b"x")
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"<Code>RequestTimeout</Code>" in answer
+    assert served.stat("kv-bucket/x") is None
+
+
+# -- health
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        b"GET /healthz HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n",
+        b"HEAD /healthz HTTP/1.1\r\nContent-Length: 5\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"PUT /healthz HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+        b"POST /healthz HTTP/1.1\r\n\r\n",
+        b"DELETE /healthz HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_health_does_not_wait_for_a_body(serve: Callable[..., Server], request_head: bytes) -> None:
+    server = serve(memory=1000)
+    answer = raw(server, request_head)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"Connection: close" in answer
+    assert server.budget._free == 1000
+
+
+def test_health_is_for_get_and_head(serve: Callable[..., Server]) -> None:
+    ask = Client(serve().server_address[1])
+    for method in ("GET", "HEAD", "GET"):
+        assert ask(method, "/healthz").status == 200
