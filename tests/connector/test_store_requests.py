@@ -74,3 +74,59 @@ def test_health_is_for_get_and_head(serve: Callable[..., Server]) -> None:
     ask = Client(serve().server_address[1])
     for method in ("GET", "HEAD", "GET"):
         assert ask(method, "/healthz").status == 200
+
+
+# -- headers
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Host: a", "Host: b"),
+        ("Authorization: a", "authorization: b"),
+        ("Content-Length: 1", "Content-Length: 1"),
+        ("Content-Type: a/b", "Content-Type: a/c"),
+        ("x-amz-content-sha256: UNSIGNED-PAYLOAD", "X-Amz-Content-Sha256: UNSIGNED-PAYLOAD"),
+        ("x-amz-date: a", "x-amz-date: b"),
+        ("Range: bytes=0-1", "Range: bytes=0-2"),
+        ("If-Match: a", "If-Match: b"),
+        ("If-None-Match: *", "If-None-Match: *"),
+    ],
+)
+def test_a_header_that_is_repeated_is_refused(serve: Callable[..., Server], first: str, second: str) -> None:
+    served = MemoryStore()
+    lines = ["PUT /kv-bucket/x HTTP/1.1", first, second]
+    lines += [] if first.startswith("Content-Length") else ["Content-Length: 1"]
+    answer = raw(serve(served), "\r\n".join([*lines, "", "x"]).encode())
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert b"repeated" in answer
+    assert b"Connection: close" in answer
+    assert served.stat("kv-bucket/x") is None
+
+
+def test_other_headers_may_be_repeated(serve: Callable[..., Server]) -> None:
+    head = b"GET /healthz HTTP/1.1\r\nForwarded: for=a\r\nForwarded: for=b\r\nConnection: close\r\n\r\n"
+    assert raw(serve(), head).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Content-Length : 60"],
+        ["Host: a", "no colon", "Content-Length: 5"],
+        [" Host: a", "Content-Length: 5"],
+        [": nameless", "Content-Length: 5"],
+        ["x-amz-date: a", " folded", "Content-Length: 5"],
+        ["Content-Length:", " 5"],
+    ],
+)
+@pytest.mark.parametrize("path", ["/kv-bucket/x", "/healthz"])
+def test_header_lines_that_are_malformed_are_refused(
+    serve: Callable[..., Server], lines: list[str], path: str
+) -> None:
+    served = MemoryStore()
+    answer = raw(serve(served), "\r\n".join([f"PUT {path} HTTP/1.1", *lines, "", "hello"]).encode())
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert b"header" in answer
+    assert b"Connection: close" in answer
+    assert served.stat("kv-bucket/x") is None

@@ -24,7 +24,7 @@ from . import store_sign, store_xml
 from .store_calls import Budget, Calls
 from .store_errors import Refused, line, log
 from .store_objects import Found, Objects
-from .store_request import Receiver, Target, target
+from .store_request import Receiver, Target, check_headers, target
 from .store_uploads import Uploads
 
 #: Longest pause within a request or a response, and between requests of a connection.
@@ -177,6 +177,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _respond(self, method: Callable[[Target, bytearray], None]) -> None:
         try:
+            self._check_headers()
             if self.path == "/healthz":
                 self._health()
                 return
@@ -206,6 +207,14 @@ class Handler(BaseHTTPRequestHandler):
         text = f"every call of {self.server.calls.name} exceeded its deadline\n" if stuck else "ok\n"
         self._answer(503 if stuck else 200, text.encode(), kind="text/plain")
 
+    def _check_headers(self) -> None:
+        try:
+            check_headers(self.headers)
+        except Refused:
+            # The end of this request is not certain.
+            self.close_connection = True
+            raise
+
     def _authenticate(self) -> None:
         if self.server.keys is None:
             return
@@ -219,18 +228,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def _read_body(self) -> bytearray:
         """The whole body. Its bytes are taken from the budget until the response is sent."""
-        lengths = self.headers.get_all("Content-Length") or []
+        sent = self.headers.get("Content-Length")
         unread = self.close_connection
         # Until the body was read, the next request on this connection cannot be found.
         self.close_connection = True
         encoding = self.headers.get("Content-Encoding", "")
         if "Transfer-Encoding" in self.headers or "aws-chunked" in encoding:
             raise Refused(400, "InvalidRequest", "expected a plain body: set s3.checksums to WhenRequired")
-        if len(lengths) > 1 or (lengths and not _LENGTH.match(lengths[0])):
+        if sent is not None and not _LENGTH.match(sent):
             raise Refused(400, "InvalidRequest", "the Content-Length is invalid")
-        if not lengths and self.command == "PUT":
+        if sent is None and self.command == "PUT":
             raise Refused(411, "MissingContentLength", "a PUT needs a Content-Length")
-        length = int(lengths[0]) if lengths else 0
+        length = int(sent or 0)
         # Parts of clients that are gone must not hold its room.
         self.server.uploads.expire()
         self.server.budget.take(length)

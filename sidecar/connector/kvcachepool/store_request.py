@@ -6,6 +6,7 @@ import io
 import re
 import socket
 import time
+from email.message import Message
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -13,6 +14,8 @@ from .store_errors import Refused
 
 _KEY_BYTES = 1024
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9.]{1,61}[a-z0-9]$", re.ASCII)
+#: Headers that mean something here.
+_SINGLE = re.compile(r"host$|authorization$|range$|(?:content|if|x-amz)-", re.IGNORECASE | re.ASCII)
 
 
 class Target(NamedTuple):
@@ -44,6 +47,17 @@ def target(sent: str) -> Target:
     if not parsed.key.isascii() or not parsed.key.isprintable() or len(parsed.key) > _KEY_BYTES:
         raise Refused(400, "InvalidArgument", f"expected a key of at most {_KEY_BYTES} printable ASCII characters")
     return parsed
+
+
+def check_headers(headers: Message) -> None:
+    """Raises `Refused` if a proxy in front or a signature could have another reading of the headers."""
+    # A folded line is none, but servers differ about it.
+    if headers.defects or any("\n" in value or "\r" in value for value in headers.values()):
+        raise Refused(400, "InvalidRequest", "expected header lines of the form NAME: VALUE, found another one")
+    names = [name.lower() for name in headers]
+    for name in names:
+        if _SINGLE.match(name) and names.count(name) > 1:
+            raise Refused(400, "InvalidRequest", f"the header {name} is repeated: send it once")
 
 
 class Receiver(io.RawIOBase):
