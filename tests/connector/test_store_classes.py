@@ -50,11 +50,15 @@ def test_a_range_reads_the_segments_that_have_it(segments: InfiniStore) -> None:
         assert segments.get("k", offset, length) == VALUE[offset : offset + length], (offset, length)
 
 
-def test_an_object_without_all_its_segments_is_absent_for_that_range(segments: InfiniStore, infinistore: Any) -> None:
+def test_an_object_is_absent_once_a_read_misses_a_segment(segments: InfiniStore, infinistore: Any) -> None:
     segments.put("k", memoryview(VALUE))
     del infinistore._values["k#3"]
-    assert segments.get("k", 250, 100) is None
     assert segments.get("k", 0, 100) == VALUE[:100]
+    assert segments.get("k", 250, 100) is None
+    # Otherwise each lookup finds the object, and no read gets it.
+    assert segments.stat("k") is None
+    segments.put("k", memoryview(VALUE))
+    assert segments.get("k", 0, 1024) == VALUE
 
 
 def test_an_object_is_absent_until_its_last_segment_is_written(
@@ -179,6 +183,18 @@ def test_errors_of_mooncake_are_named_and_never_a_miss(mooncake: MooncakeStore) 
             operation()
     mooncake._client.code = -200
     with pytest.raises(Full):
+        mooncake.put("k", memoryview(b"x"))
+    assert mooncake._buffers.qsize() == 2
+
+
+def test_an_object_that_mooncake_is_still_writing_is_absent(mooncake: MooncakeStore) -> None:
+    mooncake.open()
+    mooncake.put("k", memoryview(VALUE))
+    mooncake._client.code = -703
+    assert mooncake.stat("k") is None
+    assert mooncake.get("k", 0, 10) is None
+    mooncake.delete(["k"])
+    with pytest.raises(MooncakeError, match="error -703"):
         mooncake.put("k", memoryview(b"x"))
     assert mooncake._buffers.qsize() == 2
 

@@ -59,13 +59,15 @@ class InfiniStore(Store):
             return None if size is None else Stat(int.from_bytes(size, "little"))
 
     def get(self, key: str, offset: int, length: int) -> bytearray | None:
-        """See `Store`. Reads the segments that have these bytes."""
+        """See `Store`. Reads the segments that have these bytes; an object that lacks one of them becomes absent."""
         data = bytearray()
         with self._connection() as connection:
             first, last = offset // self._segment_bytes, (offset + length - 1) // self._segment_bytes
             for number in range(first, last + 1):
                 segment = self._read(connection, f"{key}#{number}")
                 if segment is None:
+                    # It was evicted. Without its size the object is absent for `stat` too, so it is stored again.
+                    connection.delete_keys([_size_key(key)])
                     return None
                 begin = number * self._segment_bytes
                 data += memoryview(segment)[max(0, offset - begin) : offset + length - begin]

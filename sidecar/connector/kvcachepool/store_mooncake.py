@@ -15,7 +15,10 @@ from .store_api import Full, Stat, Store
 
 #: Error codes of Mooncake.
 _NO_ROOM = -200
+_NOT_READY = -703
 _NOT_FOUND = -704
+#: Codes of an object that readers cannot have: there is none, or its first replica is being written.
+_ABSENT = (_NOT_READY, _NOT_FOUND)
 
 
 class MooncakeError(Exception):
@@ -84,7 +87,7 @@ class MooncakeStore(Store):
     def stat(self, key: str) -> Stat | None:
         """See `Store`."""
         size = self._client.get_size(key)
-        if size == _NOT_FOUND:
+        if size in _ABSENT:
             return None
         if size < 0:
             raise _failed("get_size", size)
@@ -100,7 +103,7 @@ class MooncakeStore(Store):
                 got = self._client.get_into_ranges([address], [[key]], [[[0]]], [[[offset + at]]], [[[wanted]]])[0][0][
                     0
                 ]
-                if got == _NOT_FOUND:
+                if got in _ABSENT:
                     return None
                 if got != wanted:
                     raise _failed("get_into_ranges", got)
@@ -121,5 +124,5 @@ class MooncakeStore(Store):
         """See `Store`. Without `force` Mooncake keeps an object that was read within its lease."""
         codes = self._client.batch_remove(list(keys), True)
         for code in codes:
-            if code not in (0, _NOT_FOUND):
+            if code not in (0, *_ABSENT):
                 raise _failed("batch_remove", code)
