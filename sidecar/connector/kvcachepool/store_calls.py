@@ -28,6 +28,15 @@ class _Late(Exception):
     """A coroutine was cancelled at its deadline."""
 
 
+class Unfinished(Refused):
+    """A call exceeded its deadline, and may still run."""
+
+    def __init__(self, message: str, ended: Future[Any]) -> None:
+        super().__init__(503, "RequestTimeout", message)
+        #: Done once the call has ended.
+        self.ended = ended
+
+
 class BadClass(Exception):
     """The class cannot be loaded or created."""
 
@@ -79,7 +88,7 @@ class Calls:
         return all(start is not None and now - start > self.deadline_s for start in tuple(self._started))
 
     def call(self, method: str, *args: Any, deadline_s: float | None = None) -> Any:
-        """The result of a method. Raises `Refused`."""
+        """The result of a method. Raises `Refused`, which is `Unfinished` at the deadline."""
         deadline_s = deadline_s or self.deadline_s
         future: Future[Any] = Future()
         self._queue.put((future, method, args, deadline_s))
@@ -89,7 +98,7 @@ class Calls:
             future.cancel()
             log.warning(line("call exceeded its deadline", method=method, store=self.name, deadline_s=deadline_s))
             message = f"{self.name}.{method} did not return within {deadline_s:g} s"
-            raise Refused(503, "RequestTimeout", message)
+            raise Unfinished(message, future)
         if error is None:
             return future.result()
         told = f"{self.name}.{method} raised {type(error).__name__}: {error}"[:SHOWN]
@@ -127,6 +136,8 @@ class Calls:
             await asyncio.wait([task], timeout=deadline_s)
             if not task.done():
                 task.cancel()
+                # Until the coroutine has ended it may change the object.
+                await asyncio.wait([task])
                 raise _Late
             return task.result()
 

@@ -14,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .store_api import Entry, Stat
-from .store_calls import Calls
+from .store_calls import Calls, Unfinished
 from .store_errors import Refused
 
 #: First bytes of an object that its ETag covers.
 _HEAD_BYTES = 4096
 #: ETags that are remembered, so that a range behind the head costs one call fewer.
 _TAGS_MOST = 65_536
-_LOCKS = 256
 
 
 class Found(NamedTuple):
@@ -47,7 +46,8 @@ class Objects:
         self._calls = calls
         self._tags: OrderedDict[str, tuple[int, str]] = OrderedDict()
         self._tags_lock = threading.Lock()
-        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._held: set[str] = set()
+        self._freed = threading.Condition()
 
     def stat(self, key: str) -> Stat:
         """Raises `Refused` with NoSuchKey if the object does not exist."""
@@ -77,7 +77,7 @@ class Objects:
 
         Returns its ETag.
         """
-        with self._alone(key):
+        with self._alone([key]):
             if absent and self._calls.call("stat", key) is not None:
                 raise Refused(412, "PreconditionFailed", "the object exists")
             if if_match is not None:
@@ -90,13 +90,13 @@ class Objects:
 
     def delete(self, keys: Sequence[str], if_match: str | None = None) -> None:
         """Removes objects; with an ETag, one object and only that version."""
-        if if_match is None:
-            self._delete(keys)
-            return
-        (key,) = keys
-        with self._alone(key):
-            self._check(self._fresh_etag(key), if_match)
-            self._delete(keys)
+        with self._alone(keys):
+            if if_match is not None:
+                (key,) = keys
+                self._check(self._fresh_etag(key), if_match)
+            for key in keys:
+                self._forget(key)
+            self._calls.call("delete", keys)
 
     def list(self, prefix: str, after: str, limit: int) -> Sequence[Entry]:
         """A page in the order of keys; empty if the class does not list."""
@@ -111,11 +111,6 @@ class Objects:
         if len(found) > limit:
             raise self._wrong("list", f"expected at most {limit} entries, got {len(found)}")
         return found
-
-    def _delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._forget(key)
-        self._calls.call("delete", keys)
 
     def _get(self, key: str, start: int, length: int, size: int) -> memoryview:
         if length == 0:
@@ -161,15 +156,28 @@ class Objects:
             self._tags.pop(key, None)
 
     @contextlib.contextmanager
-    def _alone(self, key: str) -> Iterator[None]:
-        """No other conditional request about this key runs in this process."""
-        lock = self._locks[hash(key) % _LOCKS]
-        if not lock.acquire(timeout=self._calls.deadline_s):
-            raise Refused(409, "OperationAborted", "another request about this key did not end")
+    def _alone(self, keys: Sequence[str]) -> Iterator[None]:
+        """No other request changes these objects in this process until the calls of the block have ended, which may be
+        after their deadline.
+        """
+        with self._freed:
+            if not self._freed.wait_for(lambda: self._held.isdisjoint(keys), self._calls.deadline_s):
+                raise Refused(409, "OperationAborted", "another request about this key did not end: try again later")
+            self._held.update(keys)
         try:
             yield
-        finally:
-            lock.release()
+        except Unfinished as late:
+            late.ended.add_done_callback(lambda _: self._free(keys))
+            raise
+        except BaseException:
+            self._free(keys)
+            raise
+        self._free(keys)
+
+    def _free(self, keys: Sequence[str]) -> None:
+        with self._freed:
+            self._held.difference_update(keys)
+            self._freed.notify_all()
 
     def _wrong(self, method: str, why: Any) -> Refused:
         return Refused(500, "InternalError", f"{self._calls.name}.{method}: {why}")
