@@ -13,6 +13,7 @@ from store_client import Client, raw
 from kvcachepool import store_http
 from kvcachepool.store_http import Server
 from kvcachepool.store_memory import MemoryStore
+from servers.waiting import wait_for
 
 
 def drip(server: Server, begin: bytes, piece: bytes) -> bytes:
@@ -46,6 +47,26 @@ def test_a_body_that_arrives_too_slowly_is_refused(
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"<Code>RequestTimeout</Code>" in answer
     assert served.stat("kv-bucket/x") is None
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /healthz HTTP/1.1\r\nA: "])
+def test_headers_that_arrive_too_slowly_end_the_connection(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    monkeypatch.setattr(store_http, "_HEAD_S", 0.3)
+    server = serve()
+    assert drip(server, begin, b"x") == b""
+    wait_for(lambda: not server._open, 10, "the connection gone")
+
+
+def test_a_connection_may_be_idle_before_each_request(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_http, "_HEAD_S", 0.1)
+    ask = Client(serve().server_address[1])
+    for _ in range(2):
+        assert ask("GET", "/healthz").status == 200
+        assert not select.select([ask._connection.sock], [], [], 0.3)[0], "the connection was closed"
 
 
 # -- health

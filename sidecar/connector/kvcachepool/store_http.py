@@ -29,7 +29,8 @@ from .store_uploads import Uploads
 
 #: Longest pause within a request or a response, and between requests of a connection.
 _IDLE_S = 75.0
-#: Longest time of a body.
+#: Longest time from the first byte of a request to the end of its headers, and of a body.
+_HEAD_S = 10.0
 _BODY_S = 60.0
 _PAGE_MOST = 1000
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?$", re.ASCII)
@@ -131,7 +132,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         """See the base class."""
-        self._receiver.within(None)
+        self._receiver.await_request(_HEAD_S)
         super().handle_one_request()
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -65,11 +65,16 @@ class Receiver(io.RawIOBase):
 
     def __init__(self, connection: socket.socket, idle_s: float) -> None:
         self._connection, self._idle_s = connection, idle_s
+        self._head_s = idle_s
         self._deadline_s: float | None = None
 
-    def within(self, seconds: float | None) -> None:
-        """All bytes from now on arrive within this time. None: each arrives within the idle time."""
-        self._deadline_s = None if seconds is None else time.monotonic() + seconds
+    def await_request(self, head_s: float) -> None:
+        """The next byte arrives within the idle time, and all others within `head_s` after it."""
+        self._head_s, self._deadline_s = head_s, None
+
+    def within(self, seconds: float) -> None:
+        """All bytes from now on arrive within this time."""
+        self._deadline_s = time.monotonic() + seconds
 
     def readable(self) -> bool:
         """See `io.RawIOBase`."""
@@ -82,7 +87,10 @@ class Receiver(io.RawIOBase):
             raise TimeoutError("timed out")
         self._connection.settimeout(timeout_s)
         try:
-            return self._connection.recv_into(buffer)
+            got = self._connection.recv_into(buffer)
+            if self._deadline_s is None:
+                self.within(self._head_s)
+            return got
         finally:
             # Responses have the idle time.
             self._connection.settimeout(self._idle_s)
