@@ -10,6 +10,7 @@ import threading
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from urllib.parse import unquote
 
 import pytest
 from store_client import ALICE, BOB, OBJECT, Answer, Client, raw
@@ -279,11 +280,70 @@ def test_a_body_that_is_cut_off_is_not_stored(serve: Callable[..., Server]) -> N
         ("/kv-bucket?list-type=1", 501),
         ("/kv-bucket?list-type=2&delimiter=%2F", 501),
         ("/kv-bucket?list-type=2&max-keys=x", 501),
+        ("/kv-bucket?list-type=2&max-keys=1&max-keys=2", 400),
+        ("/kv-bucket?list-type=2&start-after=a", 501),
+        ("/kv-bucket?list-type=2&prefix=..", 400),
+        ("/kv-bucket?list-type=2&prefix=a%2F..%2F", 400),
+        ("/kv-bucket?list-type=2&prefix=%2F", 400),
+        ("/kv-bucket?list-type=2&prefix=%00", 400),
+        ("/kv-bucket?list-type=2&prefix=" + "k" * 1024, 400),
+        ("/kv-bucket?list-type=2&continuation-token=a%2F%2Fb", 400),
+        ("/kv-bucket?list-type=2&continuation-token=..%2Fb", 400),
+        ("/kv-bucket?list-type=2&continuation-token=a%2F", 400),
         ("/kv-bucket?" + "&".join(f"q{n}=1" for n in range(40)), 400),
     ],
 )
 def test_an_address_that_is_invalid_is_refused(ask: Client, path: str, status: int) -> None:
     assert ask("GET", path).status == status
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/../b", "a/./b", "a//b", "/b", "a/", "a/%2e%2e/b", "a%2F%2Fb"])
+def test_a_key_with_a_segment_that_paths_reduce_is_refused(serve: Callable[..., Server], name: str) -> None:
+    served = MemoryStore()
+    served.put("kv-bucket/b", memoryview(b"x"))
+    ask = Client(serve(served).server_address[1])
+    for method in ("PUT", "GET", "HEAD", "DELETE", "POST"):
+        query = "?uploads" if method == "POST" else ""
+        assert ask(method, f"/kv-bucket/{name}{query}", b"y" if method == "PUT" else None).status == 400, method
+    body = f"<Delete><Object><Key>b</Key></Object><Object><Key>{unquote(name)}</Key></Object></Delete>"
+    assert ask("POST", "/kv-bucket?delete", body.encode()).status == 400
+    assert [entry.key for entry in served.list("", "", 10)] == ["kv-bucket/b"]
+
+
+def test_keys_and_prefixes_of_other_names_are_accepted(ask: Client) -> None:
+    for name in (".kvcachepool-probe", "a/...", "a/..b", "a/b.."):
+        assert ask("PUT", f"/kv-bucket/{name}", b"x").status == 200
+    for prefix in ("", "a/", "a/..b", ".kv"):
+        assert keys_of(ask("GET", f"/kv-bucket?list-type=2&prefix={prefix}")), prefix
+
+
+@pytest.mark.parametrize("query", ["acl", "tagging", "retention", "versionId=1", "partNumber=1", "append", "restore"])
+def test_a_query_that_means_another_request_changes_nothing(ask: Client, query: str) -> None:
+    ask("PUT", ALICE, OBJECT)
+    for method in ("PUT", "GET", "HEAD", "DELETE"):
+        refused = ask(method, f"{ALICE}?{query}", b"<xml/>" if method == "PUT" else None)
+        assert refused.status == 501, method
+        assert method == "HEAD" or query.partition("=")[0].encode() in refused.body
+    assert (
+        ask("POST", f"/kv-bucket?delete&{query}", b"<Delete><Object><Key>a/one.kv</Key></Object></Delete>").status
+        == 501
+    )
+    assert ask("GET", f"{ALICE}?x-id=GetObject").body == OBJECT
+    assert ask("PUT", f"{BOB}?x-id=PutObject", OBJECT).status == 200
+
+
+def test_the_operations_of_uploads_are_for_their_methods(ask: Client) -> None:
+    ask("PUT", ALICE, OBJECT)
+    for method, query in (("GET", "uploadId=1"), ("HEAD", "uploadId=1"), ("DELETE", "uploads"), ("PUT", "uploads")):
+        assert ask(method, f"{ALICE}?{query}").status == 501, (method, query)
+    assert ask("GET", ALICE).body == OBJECT
+
+
+def test_a_copy_is_refused_and_stores_nothing(ask: Client) -> None:
+    ask("PUT", ALICE, OBJECT)
+    refused = ask("PUT", BOB, b"", x_amz_copy_source=ALICE)
+    assert (refused.status, refused.code) == (501, "NotImplemented")
+    assert ask("HEAD", BOB).status == 404
 
 
 def test_buckets_are_neither_created_nor_removed(ask: Client) -> None:

@@ -142,9 +142,7 @@ def test_other_headers_may_be_repeated(serve: Callable[..., Server]) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/kv-bucket/x", "/healthz"])
-def test_header_lines_that_are_malformed_are_refused(
-    serve: Callable[..., Server], lines: list[str], path: str
-) -> None:
+def test_header_lines_that_are_malformed_are_refused(serve: Callable[..., Server], lines: list[str], path: str) -> None:
     served = MemoryStore()
     answer = raw(serve(served), "\r\n".join([f"PUT {path} HTTP/1.1", *lines, "", "hello"]).encode())
     assert answer.startswith(b"HTTP/1.1 400"), answer

@@ -24,7 +24,7 @@ from . import store_sign, store_xml
 from .store_calls import Budget, Calls
 from .store_errors import Refused, line, log
 from .store_objects import Found, Objects
-from .store_request import Receiver, Target, check_headers, target
+from .store_request import Receiver, Target, byte_range, check_headers, check_key, check_prefix, target
 from .store_uploads import Uploads
 
 #: Longest pause within a request or a response, and between requests of a connection.
@@ -33,7 +33,6 @@ _IDLE_S = 75.0
 _HEAD_S = 10.0
 _BODY_S = 60.0
 _PAGE_MOST = 1000
-_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?$", re.ASCII)
 _LENGTH = re.compile(r"\d{1,15}$", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}$", re.ASCII)
 
@@ -184,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             self._authenticate()
             body = self._read_body()
-            method(target(self.path), body)
+            method(target(self.command, self.path), body)
         except Refused as refused:
             if refused.status >= 500:
                 log.warning(line("request failed", status=refused.status, code=refused.code, reason=refused.message))
@@ -274,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
             self._list(at)
             return
         stat = self.server.objects.stat(at.key)
-        start, end = self._range(stat.size)
+        start, end = byte_range(self.headers.get("Range"), stat.size)
         self.server.budget.take(end - start)
         self._taken += end - start
         found = self.server.objects.read(at.key, stat, start, end - start, self.headers.get("If-Match"))
@@ -290,28 +289,19 @@ class Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {found.start}-{end - 1}/{size}"
         self._answer(206 if ranged else 200, found.data, headers, kind="application/octet-stream")
 
-    def _range(self, size: int) -> tuple[int, int]:
-        text = self.headers.get("Range")
-        if text is None:
-            return 0, size
-        parsed = _RANGE.match(text)
-        if parsed is None:
-            raise Refused(400, "InvalidArgument", "expected Range: bytes=FIRST-LAST")
-        start, end = int(parsed[1]), min(int(parsed[2]) + 1, size) if parsed[2] else size
-        if start >= end:
-            raise Refused(416, "InvalidRange", f"the object has {size} bytes")
-        return start, end
-
     def _list(self, at: Target) -> None:
         if "uploads" in at.query:
             self._answer(200, store_xml.uploads(at.bucket))
             return
         limit, prefix = at.query.get("max-keys", str(_PAGE_MOST)), at.query.get("prefix", "")
-        if at.query.get("list-type") != "2" or not _LENGTH.match(limit) or "delimiter" in at.query:
-            raise Refused(501, "NotImplemented", "expected a listing of version 2 without delimiter")
+        if at.query.get("list-type") != "2" or not _LENGTH.match(limit):
+            raise Refused(501, "NotImplemented", "expected a listing of version 2")
         most = max(1, min(int(limit), _PAGE_MOST))
         base = f"{at.bucket}/"
         token = at.query.get("continuation-token", "")
+        check_prefix(at.bucket, prefix)
+        if token:
+            check_key(at.bucket, token)
         found = self.server.objects.list(base + prefix, base + token if token else "", most)
         entries = [entry._replace(key=entry.key.removeprefix(base)) for entry in found]
         following = entries[-1].key if len(entries) == most else None
@@ -344,8 +334,10 @@ class Handler(BaseHTTPRequestHandler):
     def _post(self, at: Target, body: bytearray) -> None:
         upload_id = at.query.get("uploadId")
         if "delete" in at.query and not at.name:
-            keys = [f"{at.bucket}/{name}" for name in store_xml.keys_to_delete(bytes(body))]
-            self.server.objects.delete(keys)
+            names = store_xml.keys_to_delete(bytes(body))
+            for name in names:
+                check_key(at.bucket, name)
+            self.server.objects.delete([f"{at.bucket}/{name}" for name in names])
             self._answer(200, store_xml.deleted())
         elif "uploads" in at.query:
             self._object_of(at)

@@ -13,7 +13,19 @@ from urllib.parse import parse_qsl, unquote
 from .store_errors import Refused
 
 _KEY_BYTES = 1024
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?$", re.ASCII)
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9.]{1,61}[a-z0-9]$", re.ASCII)
+#: Names of a query, by method. Others would mean another operation, or a condition that is not checked.
+_OBJECT_QUERY = {
+    "PUT": frozenset({"uploadId", "partNumber"}),
+    "POST": frozenset({"uploadId", "uploads"}),
+    "DELETE": frozenset({"uploadId"}),
+}
+_BUCKET_QUERY = {
+    "GET": frozenset({"list-type", "prefix", "max-keys", "continuation-token"})
+    | {"uploads", "max-uploads", "key-marker", "upload-id-marker"},
+    "POST": frozenset({"delete"}),
+}
 #: Headers that mean something here.
 _SINGLE = re.compile(r"host$|authorization$|range$|(?:content|if|x-amz)-", re.IGNORECASE | re.ASCII)
 
@@ -32,21 +44,57 @@ class Target(NamedTuple):
         return f"{self.bucket}/{self.name}"
 
 
-def target(sent: str) -> Target:
+def target(method: str, sent: str) -> Target:
     """Parses a path and its query."""
     path, _, query = sent.partition("?")
     try:
         decoded = unquote(path, errors="strict")
-        pairs = dict(parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=32))
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=32)
     except ValueError as error:
         raise Refused(400, "InvalidURI", f"the address is invalid: {error}") from error
     bucket, _, name = decoded.removeprefix("/").partition("/")
     if not decoded.startswith("/") or not _BUCKET.match(bucket):
         raise Refused(400, "InvalidBucketName", "expected /bucket/key: set s3.addressingStyle to Path")
-    parsed = Target(bucket, name, pairs)
-    if not parsed.key.isascii() or not parsed.key.isprintable() or len(parsed.key) > _KEY_BYTES:
-        raise Refused(400, "InvalidArgument", f"expected a key of at most {_KEY_BYTES} printable ASCII characters")
+    if name:
+        check_key(bucket, name)
+    parsed = Target(bucket, name, dict(pairs))
+    if len(parsed.query) != len(pairs):
+        raise Refused(400, "InvalidURI", "expected each name of the query once")
+    known = (_OBJECT_QUERY if name else _BUCKET_QUERY).get(method, frozenset())
+    unknown = [field for field in parsed.query if field not in known and field != "x-id"]
+    if "partNumber" in parsed.query and "uploadId" not in parsed.query:
+        unknown.append("partNumber")
+    if unknown:
+        raise Refused(501, "NotImplemented", f"{method} with {unknown[0]} in the query is not supported")
     return parsed
+
+
+def check_key(bucket: str, name: str) -> None:
+    """Raises `Refused` unless it is a key that classes can use as the path of a file."""
+    key = f"{bucket}/{name}"
+    if not key.isascii() or not key.isprintable() or len(key) > _KEY_BYTES:
+        raise Refused(400, "InvalidArgument", f"expected a key of at most {_KEY_BYTES} printable ASCII characters")
+    if not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise Refused(400, "InvalidArgument", "expected a key without the segments '.' and '..' and without empty ones")
+
+
+def check_prefix(bucket: str, prefix: str) -> None:
+    """Raises `Refused` unless keys can begin with it. It may end with a slash."""
+    if prefix:
+        check_key(bucket, prefix.removesuffix("/"))
+
+
+def byte_range(header: str | None, size: int) -> tuple[int, int]:
+    """First byte and end of what a header Range wants of an object of `size` bytes."""
+    if header is None:
+        return 0, size
+    parsed = _RANGE.match(header)
+    if parsed is None:
+        raise Refused(400, "InvalidArgument", "expected Range: bytes=FIRST-LAST")
+    start, end = int(parsed[1]), min(int(parsed[2]) + 1, size) if parsed[2] else size
+    if start >= end:
+        raise Refused(416, "InvalidRange", f"the object has {size} bytes")
+    return start, end
 
 
 def check_headers(headers: Message) -> None:
@@ -58,6 +106,8 @@ def check_headers(headers: Message) -> None:
     for name in names:
         if _SINGLE.match(name) and names.count(name) > 1:
             raise Refused(400, "InvalidRequest", f"the header {name} is repeated: send it once")
+    if "x-amz-copy-source" in names:
+        raise Refused(501, "NotImplemented", "objects are not copied: read the object and store it")
 
 
 class Receiver(io.RawIOBase):
