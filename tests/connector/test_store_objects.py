@@ -1,8 +1,9 @@
-"""Requests about the same object at once."""
+"""Objects of a served class: requests about one object at once, and listings."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from store_client import ALICE, BOB, Client
 
+from kvcachepool.store_api import Entry
 from kvcachepool.store_http import Server
 from kvcachepool.store_memory import MemoryStore
 from servers.waiting import wait_for
@@ -97,3 +99,36 @@ def test_a_coroutine_that_takes_time_to_be_cancelled_keeps_its_object(serve: Cal
     release.set()
     wait_for(lambda: ask("PUT", ALICE, b"new").status == 200, 10, "the object free again")
     assert ask("GET", ALICE).body == b"new"
+
+
+# -- listings
+
+
+def test_a_listing_goes_on_after_a_short_page(serve: Callable[..., Server]) -> None:
+    class Short(MemoryStore):
+        def list(self, prefix: str, after: str, limit: int) -> list[Entry]:
+            return super().list(prefix, after, min(limit, 2))
+
+    ask = Client(serve(Short()).server_address[1])
+    names = [f"a/{number}.kv" for number in range(7)]
+    for name in names:
+        ask("PUT", f"/kv-bucket/{name}", b"x")
+    whole = ask("GET", "/kv-bucket?list-type=2&prefix=a%2F")
+    assert re.findall(r"<Key>([^<]*)</Key>", whole.body.decode()) == names
+    assert b"<IsTruncated>false</IsTruncated>" in whole.body
+    page = ask("GET", "/kv-bucket?list-type=2&prefix=a%2F&max-keys=5")
+    assert re.findall(r"<Key>([^<]*)</Key>", page.body.decode()) == names[:5]
+    assert b"<NextContinuationToken>a/4.kv</NextContinuationToken>" in page.body
+
+
+def test_a_class_that_repeats_a_page_fails_the_listing(serve: Callable[..., Server]) -> None:
+    class Repeating(MemoryStore):
+        def list(self, prefix: str, after: str, limit: int) -> list[Entry]:
+            return super().list(prefix, "", min(limit, 2))
+
+    ask = Client(serve(Repeating()).server_address[1])
+    for name in "abc":
+        ask("PUT", f"/kv-bucket/{name}", b"x")
+    answer = ask("GET", "/kv-bucket?list-type=2")
+    assert (answer.status, answer.code) == (500, "InternalError")
+    assert b"Repeating.list" in answer.body

@@ -69,7 +69,8 @@ class Store(ABC):
         """Removes objects. Absent ones are no error."""
 
     def list(self, prefix: str, after: str, limit: int) -> MaybeAsync[Sequence[Entry]]:
-        """At most `limit` objects whose key begins with `prefix` and is greater than `after`, in the order of keys.
+        """At most `limit` objects whose key begins with `prefix` and is greater than `after`, in the order of keys. There
+        may be fewer; only an empty result is the end of the listing.
 
         Optional. Without it the sidecar cannot count, expire, evict or clear: the store has to evict by itself.
         """

@@ -99,18 +99,26 @@ class Objects:
             self._calls.call("delete", keys)
 
     def list(self, prefix: str, after: str, limit: int) -> Sequence[Entry]:
-        """A page in the order of keys; empty if the class does not list."""
-        if not self._calls.lists():
-            return []
-        found = [Entry(*entry) for entry in self._calls.call("list", prefix, after, limit)]
+        """The first `limit` objects in the order of keys; none if the class does not list."""
+        found: list[Entry] = []
+        # A class may return fewer objects than it could, and none only at the end.
+        while self._calls.lists() and len(found) < limit:
+            page = self._page(prefix, found[-1].key if found else after, limit - len(found))
+            if not page:
+                break
+            found += page
+        return found
+
+    def _page(self, prefix: str, after: str, limit: int) -> Sequence[Entry]:
+        page = [Entry(*entry) for entry in self._calls.call("list", prefix, after, limit)]
         last = after
-        for entry in found:
+        for entry in page:
             if not entry.key.startswith(prefix) or entry.key <= last:
                 raise self._wrong("list", f"{entry.key!r} does not follow {last!r} below {prefix!r}")
             last = entry.key
-        if len(found) > limit:
-            raise self._wrong("list", f"expected at most {limit} entries, got {len(found)}")
-        return found
+        if len(page) > limit:
+            raise self._wrong("list", f"expected at most {limit} entries, got {len(page)}")
+        return page
 
     def _get(self, key: str, start: int, length: int, size: int) -> memoryview:
         if length == 0:
