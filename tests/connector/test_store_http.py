@@ -6,10 +6,12 @@ import hashlib
 import http.client
 import re
 import socket
+import socketserver
 import threading
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -369,6 +371,22 @@ def test_connections_are_bounded(serve: Callable[..., Server]) -> None:
     assert (refused.status, refused.code) == (503, "SlowDown")
     held.pop()._connection.close()
     wait_for(lambda: Client(server.server_address[1])("GET", "/healthz").status == 200, 10, "a place again")
+
+
+def test_a_connection_without_a_thread_gives_its_place_back(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(connections=1)
+    with monkeypatch.context() as patched:
+
+        def fails(*_: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patched.setattr(socketserver.ThreadingMixIn, "process_request", fails)
+        for _ in range(3):
+            assert raw(server, b"") == b""
+    assert not server._open
+    assert Client(server.server_address[1])("GET", "/healthz").status == 200
 
 
 # -- the end of a server

@@ -73,16 +73,24 @@ class Server(ThreadingHTTPServer):
             return
         with self._changed:
             self._open.add(request)
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            # No thread could start. The base class closes the connection.
+            self._leave(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serves a connection to its end."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._changed:
-                self._open.discard(request)
-            self._free.release()
+            self._leave(request)
+
+    def _leave(self, request: Any) -> None:
+        with self._changed:
+            self._open.discard(request)
+        self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hung up is no error of the server."""
