@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from store_client import ALICE, Client, raw
 
 from kvcachepool import store, store_sign
 from kvcachepool.store_api import Entry, Stat
-from kvcachepool.store_calls import BadClass, load
+from kvcachepool.store_calls import BadClass, Calls, load
 from kvcachepool.store_errors import Refused, line
 from kvcachepool.store_http import Server
 from kvcachepool.store_memory import MemoryStore
@@ -107,6 +109,32 @@ def test_a_call_that_hangs_ends_at_its_deadline(serve: Callable[..., Server], ki
     release.set()
     wait_for(lambda: ask("GET", "/healthz").status == 200, 10, "health again")
     assert ask("GET", "/kv-bucket/good").status == 404
+
+
+def test_a_call_that_was_cancelled_in_the_queue_keeps_no_bytes() -> None:
+    release = threading.Event()
+
+    class Hanging(MemoryStore):
+        def stat(self, key: str) -> Stat | None:
+            release.wait(60)
+            return None
+
+    class Data(bytearray):
+        """Bytes that a weak reference can follow."""
+
+    calls = Calls(Hanging(), 1, 0.1)
+    with pytest.raises(Refused, match="did not return"):
+        calls.call("stat", "k")
+    data = Data(b"x")
+    alive = weakref.ref(data)
+    with pytest.raises(Refused, match="did not return") as refused:
+        calls.call("put", "k", memoryview(data))
+    del data, refused
+    assert calls.stuck()
+    wait_for(lambda: gc.collect() >= 0 and alive() is None, 10, "the bytes released while the thread hangs")
+    release.set()
+    wait_for(lambda: not calls.stuck(), 10, "a free thread")
+    calls.call("put", "k", memoryview(b"y"))
 
 
 @pytest.mark.parametrize(

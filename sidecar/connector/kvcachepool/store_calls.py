@@ -62,6 +62,19 @@ def load(path: str, config: Mapping[str, Any]) -> Any:
         raise BadClass(f"{path} does not accept --config: {error}") from error
 
 
+class _Call:
+    """A call in the queue."""
+
+    def __init__(self, method: str, args: tuple[Any, ...], deadline_s: float) -> None:
+        self.method, self.args, self.deadline_s = method, args, deadline_s
+        self.future: Future[Any] = Future()
+
+    def cancel(self) -> None:
+        """Lets go of the arguments, unless the call has begun."""
+        if self.future.cancel():
+            self.args = ()
+
+
 class Calls:
     """Runs methods of one store in threads of its own."""
 
@@ -69,7 +82,7 @@ class Calls:
         self.name = type(store).__name__
         self.deadline_s = deadline_s
         self._store = store
-        self._queue: queue.SimpleQueue[tuple[Future[Any], str, tuple[Any, ...], float]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._started: list[float | None] = [None] * concurrency
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
@@ -90,12 +103,13 @@ class Calls:
     def call(self, method: str, *args: Any, deadline_s: float | None = None) -> Any:
         """The result of a method. Raises `Refused`, which is `Unfinished` at the deadline."""
         deadline_s = deadline_s or self.deadline_s
-        future: Future[Any] = Future()
-        self._queue.put((future, method, args, deadline_s))
+        call = _Call(method, args, deadline_s)
+        future = call.future
+        self._queue.put(call)
         wait_for_futures([future], deadline_s)
         error = future.exception() if future.done() else _Late()
         if isinstance(error, _Late):
-            future.cancel()
+            call.cancel()
             log.warning(line("call exceeded its deadline", method=method, store=self.name, deadline_s=deadline_s))
             message = f"{self.name}.{method} did not return within {deadline_s:g} s"
             raise Unfinished(message, future)
@@ -110,19 +124,20 @@ class Calls:
 
     def _work(self, number: int) -> None:
         while True:
-            future, method, args, deadline_s = self._queue.get()
+            call = self._queue.get()
+            future = call.future
             if not future.set_running_or_notify_cancel():
                 continue
             self._started[number] = time.monotonic()
             try:
-                result = self._run(method, args, deadline_s)
+                result = self._run(call.method, call.args, call.deadline_s)
             except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(result)
             finally:
                 self._started[number] = None
-                del future, args
+                del future, call
                 result = None
 
     def _run(self, method: str, args: tuple[Any, ...], deadline_s: float) -> Any:
