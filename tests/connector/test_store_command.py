@@ -277,6 +277,13 @@ def test_a_request_that_differs_from_what_was_signed_is_refused(keys: store_sign
         assert refused(keys, now_s=now_s) == "RequestTimeTooSkewed"
 
 
+@pytest.mark.parametrize("name", ["host", "x-amz-date", "x-amz-content-sha256"])
+def test_a_header_that_is_signed_and_not_sent_is_refused(keys: store_sign.Keys, name: str) -> None:
+    headers = {header: value for header, value in SIGNED.items() if header != name}
+    with pytest.raises(Refused, match="expected a signature of the headers"):
+        store_sign.check(keys, "GET", "/test.txt", headers, NOW_S)
+
+
 def test_a_key_that_changed_is_used_and_one_that_cannot_be_read_is_kept(
     keys: store_sign.Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

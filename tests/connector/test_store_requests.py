@@ -149,3 +149,22 @@ def test_header_lines_that_are_malformed_are_refused(serve: Callable[..., Server
     assert b"header" in answer
     assert b"Connection: close" in answer
     assert served.stat("kv-bucket/x") is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "unsigned-payload", "ab" * 31,
+     "AB" * 32],
+)  # fmt: skip
+def test_a_digest_of_another_form_is_refused_and_stores_nothing(serve: Callable[..., Server], value: str) -> None:
+    served = MemoryStore()
+    ask = Client(serve(served).server_address[1])
+    refused = ask("PUT", "/kv-bucket/x", b"x", x_amz_content_sha256=value)
+    assert refused.status == 400
+    assert b"expected x-amz-content-sha256" in refused.body
+    assert served.stat("kv-bucket/x") is None
+
+
+def test_a_body_without_a_digest_is_accepted_as_such(serve: Callable[..., Server]) -> None:
+    ask = Client(serve().server_address[1])
+    assert ask("PUT", "/kv-bucket/x", b"x", x_amz_content_sha256="UNSIGNED-PAYLOAD").status == 200

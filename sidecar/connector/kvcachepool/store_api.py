@@ -1,8 +1,9 @@
 """What a class of one's own provides so that `python -m kvcachepool.store` serves it as a tier.
 
 The process calls the class from several threads at once. Each method may be a coroutine function; coroutines of all
-threads then run on one event loop. A method that raises, or exceeds the deadline, fails one request: the sidecar
-counts it and treats the chunk as absent. Keys are `<bucket>/<prefix>/<model>/...`, at most 1,024 bytes of ASCII.
+threads then run on one event loop, and are cancelled at their deadline. A method that raises, or exceeds the deadline,
+fails one request: the sidecar counts it and treats the chunk as absent. Keys are `<bucket>/<prefix>/<model>/...`, at
+most 1,024 bytes of ASCII, without empty segments, `.` and `..`.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Store(ABC):
         """Removes objects. Absent ones are no error."""
 
     def list(self, prefix: str, after: str, limit: int) -> MaybeAsync[Sequence[Entry]]:
-        """At most `limit` objects whose key begins with `prefix` and is greater than `after`, in the order of keys. There
-        may be fewer; only an empty result is the end of the listing.
+        """At most `limit` objects whose key begins with `prefix` and is greater than `after`, in the order of keys.
+        There may be fewer; only an empty result is the end of the listing.
 
         Optional. Without it the sidecar cannot count, expire, evict or clear: the store has to evict by itself.
         """

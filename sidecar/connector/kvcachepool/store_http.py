@@ -24,7 +24,7 @@ from . import store_sign, store_xml
 from .store_calls import Budget, Calls
 from .store_errors import Refused, line, log
 from .store_objects import Found, Objects
-from .store_request import Receiver, Target, byte_range, check_headers, check_key, check_prefix, target
+from .store_request import UNSIGNED, Receiver, Target, byte_range, check_headers, check_key, check_prefix, target
 from .store_uploads import Uploads
 
 #: Longest pause within a request or a response, and between requests of a connection.
@@ -34,7 +34,6 @@ _HEAD_S = 10.0
 _BODY_S = 60.0
 _PAGE_MOST = 1000
 _LENGTH = re.compile(r"\d{1,15}$", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}$", re.ASCII)
 
 
 class Server(ThreadingHTTPServer):
@@ -269,8 +268,8 @@ class Handler(BaseHTTPRequestHandler):
         return body
 
     def _check_digests(self, body: bytearray) -> None:
-        sha256 = self.headers.get("x-amz-content-sha256", "")
-        if _SHA256.match(sha256) and hashlib.sha256(body).hexdigest() != sha256:
+        sha256 = self.headers.get("x-amz-content-sha256", UNSIGNED)
+        if sha256 != UNSIGNED and hashlib.sha256(body).hexdigest() != sha256:
             raise Refused(400, "XAmzContentSHA256Mismatch", "the body differs from x-amz-content-sha256")
         crc32 = self.headers.get("x-amz-checksum-crc32")
         if crc32 is not None and b64encode(zlib.crc32(body).to_bytes(4, "big")).decode() != crc32:

@@ -12,6 +12,9 @@ from urllib.parse import parse_qsl, unquote
 
 from .store_errors import Refused
 
+#: A body that the signature does not cover.
+UNSIGNED = "UNSIGNED-PAYLOAD"
+_SHA256 = re.compile(r"[0-9a-f]{64}$", re.ASCII)
 _KEY_BYTES = 1024
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?$", re.ASCII)
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9.]{1,61}[a-z0-9]$", re.ASCII)
@@ -106,6 +109,10 @@ def check_headers(headers: Message) -> None:
     for name in names:
         if _SINGLE.match(name) and names.count(name) > 1:
             raise Refused(400, "InvalidRequest", f"the header {name} is repeated: send it once")
+    digest = headers.get("x-amz-content-sha256", UNSIGNED)
+    if digest != UNSIGNED and not _SHA256.match(digest):
+        why = f"expected x-amz-content-sha256 with a hex digest or {UNSIGNED}: set s3.checksums to WhenRequired"
+        raise Refused(400, "InvalidRequest", why)
     if "x-amz-copy-source" in names:
         raise Refused(501, "NotImplemented", "objects are not copied: read the object and store it")
 
