@@ -236,7 +236,7 @@ def test_a_server_that_is_gone_does_not_keep_the_objects_of_others(
     new_adapter: Callable[..., KVCachePoolL2Adapter], sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = new_adapter(sidecar)
-    monkeypatch.setattr(lmcache_objects, "_PUT_BYTES", OBJECT_BYTES)
+    monkeypatch.setattr(lmcache_objects, "_REQUEST_BYTES", OBJECT_BYTES)
     put = adapter._client.put
 
     def gone(items: Sequence[Item], **options: Any) -> list[Put]:
