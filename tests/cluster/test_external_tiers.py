@@ -227,10 +227,12 @@ def test_every_field_of_existing_tiers_is_live(
         "auth": "/etc/kvcachepool/redis",
         "ca": "/etc/kvcachepool/redis-ca.crt",
         "ttl": "1h",
+        "mode": "Normal",
     }
     files = {"auth": "/etc/kvcachepool/s3", "ca": "/etc/kvcachepool/s3-ca.crt"}
-    assert config["s3"] == {**bucket, **files, "httpVersion": "Http1", "accelerate": False, "expireAfter": "7d"}
-    assert config["disk"] == {"path": "/var/lib/kvcachepool", "size": "1Gi"}
+    defaults = {"httpVersion": "Http1", "accelerate": False, "mode": "Normal"}
+    assert config["s3"] == {**bucket, **files, **defaults, "expireAfter": "7d"}
+    assert config["disk"] == {"path": "/var/lib/kvcachepool", "size": "1Gi", "mode": "Normal"}
     for name, url in one.items():
         config = _effective(engines[name])
         assert config["redis"]["urls"] == [url]
