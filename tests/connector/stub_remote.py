@@ -10,16 +10,14 @@ import socket
 import ssl
 import struct
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import pytest
 
 from kvcachepool import wire
-from kvcachepool.client import Client, Item, Put, Unavailable
+from kvcachepool.client import Client, Item, Put
 from kvcachepool.messages import CHUNK_READY, GRANT_EXISTS, GRANT_GRANTED
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
@@ -36,15 +34,6 @@ REPLY, ERROR, DATA = wire.FLAG_REPLY, wire.FLAG_ERROR, wire.FLAG_DATA
 def options(certificates: Path) -> dict[str, Any]:
     """Arguments of a client that the stand-in accepts."""
     return {"key": KEY, "ca_file": str(certificates / "ca.crt"), "timeout_s": LONG_S}
-
-
-def fails(reason: str, call: Callable[[], Any]) -> float:
-    """Asserts that a call is Unavailable for this reason. Returns its time in seconds."""
-    start = time.monotonic()
-    with pytest.raises(Unavailable) as caught:
-        call()
-    assert caught.value.reason == reason, str(caught.value)
-    return time.monotonic() - start
 
 
 class Received(NamedTuple):

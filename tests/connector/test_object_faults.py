@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from copy_gate import Gate
+from object_calls import fails, in_thread
 from stub_objects import StubObjects
 from stub_sidecar import Memory, Received
 
@@ -53,36 +54,6 @@ def client(stub: StubObjects) -> Iterator[Client]:
     with Client(stub.path, timeout_s=LONG_S) as made:
         assert made.wait_connected(10)
         yield made
-
-
-def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Runs a call in a thread. The returned function waits for its result."""
-    result: list[Any] = []
-
-    def run() -> None:
-        try:
-            result.append(call())
-        except BaseException as error:
-            result.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def wait() -> Any:
-        thread.join(10)
-        assert result, "the call did not end"
-        return result[0]
-
-    return wait
-
-
-def fails(reason: str, call: Callable[[], Any]) -> float:
-    """Asserts that a call is Unavailable for this reason. Returns its time in seconds."""
-    start = time.monotonic()
-    with pytest.raises(Unavailable) as caught:
-        call()
-    assert caught.value.reason == reason, str(caught.value)
-    return time.monotonic() - start
 
 
 def processed(stub: StubObjects, op: Op) -> list[Received]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stub_remote import LONG_S, Answer, Received, StubRemote, fails, options
+from object_calls import fails
+from stub_remote import LONG_S, Answer, Received, StubRemote, options
 
 from kvcachepool.client import AsyncClient, Client, Header, Item, Object, Put, Stat
 from kvcachepool.object_bytes import digest_of

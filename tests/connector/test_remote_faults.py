@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from object_calls import fails, in_thread
 from stub_remote import (
     LONG_S,
     VALUE,
     Answer,
     Received,
     StubRemote,
-    fails,
     lies,
     options,
     refusal,
@@ -41,27 +41,6 @@ def client(remote: StubRemote, certificates: Path) -> Iterator[Client]:
     with Client(remote.target, **options(certificates)) as made:
         assert made.wait_connected(LONG_S)
         yield made
-
-
-def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Runs a call in a thread. The returned function waits for its result."""
-    result: list[Any] = []
-
-    def run() -> None:
-        try:
-            result.append(call())
-        except BaseException as error:
-            result.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def wait() -> Any:
-        thread.join(10)
-        assert result, "the call did not end"
-        return result[0]
-
-    return wait
 
 
 # -- refusals and lost memory

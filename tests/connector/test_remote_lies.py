@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from object_calls import fails
 from stub_remote import (
     DATA,
     ERROR,
@@ -15,7 +16,6 @@ from stub_remote import (
     Answer,
     Change,
     StubRemote,
-    fails,
     lies,
     options,
     refusal,

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stub_remote import KEY, LONG_S, VALUE, StubRemote, fails, options
+from object_calls import fails
+from stub_remote import KEY, LONG_S, VALUE, StubRemote, options
 
 from kvcachepool import remote_pool
 from kvcachepool.client import Client, Item, Unavailable

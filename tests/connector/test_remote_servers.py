@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stub_remote import LONG_S, Answer, Received, StubRemote, fails, options, refusal
+from object_calls import fails
+from stub_remote import LONG_S, Answer, Received, StubRemote, options, refusal
 
 from kvcachepool import remote_servers
 from kvcachepool.client import Client, Header, Item, Object, Put, Refused

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stub_remote import KEY, LONG_S, StubRemote, fails, options
+from object_calls import fails
+from stub_remote import KEY, LONG_S, StubRemote, options
 
 from kvcachepool import object_targets
 from kvcachepool.client import Client, Item, Put, Unavailable
