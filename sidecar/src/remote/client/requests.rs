@@ -66,16 +66,16 @@ impl<'a> Client<'a> {
             .into());
         };
         let (tag, reply) = replied?;
-        let probed = self.probed(reply, keys, leases);
-        let lease = match &probed {
-            Ok((_, objects)) if objects.iter().any(Option::is_some) => Lease {
-                request: id,
-                objects: objects.clone(),
-            },
-            _ => {
+        let (reply, objects) = match self.probed(reply, keys, leases) {
+            Ok(probed) if probed.1.iter().any(Option::is_some) => probed,
+            nothing => {
                 self.release(vec![id]);
-                return probed.map(|(reply, _)| reply);
+                return nothing.map(|(reply, _)| reply);
             }
+        };
+        let lease = Lease {
+            request: id,
+            objects,
         };
         let pieces = lease.pieces();
         if self.pieces + pieces > PIECES_MAX {
@@ -92,7 +92,7 @@ impl<'a> Client<'a> {
         self.upstream.send(Op::Pin, &pin);
         self.pieces += pieces;
         self.leases.insert(asked.request, lease);
-        probed.map(|(reply, _)| reply)
+        Ok(reply)
     }
 
     /// Reads the reply to a PROBE: what the client hears, and the objects by position of their keys.
