@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ _ALIGNMENT = 64
 _FIRST_PIECE_BYTES = 4 << 20
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+_T = TypeVar("_T")
 
 
 class _EncodedHeader(msgspec.Struct, omit_defaults=True):
@@ -100,6 +101,21 @@ def buffers_of(value: Buffer | Sequence[Buffer]) -> list[Bytes]:
     if isinstance(value, (list, tuple)):
         return [as_bytes(buffer) for buffer in value]
     return [as_bytes(value)]
+
+
+def bounded(items: Iterable[_T], nbytes_of: Callable[[_T], int], most: int, most_bytes: int) -> Iterator[list[_T]]:
+    """The items in order, in lists of at most this many items and bytes. A larger item has a list of its own."""
+    batch: list[_T] = []
+    nbytes = 0
+    for item in items:
+        size = nbytes_of(item)
+        if batch and (len(batch) == most or nbytes + size > most_bytes):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(item)
+        nbytes += size
+    if batch:
+        yield batch
 
 
 # -- objects

@@ -15,6 +15,7 @@ from .object_bytes import (
     Encoded,
     Located,
     as_bytes,
+    bounded,
     buffers_of,
     digest_of,
     encode,
@@ -331,18 +332,8 @@ def _digests(keys: Key | Sequence[Key]) -> Iterator[Sequence[bytes]]:
 
 def _put_batches(objects: Sequence[Encoded]) -> Iterator[list[int]]:
     """Positions of objects, by request. Those that no sidecar takes are left out."""
-    batch: list[int] = []
-    nbytes = 0
-    for index, one in enumerate(objects):
-        if one.nbytes > MAX_OBJECT_BYTES:
-            continue
-        if batch and (len(batch) == _PUTS_AT_ONCE or nbytes + one.nbytes > _PUT_BYTES_AT_ONCE):
-            yield batch
-            batch, nbytes = [], 0
-        batch.append(index)
-        nbytes += one.nbytes
-    if batch:
-        yield batch
+    fitting = (index for index, one in enumerate(objects) if one.nbytes <= MAX_OBJECT_BYTES)
+    return bounded(fitting, lambda index: objects[index].nbytes, _PUTS_AT_ONCE, _PUT_BYTES_AT_ONCE)
 
 
 def _batches(items: Sequence[_T], count: int) -> Iterator[Sequence[_T]]:

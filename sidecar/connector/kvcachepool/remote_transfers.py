@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .messages import WRITE_COMPLETE, WRITE_LOST, WRITE_MORE, RemoteParts, RemoteReadReply, RemoteWriteReply
-from .object_bytes import Bytes
+from .object_bytes import Bytes, bounded
 from .remote_connection import Connection
 from .wire import Op
 
@@ -49,16 +49,7 @@ def cut(position: int, offset: int, buffers: Sequence[Bytes]) -> Iterator[Part]:
 
 
 def _frames(parts: Iterator[Part]) -> Iterator[list[Part]]:
-    frame: list[Part] = []
-    nbytes = 0
-    for part in parts:
-        if frame and (len(frame) == _FRAME_PARTS or nbytes + part.nbytes > FRAME_BYTES):
-            yield frame
-            frame, nbytes = [], 0
-        frame.append(part)
-        nbytes += part.nbytes
-    if frame:
-        yield frame
+    return bounded(parts, lambda part: part.nbytes, _FRAME_PARTS, FRAME_BYTES)
 
 
 def _message(request: str, frame: Sequence[Part]) -> RemoteParts:
