@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from store_client import Client, raw
 from kvcachepool import store_http
 from kvcachepool.store_http import Server
 from kvcachepool.store_memory import MemoryStore
-from servers.waiting import wait_for
+from servers.waiting import readable, wait_for
 
 
 def drip(server: Server, begin: bytes, piece: bytes) -> bytes:
@@ -22,7 +21,7 @@ def drip(server: Server, begin: bytes, piece: bytes) -> bytes:
         connection.sendall(begin)
         deadline_s, received = time.monotonic() + 10, b""
         while time.monotonic() < deadline_s:
-            if not select.select([connection], [], [], 0.02)[0]:
+            if not readable(connection, 0.02):
                 connection.sendall(piece)
                 continue
             try:
@@ -66,7 +65,7 @@ def test_a_connection_may_be_idle_before_each_request(
     ask = Client(serve().server_address[1])
     for _ in range(2):
         assert ask("GET", "/healthz").status == 200
-        assert not select.select([ask._connection.sock], [], [], 0.3)[0], "the connection was closed"
+        assert not readable(ask._connection.sock, 0.3), "the connection was closed"
 
 
 # -- health

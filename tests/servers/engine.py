@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 from servers import paths
 from servers.process import Process
 from servers.prometheus import Samples
-from servers.waiting import TimedOut, wait_for
+from servers.waiting import TimedOut, readable, wait_for
 
 _CHILD = Path(__file__).with_name("engine_child.py")
 _START_SECONDS = 600.0
@@ -150,7 +149,7 @@ class Engine:
         try:
             self._requests.write(json.dumps([operation, arguments]) + "\n")
             self._requests.flush()
-            if not select.select([self._replies], [], [], self._answer_seconds)[0]:
+            if not readable(self._replies, self._answer_seconds):
                 raise EngineFailed(f"{operation!r} got no answer in {self._answer_seconds:g} s\n{self.stacks()}")
             line = self._replies.readline()
         except BrokenPipeError:

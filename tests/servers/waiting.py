@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class _File(Protocol):
+    def fileno(self) -> int: ...
 
 
 class TimedOut(AssertionError):
@@ -23,3 +28,10 @@ def wait_for(condition: Callable[[], T | None], seconds: float, what: str, *, pa
         if time.monotonic() > deadline:
             raise TimedOut(f"not within {seconds:g} s: {what}")
         time.sleep(pause)
+
+
+def readable(file: _File, seconds: float) -> bool:
+    """Whether `file` has something to read, or its end, within `seconds`; also with a descriptor of 1024 and more."""
+    poll = select.poll()
+    poll.register(file.fileno(), select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
