@@ -47,7 +47,7 @@ test: setup  ## all tests that this machine can run
 	@tools/setup.sh servers
 	@tools/setup.sh sglang
 	@tools/setup.sh lmcache
-	@$(PYTHON) tools/run_tests.py rust connector lmcache chart cluster soak stress vllm
+	@$(PYTHON) tools/run_tests.py rust connector,lmcache,chart,soak,stress+cluster vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@tools/setup.sh servers
 	@tools/setup.sh sglang

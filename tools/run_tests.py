@@ -1,4 +1,8 @@
-"""Runs the test suites named as arguments (see `commands`), streams their output and ends with one summary."""
+"""Runs test suites (see `commands`), streams their output and ends with one summary.
+
+Each argument is a stage: suites that run one after the other (`connector,chart`), in one or more lanes that run at the
+same time (`connector,chart+cluster`). A cluster mostly waits, so another lane can use its processor time.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,19 +64,19 @@ def commands(suite: str) -> list[list[str]]:
     }[suite]
 
 
-def run(suite: str) -> Result:
-    """Runs a suite; its output goes through as it comes."""
+def run(suite: str, prefix: str) -> Result:
+    """Runs a suite; its output goes through as it comes, with a prefix for each line."""
     start = time.monotonic()
     passed = failed = status = 0
     skipped: list[str] = []
     for command in commands(suite):
-        print(f"\n=== {suite}: {' '.join(command)}", flush=True)
+        print(f"\n{prefix}=== {suite}: {' '.join(command)}", flush=True)
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
         assert process.stdout is not None
         for line in process.stdout:
-            sys.stdout.write(line)
+            sys.stdout.write(prefix + line)
             sys.stdout.flush()
             if found := RUST_RESULT.match(line):
                 passed += int(found[1])
@@ -92,13 +97,22 @@ def run(suite: str) -> Result:
     return Result(suite, passed, failed, skipped, time.monotonic() - start, status)
 
 
-def main(suites: list[str]) -> int:
-    """Runs all suites, also after one failed, and prints what came out."""
+def run_stage(stage: str) -> list[Result]:
+    """Runs the lanes of a stage at the same time. The prefix of a line is its lane's number, if there are several."""
+    lanes = [lane.split(",") for lane in stage.split("+")]
+    prefixes = [f"{number} | " if len(lanes) > 1 else "" for number in range(1, len(lanes) + 1)]
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        done = pool.map(lambda lane, prefix: [run(suite, prefix) for suite in lane], lanes, prefixes)
+        return [result for results in done for result in results]
+
+
+def main(stages: list[str]) -> int:
+    """Runs all stages, also after a suite failed, and prints what came out."""
     os.environ.setdefault("CARGO_TERM_COLOR", "never")
     os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     # Many tests wait for a server or a deadline: with two at once, two cores are half idle.
     os.environ.setdefault("RUST_TEST_THREADS", str(max(4, os.cpu_count() or 1)))
-    results = [run(suite) for suite in suites]
+    results = [result for stage in stages for result in run_stage(stage)]
     print("\n=== summary")
     for result in results:
         state = "ok" if result.status == 0 else f"FAILED (exit status {result.status})"
