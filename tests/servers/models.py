@@ -33,6 +33,12 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "window-short": dict(
         hidden_size=256, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=64
     ),
+    # Gated delta nets beside full attention, three to one: states of 128 KiB per layer, and few experts.
+    "gdn": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    # Attention sinks, windows in every other layer, and experts.
+    "sinks": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    # Attention within chunks of tokens in three of four layers.
+    "chunked": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
 }
 _WINDOW_TOKENS = {"window": 512, "window-short": 96}
 
@@ -107,6 +113,38 @@ def _config(name: str) -> Any:
             n_shared_experts=1,
             num_experts_per_tok=1,
             moe_intermediate_size=256,
+        )
+    experts = dict(num_experts_per_tok=1, moe_intermediate_size=256)
+    if name == "gdn":
+        return transformers.Qwen3NextConfig(
+            **shape | experts,
+            num_experts=2,
+            shared_expert_intermediate_size=256,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
+            linear_num_key_heads=4,
+            linear_num_value_heads=4,
+            mamba_ssm_dtype="float32",  # vLLM for CPUs has no other one
+        )
+    if name == "sinks":
+        return transformers.GptOssConfig(
+            **shape | dict(intermediate_size=256),
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            sliding_window=128,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+        )
+    if name == "chunked":
+        return transformers.Llama4TextConfig(
+            **shape,
+            intermediate_size_mlp=512,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+            attention_chunk_size=1024,
+            layer_types=["chunked_attention"] * 3 + ["full_attention"],
+            no_rope_layers=[1, 1, 1, 0],
+            architectures=["Llama4ForCausalLM"],
         )
     if window := _WINDOW_TOKENS.get(name):
         return transformers.Gemma3TextConfig(

@@ -74,6 +74,8 @@ pub enum GroupName {
     Full,
     /// KV of the last tokens only.
     Window,
+    /// The state behind the last token.
+    State,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]

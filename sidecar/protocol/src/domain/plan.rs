@@ -20,6 +20,8 @@ pub enum GroupKind {
     Full,
     /// Only the last tokens (sliding window).
     Window,
+    /// The state behind its last token (linear attention, Mamba, short convolutions). vLLM has it at few boundaries.
+    State,
 }
 
 impl GroupKind {
@@ -27,6 +29,7 @@ impl GroupKind {
         match self {
             Self::Full => "full",
             Self::Window => "window",
+            Self::State => "state",
         }
     }
 }
@@ -40,7 +43,7 @@ pub struct GroupPlan {
     pub block_bytes: u64,
     /// Number of shards over all ranks.
     pub shards: u32,
-    /// Tokens that the window spans; 0 for `Full`.
+    /// Tokens that the window spans; 0 for the other kinds.
     pub window_tokens: u32,
 }
 
@@ -54,9 +57,18 @@ pub enum BadPlan {
     Sections(u64),
     #[error("group {0}: tokens of a block, bytes of a block and shards must not be 0")]
     Zero(usize),
-    /// A window group without a window, or a full group with one.
-    #[error("group {0}: a window group needs window_tokens, a full one must not have any")]
+    /// A window group without a window, or another one with one.
+    #[error("group {0}: a window group needs window_tokens, other kinds must not have any")]
     Window(usize),
+    /// A chunk has the state at its end only.
+    #[error(
+        "group {group}: states need chunks of one block, {block_tokens} tokens, and these have {chunk_tokens}"
+    )]
+    State {
+        group: usize,
+        chunk_tokens: u32,
+        block_tokens: u32,
+    },
     /// A chunk is not a whole number of blocks.
     #[error(
         "group {group}: a chunk of {chunk_tokens} tokens is not a whole number of blocks of {block_tokens}"
@@ -119,6 +131,13 @@ impl SectionPlan {
             }
             if (g.kind == GroupKind::Window) != (g.window_tokens > 0) {
                 return Err(BadPlan::Window(i));
+            }
+            if g.kind == GroupKind::State && chunk_tokens != g.block_tokens {
+                return Err(BadPlan::State {
+                    group: i,
+                    chunk_tokens,
+                    block_tokens: g.block_tokens,
+                });
             }
             if !chunk_tokens.is_multiple_of(g.block_tokens) {
                 return Err(BadPlan::Chunk {

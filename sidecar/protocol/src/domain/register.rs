@@ -32,7 +32,7 @@ pub enum Refused {
     #[error("layout: {0}")]
     Layout(BadDescriptor),
     /// An unsupported kind of KV group.
-    #[error("group {group}: kind \"{kind}\" is not supported (full, window)")]
+    #[error("group {group}: kind \"{kind}\" is not supported (full, window, state)")]
     Kind {
         group: usize,
         /// The kind, truncated to 32 characters.
@@ -333,6 +333,7 @@ fn group_plan(i: usize, group: &Group) -> Result<GroupPlan, Refused> {
     let kind = match group.kind.as_str() {
         "full" => GroupKind::Full,
         "window" => GroupKind::Window,
+        "state" => GroupKind::State,
         other => {
             return Err(Refused::Kind {
                 group: i,

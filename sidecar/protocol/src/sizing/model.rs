@@ -9,6 +9,8 @@ use serde_json::{Map, Value};
 const MIXED_WINDOWS: SizeError = SizeError::Unsupported(
     "the config gives some layers a window without naming them in layer_types",
 );
+/// Length of a chunk of Llama 4's attention, if the config does not say it.
+const LLAMA4_CHUNK_TOKENS: u32 = 8192;
 /// Most layers of a model.
 const LAYERS_MAX: u64 = 4096;
 /// Fields of a multimodal config that hold the config of its language model.
@@ -48,7 +50,7 @@ pub enum Span {
     /// The last tokens.
     Window(u32),
     /// The current chunk of the prompt, as in Llama 4.
-    Chunk,
+    Chunk(u32),
 }
 
 /// How the layers of a family follow from its config.
@@ -325,6 +327,11 @@ fn layers(fields: &Fields) -> Result<Vec<Layer>, SizeError> {
             "as many entries as num_hidden_layers",
         ));
     }
+    let chunked = || -> Result<Layer, SizeError> {
+        let tokens = fields.optional("attention_chunk_size")?;
+        let tokens = tokens.map_or(LLAMA4_CHUNK_TOKENS, |tokens| tokens as u32);
+        Ok(attention(Span::Chunk(tokens)))
+    };
     let sliding = || -> Result<Layer, SizeError> {
         let more = match family {
             Family::Windows { more, .. } => *more,
@@ -345,7 +352,7 @@ fn layers(fields: &Fields) -> Result<Vec<Layer>, SizeError> {
     let named = |name: &str| match name {
         "full_attention" | "attention" => Ok(Some(full)),
         "sliding_attention" => sliding().map(Some),
-        "chunked_attention" => Ok(Some(attention(Span::Chunk))),
+        "chunked_attention" => chunked().map(Some),
         "linear_attention" | "mamba" => recurrent().map(Some),
         "mlp" | "moe" => Ok(None),
         other => Err(bad(
@@ -398,7 +405,7 @@ fn layers(fields: &Fields) -> Result<Vec<Layer>, SizeError> {
         (Family::Granite, None) => Err(fields.missing("layer_types")),
         (Family::Llama4, None) => {
             let period = fields.optional("no_rope_layer_interval")?.unwrap_or(4);
-            full_every(period, &|| Ok(attention(Span::Chunk)))
+            full_every(period, &chunked)
         }
         // Qwen has a window only if it is switched on. Absent is off.
         (_, None) if fields.model().starts_with("qwen") => {

@@ -26,11 +26,9 @@ pub struct Report {
     /// The same on one rank.
     pub rank_token_bytes: u64,
     pub chunk_bytes: u64,
-    /// Why the cache is off for the model. Empty if it is not.
-    pub reason: String,
     /// Needs of one prompt, if its length is known.
     pub prompt: Option<Prompt>,
-    /// What each tier holds. Empty without sizes of tiers, and if the cache is off.
+    /// What each tier holds. Empty without sizes of tiers.
     pub tiers: Vec<TierSize>,
 }
 
@@ -44,7 +42,7 @@ pub struct Group {
     pub layers: u64,
     /// Distinct parts over the ranks: sections of a chunk.
     pub shards: u32,
-    /// Tokens of a sliding window, else 0.
+    /// Tokens of a window, sliding or not, else 0.
     pub window_tokens: u32,
     /// Bytes per token; 0 for state.
     pub token_bytes: u64,
@@ -53,8 +51,6 @@ pub struct Group {
     /// Bytes of one copy of the state; 0 for other kinds.
     pub state_bytes: u64,
     pub rank_state_bytes: u64,
-    /// Why layers of this kind are not stored. Empty if they are.
-    pub reason: String,
 }
 
 /// What one prompt needs.
@@ -67,7 +63,7 @@ pub struct Prompt {
     pub chunks: u64,
     /// Bytes that are stored at most: every chunk with the sections of all groups.
     pub stored_bytes: u64,
-    /// Bytes that a load of the prompt copies: of windows only the last tokens.
+    /// Bytes that a load of the prompt copies: of windows only the last tokens, and one state.
     pub loaded_bytes: u64,
 }
 
@@ -93,7 +89,8 @@ impl Layer {
                 ..
             } => "window",
             Self::Heads {
-                span: Span::Chunk, ..
+                span: Span::Chunk(_),
+                ..
             } => "chunked",
             Self::Heads { .. } | Self::Latent { .. } => "full",
             Self::State(_) => "state",
@@ -111,7 +108,8 @@ impl Layer {
                 ..
             } => "SlidingWindowSpec",
             Self::Heads {
-                span: Span::Chunk, ..
+                span: Span::Chunk(_),
+                ..
             } => "ChunkedLocalAttentionSpec",
             Self::Latent { .. } => "MLAAttentionSpec",
             Self::State(_) => "MambaSpec",
@@ -161,7 +159,7 @@ impl Group {
             shards,
             window_tokens: match layer {
                 Layer::Heads {
-                    span: Span::Window(tokens),
+                    span: Span::Window(tokens) | Span::Chunk(tokens),
                     ..
                 } => *tokens,
                 _ => 0,
@@ -171,7 +169,6 @@ impl Group {
             chunk_bytes: 0,
             state_bytes: rank_state_bytes.saturating_mul(u64::from(shards)),
             rank_state_bytes,
-            reason: row.reason.clone().unwrap_or_default(),
         })
     }
 
@@ -183,16 +180,46 @@ impl Group {
         block_tokens: u32,
     ) -> impl Iterator<Item = GroupPlan> {
         let groups = self.layers.div_ceil(most);
-        let layer_bytes = self.rank_token_bytes / self.layers;
+        let layer_bytes = match self.rank_state_bytes {
+            0 => self.rank_token_bytes / self.layers * u64::from(block_tokens),
+            state => state / self.layers,
+        };
         (0..groups).map(move |group| GroupPlan {
             kind,
             block_tokens,
-            block_bytes: ((self.layers - group).div_ceil(groups) * layer_bytes)
-                .saturating_mul(u64::from(block_tokens)),
+            block_bytes: (self.layers - group)
+                .div_ceil(groups)
+                .saturating_mul(layer_bytes),
             shards: self.shards,
             window_tokens: self.window_tokens,
         })
     }
+}
+
+/// Tokens of vLLM's block for models with states: the smallest whole number of blocks whose KV is at least as long as a state. `None` for
+/// other models.
+fn unified_block_tokens(
+    layers: &[Layer],
+    flags: &Flags,
+    dtypes: (KvDtype, KvDtype),
+) -> Result<Option<u32>, SizeError> {
+    let (kv, model) = dtypes;
+    let (mut state_bytes, mut token_bytes) = (0, 0);
+    for layer in layers {
+        match layer {
+            Layer::State(state) => {
+                state_bytes = state.rank_bytes(flags.tp, model)?.max(state_bytes)
+            }
+            layer => token_bytes = layer.rank_token_bytes(flags.tp, kv)?.max(token_bytes),
+        }
+    }
+    if state_bytes == 0 || token_bytes == 0 {
+        return Ok(None);
+    }
+    let tokens = state_bytes
+        .div_ceil(token_bytes)
+        .next_multiple_of(u64::from(flags.block_size));
+    Ok(Some(u32::try_from(tokens).unwrap_or(u32::MAX)))
 }
 
 impl Report {
@@ -208,7 +235,6 @@ impl Report {
         let chunk = flags
             .chunk_tokens
             .unwrap_or(config.unwrap_or(&defaults).cache.chunk_tokens);
-        let chunk_tokens = chunk.next_multiple_of(flags.block_size);
         let mut kinds: Vec<(Layer, u64)> = Vec::new();
         for layer in &model.layers {
             match kinds.iter_mut().find(|(kind, _)| kind == layer) {
@@ -216,47 +242,51 @@ impl Report {
                 None => kinds.push((*layer, 1)),
             }
         }
+        let unified = unified_block_tokens(&model.layers, flags, dtypes)?;
+        let block_tokens = unified.unwrap_or(flags.block_size);
+        // A chunk has the state at its end only.
+        let chunk_tokens = unified.unwrap_or(chunk.next_multiple_of(flags.block_size));
+        let no_row =
+            |layer: &Layer| SizeError::LayoutTable(format!("no group for {}", layer.spec()));
         let (mut groups, mut served) = (Vec::new(), Vec::new());
         for (layer, layers) in &kinds {
             let row = table.spec(layer.spec());
-            let row =
-                row.ok_or_else(|| SizeError::LayoutTable(format!("no row for {}", layer.spec())))?;
+            let row = row.ok_or_else(|| no_row(layer))?;
             let mut group = Group::new(layer, *layers, row, flags, dtypes)?;
-            group.chunk_bytes = group.token_bytes.saturating_mul(u64::from(chunk_tokens));
-            served.extend(row.group);
+            group.chunk_bytes = group
+                .token_bytes
+                .saturating_mul(u64::from(chunk_tokens))
+                .saturating_add(group.state_bytes);
+            served.push(row.group.ok_or_else(|| no_row(layer))?);
             groups.push(group);
         }
         let sum = |bytes: fn(&Group) -> u64| groups.iter().map(bytes).fold(0, u64::saturating_add);
-        let reason = groups.iter().find(|group| !group.reason.is_empty());
         let mut report = Self {
             model: model.name.clone(),
             kv_dtype: dtypes.0.name(),
             tensor_parallel: flags.tp,
-            block_tokens: flags.block_size,
+            block_tokens,
             chunk_tokens,
             token_bytes: sum(|group| group.token_bytes),
             rank_token_bytes: sum(|group| group.rank_token_bytes),
             chunk_bytes: sum(|group| group.chunk_bytes),
-            reason: reason.map(|group| group.reason.clone()).unwrap_or_default(),
             groups,
             prompt: None,
             tiers: Vec::new(),
         };
         report.prompt = flags.tokens.map(|tokens| report.prompt(tokens));
-        if report.reason.is_empty() {
-            let plan = report.plan(&served)?;
-            let disk = config
-                .filter(|config| config.disk.path.is_some())
-                .map(|config| config.disk.size);
-            let memory = flags.memory.or(config.map(|config| config.memory.size));
-            let entries = config.unwrap_or(&defaults).limits.index_entries;
-            report
-                .tiers
-                .extend(memory.map(|size| report.memory(&plan, size, entries)));
-            report
-                .tiers
-                .extend(flags.disk.or(disk).map(|size| report.disk(&plan, size)));
-        }
+        let plan = report.plan(&served)?;
+        let disk = config
+            .filter(|config| config.disk.path.is_some())
+            .map(|config| config.disk.size);
+        let memory = flags.memory.or(config.map(|config| config.memory.size));
+        let entries = config.unwrap_or(&defaults).limits.index_entries;
+        report
+            .tiers
+            .extend(memory.map(|size| report.memory(&plan, size, entries)));
+        report
+            .tiers
+            .extend(flags.disk.or(disk).map(|size| report.disk(&plan, size)));
         Ok(report)
     }
 
@@ -264,19 +294,25 @@ impl Report {
         let block = u64::from(self.block_tokens);
         let stored_tokens = tokens - tokens % block;
         let loaded = |group: &Group| {
-            let tokens = match group.window_tokens {
-                0 => stored_tokens,
-                window => stored_tokens.min(u64::from(window).next_multiple_of(block)),
+            let window = u64::from(group.window_tokens);
+            let tokens = match group.kind {
+                "chunked" => stored_tokens % window.max(1),
+                "window" => stored_tokens.min(window.next_multiple_of(block)),
+                _ => stored_tokens,
             };
             tokens
                 .saturating_mul(group.token_bytes)
                 .saturating_add(group.state_bytes)
         };
+        let chunks = stored_tokens.div_ceil(u64::from(self.chunk_tokens));
+        let states = self.groups.iter().map(|group| group.state_bytes);
         Prompt {
             tokens,
             stored_tokens,
-            chunks: stored_tokens.div_ceil(u64::from(self.chunk_tokens)),
-            stored_bytes: stored_tokens.saturating_mul(self.token_bytes),
+            chunks,
+            stored_bytes: stored_tokens
+                .saturating_mul(self.token_bytes)
+                .saturating_add(chunks.saturating_mul(states.sum())),
             loaded_bytes: self.groups.iter().map(loaded).fold(0, u64::saturating_add),
         }
     }
@@ -291,6 +327,7 @@ impl Report {
             let kind = match name {
                 GroupName::Full => GroupKind::Full,
                 GroupName::Window => GroupKind::Window,
+                GroupName::State => GroupKind::State,
             };
             group.plans(kind, size, self.block_tokens)
         });

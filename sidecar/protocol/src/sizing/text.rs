@@ -90,13 +90,6 @@ impl fmt::Display for Report {
                 _ => writeln!(out)?,
             }
         }
-        if !self.reason.is_empty() {
-            writeln!(
-                out,
-                "off        {}: the cache is off for this model",
-                self.reason
-            )?;
-        }
         Ok(())
     }
 }
