@@ -69,6 +69,8 @@ class Loop:
         block_tokens: int = 16,
         step_tokens: int = 512,
         windows: bool = False,
+        states: bool = False,
+        scratch_states: int = 0,
         engine_id: str = "engine-1",
         max_seqs: int = 64,
         events: bool = False,
@@ -101,10 +103,16 @@ class Loop:
         self.config.parallel_config.world_size = world
         self.block_tokens = block_tokens
         self.windows = windows
-        self.kv_cache_config, self.caches = _kv_cache(blocks, block_tokens, windows)
-        module = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN"), isa="vec")
+        self.states = states
+        if states:
+            self.config.cache_config.mamba_cache_mode = "align"
+        self.kv_cache_config, self.caches = _kv_cache(blocks, block_tokens, windows, states, scratch_states)
         self.config.compilation_config = copy.copy(self.config.compilation_config)
-        self.config.compilation_config.static_forward_context = dict.fromkeys(self.caches, module)
+        self.config.compilation_config.static_forward_context = {
+            layer: _module("GDN_ATTN" if states and group else "CPU_ATTN")
+            for group, spec in enumerate(self.kv_cache_config.kv_cache_groups)
+            for layer in spec.layer_names
+        }
         self.worker = self.make_worker()
         init_none_hash(sha256)
         scheduler_block, hash_block = resolve_kv_cache_block_sizes(self.kv_cache_config, self.config)
@@ -270,6 +278,9 @@ class Loop:
         values = contents(request, end, self._weights_of(request, begin))
         for group, row in enumerate(self.scheduler.kv_cache_manager.get_block_ids(request.request_id)):
             first = 0
+            if group and self.states:
+                self._next_state(request, group, row, values, begin, end)
+                continue
             if group and self.windows:
                 first = max(0, begin - WINDOW + 1) // self.block_tokens * self.block_tokens
             self._check(request, group, row, values, first, begin)
@@ -310,6 +321,22 @@ class Loop:
                     f"{request.request_id}: wrong KV in group {group}, layer {layer}, block {block}, tokens {at}.."
                 )
 
+    def _next_state(
+        self, request: Request, group: int, row: list[int], values: np.ndarray, begin: int, end: int
+    ) -> None:
+        """Reads the state at token `begin` and writes that at `end`: a state depends on all tokens before it."""
+        size = self.block_tokens
+        for layer, tensor in enumerate(self._layers(group)):
+            states = tensor.flatten(1).view(torch.float32)
+            if begin:
+                block = row[(begin - 1) // size]
+                assert block != 0, f"{request.request_id}: the model reads the null block as the state at token {begin}"
+                assert bool((states[block] == float(values[begin - 1] + layer)).all()), (
+                    f"{request.request_id}: wrong state in group {group}, layer {layer}, block {block}, token {begin}"
+                )
+            with torch.inference_mode():
+                states[row[(end - 1) // size]] = float(values[end - 1] + layer)
+
     def _write(self, group: int, row: list[int], values: np.ndarray, begin: int, end: int) -> None:
         size = self.block_tokens
         with torch.inference_mode():
@@ -346,13 +373,20 @@ def contents(request: Request, end: int, weights: dict[int, int]) -> np.ndarray:
     return values
 
 
-def _kv_cache(blocks: int, block_tokens: int, windows: bool) -> tuple[Any, dict[str, torch.Tensor]]:
+def _module(backend: str) -> Any:
+    """What the connector reads of an attention module."""
+    return SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: backend), isa="vec")
+
+
+def _kv_cache(
+    blocks: int, block_tokens: int, windows: bool, states: bool, scratch_states: int
+) -> tuple[Any, dict[str, torch.Tensor]]:
     caches: dict[str, torch.Tensor] = {}
     tensors, groups = [], []
     page = HEADS * block_tokens * 2 * SIZE * 4
     with torch.inference_mode():
         raw = torch.zeros(page * blocks * LAYERS, dtype=torch.int8)
-    for number in range(2 if windows else 1):
+    for number in range(2 if windows or states else 1):
         layers = [f"layer.{number}.{i}" for i in range(LAYERS)]
         options: dict[str, Any] = {
             "block_size": block_tokens,
@@ -360,11 +394,19 @@ def _kv_cache(blocks: int, block_tokens: int, windows: bool) -> tuple[Any, dict[
             "head_size": SIZE,
             "dtype": torch.float32,
         }
-        spec: Any = (
-            interface.SlidingWindowSpec(**options, sliding_window=WINDOW)
-            if number
-            else interface.FullAttentionSpec(**options)
-        )
+        spec: Any = interface.FullAttentionSpec(**options)
+        if number and windows:
+            spec = interface.SlidingWindowSpec(**options, sliding_window=WINDOW)
+        elif number:
+            shapes, dtypes = ((3, 8), (HEADS, SIZE)), (torch.float32, torch.float32)
+            spec = interface.MambaSpec(
+                block_size=block_tokens,
+                shapes=shapes,
+                dtypes=dtypes,
+                page_size_padded=page,
+                mamba_cache_mode="align",
+                num_speculative_blocks=scratch_states,
+            )
         placed = interface.KVCacheTensor(size=raw.numel(), layers=layers, layer_stride=page * blocks, block_stride=page)
         views = interface.create_kv_cache_views(raw, spec, blocks, KVCacheLayout.LBHNC, placed)
         caches |= dict(zip(layers, views, strict=True))

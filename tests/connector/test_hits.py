@@ -81,6 +81,32 @@ def test_hybrid_groups(pool: Sidecar, loop: Make) -> None:
     assert engine.generate("warm", tokens) == 496
 
 
+def test_a_hit_ends_at_a_state(pool: Sidecar, loop: Make) -> None:
+    """vLLM has states where a step ended: at 160, 320 and 480 of 500 tokens, in blocks of 16."""
+    engine = serving(loop(states=True, step_tokens=160), pool)
+    tokens = prompt(500, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    stored(pool, 31)
+    assert engine.generate("warm", tokens) == 480 + 16
+    engine.forget_local()
+    assert engine.generate("shorter", tokens[:400]) == 320
+    engine.forget_local()
+    other = tokens[:330] + prompt(100, 2)
+    assert engine.generate("parted", other) == 320
+
+
+def test_the_state_where_prompts_part_is_added_to_a_stored_chunk(pool: Sidecar, loop: Make) -> None:
+    engine = serving(loop(states=True, step_tokens=512), pool)
+    trunk = prompt(256, 1)
+    engine.generate("first", trunk + prompt(100, 2))
+    stored(pool, 22)
+    # vLLM finds 256 tokens of KV and no state there. It computes the state, and stops for it.
+    engine.generate("second", trunk + prompt(100, 3))
+    engine.forget_local()
+    assert engine.generate("third", trunk + prompt(100, 4)) == 256
+
+
 def test_prompt_embeddings(pool: Sidecar, loop: Make) -> None:
     engine = serving(loop(), pool)
     one, two = torch.randn(256, 8), torch.randn(256, 8)
@@ -298,11 +324,13 @@ def test_kv_events(pool: Sidecar, loop: Make) -> None:
     assert {e.medium for e in taken} == {"CPU"}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_histories_read_no_wrong_byte(pool: Sidecar, loop: Make, seed: int) -> None:
     chosen = random.Random(seed)
-    windows = seed % 3 == 2
-    engine = serving(loop(blocks=120, step_tokens=200, windows=windows), pool)
+    states, scratch = seed >= 6, 2 if seed >= 8 else 0
+    engine = serving(
+        loop(blocks=120, step_tokens=200, windows=seed in (2, 5), states=states, scratch_states=scratch), pool
+    )
     prompts = [prompt(chosen.randrange(70, 700), n) for n in range(6)]
     scheduler = engine.connector._scheduler
     assert scheduler is not None

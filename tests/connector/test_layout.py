@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvcachepool import layout
+from kvcachepool import layout, layout_detect
 from kvcachepool.forms import Member, Plane, form
-from kvcachepool.layout import Ranks, ShardOf, Strip, Unserved, merged, runs, shard_of, shards_in_tp, strips
+from kvcachepool.keys import GroupSize
+from kvcachepool.layout import Ranks, ShardOf, Strip, Unserved, shard_of, shards_in_tp, strips
+from kvcachepool.layout_detect import merged, runs
 
 HEADS, TOKENS, SIZE, LAYERS, BLOCKS = 2, 16, 32, 3, 8
 
@@ -153,7 +155,7 @@ def block_by_planes(found: layout.Layout, block: int, group: int = 0) -> bytes:
 
 
 def detect(config: Any, caches: Any, vllm: Any = None, ranks: Ranks | None = None) -> layout.Layout:
-    return layout.detect(vllm or engine(list(caches)), config, caches, ranks or Ranks(), "0.32.0")
+    return layout_detect.detect(vllm or engine(list(caches)), config, caches, ranks or Ranks(), "0.32.0")
 
 
 def test_the_cpu_layout_is_one_strip_of_layers() -> None:
@@ -184,7 +186,7 @@ def test_every_layout_of_the_table_covers_each_byte_of_a_block_once(
 ) -> None:
     known = dict(layout.table())
     known["backends"] = {"CPU_ATTN": known["backends"]["CPU_ATTN"] | {"layouts": [name]}}
-    monkeypatch.setattr(layout, "table", lambda: known)
+    monkeypatch.setattr(layout_detect, "table", lambda: known)
     config, caches = cache("a", device_layout=name)
     found = detect(config, caches)
     assert len(found.groups[0].planes) == planes
@@ -216,7 +218,7 @@ def test_the_form_describes_the_numbers_of_a_block(
 ) -> None:
     known = dict(layout.table())
     known["backends"] = {"CPU_ATTN": known["backends"]["CPU_ATTN"] | {"layouts": [name], "content": content}}
-    monkeypatch.setattr(layout, "table", lambda: known)
+    monkeypatch.setattr(layout_detect, "table", lambda: known)
     config, caches = cache("a", device_layout=name, kernel=kernel)
     found = detect(config, caches)
     if content == "own":
@@ -269,6 +271,110 @@ def test_hybrid_groups_have_separate_planes() -> None:
     assert layout.section_starts([group.shape for group in found.groups]) == [0, 1]
 
 
+def one_group(made: Any, pages: list[int], backend: str) -> tuple[Any, dict[str, torch.Tensor], Any]:
+    """A KV cache of one full group and one with this spec, whose layers have pages of these bytes, one after the
+    other.
+    """
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    full, page = spec(), spec().page_size_bytes
+    merged_specs = getattr(made, "kv_cache_specs", None)
+    layers = list(merged_specs) if merged_specs else [f"s.{n}" for n in range(len(pages))]
+    raw = torch.zeros((page + sum(pages)) * BLOCKS, dtype=torch.int8)
+    tensors, caches, at = [], {}, 0
+    for layer, size, one in zip(
+        ["a", *layers], [page, *pages], [full, *((merged_specs or {}).get(name, made) for name in layers)], strict=True
+    ):
+        placed = interface.KVCacheTensor(
+            size=size * BLOCKS, layers=[layer], layer_stride=size * BLOCKS, block_stride=size, offset=at
+        )
+        tensors.append(placed)
+        (caches[layer],) = interface.create_kv_cache_views(raw, one, BLOCKS, KVCacheLayout.LBHNC, placed)
+        at += size * BLOCKS
+    groups = [interface.KVCacheGroupSpec(["a"], full), interface.KVCacheGroupSpec(layers, made)]
+    config = interface.KVCacheConfig(
+        num_blocks=BLOCKS, kv_cache_tensors=tensors, kv_cache_groups=groups, kv_cache_layout="LBHNC"
+    )
+    vllm = engine(["a"])
+    vllm.compilation_config.static_forward_context |= engine(layers, backend).compilation_config.static_forward_context
+    return config, caches, vllm
+
+
+def mamba(page: int | None = None, **options: Any) -> Any:
+    shapes, dtypes = ((3, 24), (HEADS, 8, 8)), (torch.bfloat16, torch.float32)
+    given = {"mamba_cache_mode": "align"} | options
+    return interface.MambaSpec(block_size=TOKENS, shapes=shapes, dtypes=dtypes, page_size_padded=page, **given)
+
+
+def test_a_state_is_the_bytes_of_its_parts_without_the_padding() -> None:
+    state = 3 * 24 * 2 + HEADS * 8 * 8 * 4
+    config, caches, vllm = one_group(mamba(4096), [4096, 4096], "GDN_ATTN")
+    group = detect(config, caches, vllm).groups[1]
+    assert (group.shape.kind, group.shape.block_tokens, group.shape.window_tokens) == ("state", TOKENS, 0)
+    assert [(plane.nbytes, plane.block_stride) for plane in group.planes] == [(state, 4096)] * 2
+
+
+def test_ranks_share_a_state_only_if_vllm_says_so() -> None:
+    for replicated, shards in ((False, [(0, True), (1, True)]), (True, [(0, True), (0, False)])):
+        config, caches, vllm = one_group(mamba(4096, tp_replicated=replicated), [4096], "GDN_ATTN")
+        vllm.parallel_config.tensor_parallel_size = 2
+        found = [detect(config, caches, vllm, Ranks(tp=2, tp_rank=rank)).groups[1].mine for rank in range(2)]
+        assert found == [ShardOf(*one) for one in shards]
+
+
+def test_states_without_prefix_caching_or_attention_turn_the_cache_off() -> None:
+    for made, full, reason in (
+        (mamba(4096, mamba_cache_mode="none"), True, "KvGroupUnsupported/MambaCacheMode"),
+        (mamba(4096), False, "KvGroupUnsupported/StatesOnly"),
+    ):
+        config, caches, vllm = one_group(made, [4096], "GDN_ATTN")
+        config.kv_cache_groups = config.kv_cache_groups[0 if full else 1 :]
+        with pytest.raises(Unserved) as refused:
+            detect(config, caches, vllm)
+        assert refused.value.reason == reason
+
+
+def test_layers_of_one_group_may_differ_in_size() -> None:
+    """MLA and its indexer: vLLM puts both into one group, with a spec for each layer."""
+    pages = {"latent": 64, "indexer": 24}
+    specs = {
+        f"{name}.{n}": interface.MLAAttentionSpec(
+            block_size=TOKENS, num_kv_heads=1, head_size=size, dtype=torch.bfloat16, max_tp_shards=1
+        )
+        for n in range(2)
+        for name, size in pages.items()
+    }
+    mixed = interface.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs=specs)
+    sizes = [one.page_size_bytes for one in specs.values()]
+    config, caches, vllm = one_group(mixed, sizes, "AMX_MLA")
+    vllm.parallel_config.tensor_parallel_size = 2
+    found = [detect(config, caches, vllm, Ranks(tp=2, tp_rank=rank)).groups[1] for rank in range(2)]
+    assert [group.mine for group in found] == [ShardOf(0, True), ShardOf(0, False)]
+    assert [plane.nbytes for plane in found[0].planes] == sizes == [TOKENS * 64 * 2, TOKENS * 24 * 2] * 2
+
+
+def test_layers_of_one_group_must_be_shared_by_the_same_ranks() -> None:
+    options = dict(block_size=TOKENS, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
+    specs = {f"m.{n}": interface.MLAAttentionSpec(**options, max_tp_shards=n or None) for n in range(2)}
+    mixed = interface.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs=specs)
+    config, caches, vllm = one_group(mixed, [one.page_size_bytes for one in specs.values()], "AMX_MLA")
+    vllm.parallel_config.tensor_parallel_size = 2
+    with pytest.raises(Unserved) as refused:
+        detect(config, caches, vllm, Ranks(tp=2))
+    assert refused.value.reason == "KvGroupUnsupported/MixedLayers"
+
+
+def test_attention_within_chunks_needs_the_current_chunk_only() -> None:
+    local = interface.ChunkedLocalAttentionSpec(
+        block_size=TOKENS, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.bfloat16, attention_chunk_size=64
+    )
+    config, caches, vllm = one_group(local, [local.page_size_bytes], "CPU_ATTN")
+    shape = detect(config, caches, vllm).groups[1].shape
+    assert (shape.kind, shape.window_tokens, shape.aligned) == ("window", 64, True)
+    group = GroupSize(TOKENS, shape.window_tokens, 1, 1, shape.aligned)
+    assert [group.first_needed(end) for end in (48, 64, 80, 128, 144)] == [0, 64, 64, 128, 128]
+
+
 def test_equal_instances_have_equal_descriptors_whatever_their_memory() -> None:
     config, caches = cache("a")
     found = detect(config, caches)
@@ -277,7 +383,7 @@ def test_equal_instances_have_equal_descriptors_whatever_their_memory() -> None:
     again = detect(*cache("a"))
     assert layout.canonical(again.descriptor) == text
     assert not {"sections", "hashing", "chunk_tokens"} & set(found.descriptor)
-    older = layout.detect(engine(list(caches)), config, caches, Ranks(), "0.31.0")
+    older = layout_detect.detect(engine(list(caches)), config, caches, Ranks(), "0.31.0")
     assert older.descriptor != found.descriptor
 
 
@@ -361,7 +467,7 @@ def test_an_unknown_backend_is_off_by_name() -> None:
     assert refused.value.reason == "LayoutUnknown/NEW_ATTN"
 
 
-@pytest.mark.parametrize("name", ["MambaSpec", "ChunkedLocalAttentionSpec", "CrossAttentionSpec", "Unheard"])
+@pytest.mark.parametrize("name", ["RSWASpec", "SlidingWindowMLASpec", "CrossAttentionSpec", "Unheard"])
 def test_groups_without_prefix_hashes_turn_the_cache_off(name: str) -> None:
     config, caches = cache("a")
     config.kv_cache_groups[0].kv_cache_spec = type(name, (), {})()

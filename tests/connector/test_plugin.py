@@ -114,8 +114,9 @@ def test_a_transport_comes_before_the_cache_in_a_multiconnector() -> None:
     ("model", "caching", "reported", "reason"),
     [
         ({"is_encoder_decoder": True}, True, False, "EncoderDecoder"),
-        ({"is_hybrid": True}, True, False, "KvGroupUnsupported/Mamba"),
-        ({"has_inner_state": True}, True, False, "KvGroupUnsupported/Mamba"),
+        ({"is_hybrid": True}, False, True, "KvGroupUnsupported/MambaCacheMode"),
+        ({"has_inner_state": True}, False, True, "KvGroupUnsupported/MambaCacheMode"),
+        ({"is_hybrid": True}, True, False, None),
         ({"is_attention_free": True}, True, False, "NoKvCache"),
         ({"is_prefix_caching_supported": False}, True, True, "PrefixUnsupported"),
         ({}, False, False, "PrefixUnsupported"),
@@ -129,7 +130,7 @@ def test_models_that_cannot_be_served(
     config = SimpleNamespace(
         model_config=SimpleNamespace(**model),
         parallel_config=SimpleNamespace(),
-        cache_config=SimpleNamespace(enable_prefix_caching=caching),
+        cache_config=SimpleNamespace(enable_prefix_caching=caching, mamba_cache_mode="align" if caching else "none"),
         kv_transfer_config=transfer("KVCachePoolConnector"),
     )
     if reported:

@@ -229,6 +229,7 @@ _NESTED = {
     ("VllmConfig", "scheduler_config"): "SchedulerConfig",
     ("VllmConfig", "load_config"): "LoadConfig",
     ("VllmConfig", "attention_config"): "AttentionConfig",
+    ("VllmConfig", "mamba_config"): "MambaConfig",
     ("VllmConfig", "kernel_config"): "KernelConfig",
     ("VllmConfig", "lora_config"): "LoRAConfig",
     ("VllmConfig", "speculative_config"): "SpeculativeConfig",

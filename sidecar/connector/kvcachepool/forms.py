@@ -7,6 +7,7 @@ says.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 
@@ -28,6 +29,10 @@ class Member(NamedTuple):
     strides: tuple[int, ...]
     dtype: str
     itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
 
     @property
     def box(self) -> tuple[Any, ...]:

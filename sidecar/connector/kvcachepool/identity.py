@@ -24,7 +24,6 @@ SPEED = "transport, waiting, scheduling, or the size of a buffer"
 LOGS = "logs, metrics, profiling and debugging"
 BUILD = "read when vLLM is built or started; the LayoutId has the version"
 CACHED_COUNTS = "how many blocks there are and how long they are kept"
-MAMBA = "state of Mamba layers, which is not served"
 DERIVED = "derived from settings and files that are identity"
 CONTENT = "location of files; their content is identity"
 ITEM_HASH = "the item's hash covers what it changes"
@@ -49,13 +48,12 @@ CLASSES: dict[str, Fields] = {
     "VllmConfig": Fields(
         identity=_words(
             "model_config cache_config parallel_config scheduler_config load_config attention_config kernel_config"
-            " lora_config speculative_config additional_config diffusion_config"
+            " lora_config speculative_config additional_config diffusion_config mamba_config"
         ),
         irrelevant={
             LAYOUT: ("device_config",),
             PLACE: _words("offload_config engram_config"),
             ROUNDING: _words("compilation_config optimization_level performance_mode"),
-            MAMBA: ("mamba_config",),
             DERIVED: ("quant_config",),
             SAMPLING: _words("watermark_config structured_outputs_config reasoning_config aux_output_config"),
             LOGS: _words("observability_config logging_config profiler_config instance_id shutdown_timeout"),
@@ -121,25 +119,27 @@ CLASSES: dict[str, Fields] = {
     "CacheConfig": Fields(
         identity=_words(
             "cache_dtype sliding_window kv_cache_dtype_skip_layers kv_sharing_fast_prefill swa_bounded_replay"
+            " mamba_cache_dtype mamba_ssm_cache_dtype use_replayssm use_kda_recoverssm replayssm_buffer_len"
         ),
         irrelevant={
             LAYOUT: _words(
                 "block_size user_specified_block_size kv_cache_layout effective_attention_block_size"
-                " skip_page_size_padded _block_size_resolved"
+                " skip_page_size_padded _block_size_resolved mamba_page_size_padded mamba_block_size"
+                " user_specified_mamba_block_size"
             ),
             "part of the keys": _words("prefix_caching_hash_algo prefix_match_unit hash_block_size"),
             CACHED_COUNTS: _words(
                 "gpu_memory_utilization num_gpu_blocks_override enable_prefix_caching prefix_cache_retention_interval"
                 " num_gpu_blocks num_cpu_blocks kv_cache_size_tokens kv_cache_max_concurrency kv_cache_memory_bytes"
-                " kv_offloading_size kv_offloading_backend cache_hit_alignment_tokens"
+                " kv_offloading_size kv_offloading_backend cache_hit_alignment_tokens mamba_cache_mode"
+                " enable_mamba_shared_prefix_checkpoint enable_mamba_fine_grained_prefix_cache"
             ),
             "such models have no KV cache": ("is_attention_free",),
-            MAMBA: _words(
-                "mamba_page_size_padded mamba_block_size mamba_cache_dtype mamba_ssm_cache_dtype mamba_cache_mode"
-                " enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm use_kda_recoverssm"
-                " user_specified_mamba_block_size enable_mamba_fine_grained_prefix_cache"
-            ),
         },
+    ),
+    "MambaConfig": Fields(
+        identity=_words("backend enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm"),
+        irrelevant={},
     ),
     "LoadConfig": Fields(
         identity=_words("load_format model_loader_extra_config ignore_patterns safetensors_load_strategy"),
@@ -287,7 +287,7 @@ ENVIRONMENT = Fields(
         # What is computed, and from what.
         " VLLM_MLA_DISABLE VLLM_KV_CACHE_LAYOUT VLLM_PP_LAYER_PARTITION"
         " VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE VLLM_TEST_FORCE_LOAD_FORMAT VLLM_PLUGINS"
-        " VLLM_VIDEO_LOADER_BACKEND VLLM_MEDIA_CONNECTOR"
+        " VLLM_VIDEO_LOADER_BACKEND VLLM_MEDIA_CONNECTOR VLLM_SSM_CONV_STATE_LAYOUT"
         # Of libraries: precision of matrix multiplications.
         " NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
     ),
@@ -358,7 +358,6 @@ ENVIRONMENT = Fields(
             " VLLM_ENABLE_STARTUP_PLAN VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_GPU_NIC_PCIE_MAPPING"
             " VLLM_NIC_SELECTION_VARS VLLM_SNAPSHOT_IGNORED_FD_MAP VLLM_SNAPSHOT_TIMEOUT_S"
         ),
-        MAMBA: ("VLLM_SSM_CONV_STATE_LAYOUT",),
         SPEED: _words(
             "VLLM_ROCM_SLEEP_MEM_CHUNK_SIZE VLLM_ENGINE_READY_TIMEOUT_S VLLM_ENGINE_ITERATION_TIMEOUT_S"
             " VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_MAX_AUDIO_PREPROCESS_WORKERS VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .layout import group_shapes
+from .layout import STATE, Unserved, group_shapes
 from .messages import Hashing
 
 if TYPE_CHECKING:
@@ -30,15 +30,26 @@ class GroupSize:
 
     block_tokens: tokens per block id.
     window_tokens: how far attention looks back, 0 = over the whole prefix (then a block is never freed while the
-        request runs).
+        request runs). 1 for states: a hit needs only the state at its end.
     shards: sections of a chunk.
     token_bytes: per token over all layers of one rank.
+    aligned: attention looks back to the last multiple of `window_tokens` (chunked local attention).
+    state: a block holds the state at its end, not KV of its tokens. vLLM keeps few of them, and not by position.
     """
 
     block_tokens: int
     window_tokens: int
     shards: int
     token_bytes: int
+    aligned: bool = False
+    state: bool = False
+
+    def first_needed(self, end: int) -> int:
+        """First token of the first block that a hit of `end` tokens needs."""
+        if not self.window_tokens:
+            return 0
+        begin = end // self.window_tokens * self.window_tokens if self.aligned else max(0, end - self.window_tokens)
+        return begin // self.block_tokens * self.block_tokens
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,11 @@ class Geometry:
     hash_block: int
     chunk: int
     groups: tuple[GroupSize, ...]
+
+    def with_chunks_of(self, least: int) -> Geometry:
+        """The same with chunks of at least `least` tokens, as `effective_chunk_tokens` computes them."""
+        states = any(group.state for group in self.groups)
+        return replace(self, chunk=effective_chunk_tokens(least, self.scheduler_block, states))
 
     @property
     def has_windows(self) -> bool:
@@ -100,8 +116,13 @@ def packed_blocks(geometry: Geometry, block_hashes: Sequence[bytes], begin: int,
     return packed if len(packed) == count * HASH_BYTES else b""
 
 
-def effective_chunk_tokens(least: int, scheduler_block: int) -> int:
-    """Smallest multiple of the scheduler's block that is at least `least` tokens."""
+def effective_chunk_tokens(least: int, scheduler_block: int, states: bool) -> int:
+    """Smallest multiple of the scheduler's block that is at least `least` tokens.
+
+    With state groups it is one block, because vLLM may have a state at the end of any of them.
+    """
+    if states:
+        return scheduler_block
     return max(1, -(-least // scheduler_block)) * scheduler_block
 
 
@@ -120,12 +141,19 @@ def geometry(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_toke
         layout.Unserved: blocks of a group are not addressed by prefix hashes.
     """
     scheduler_block, hash_block = block_tokens(vllm_config, kv_cache_config)
-    shapes = group_shapes(vllm_config, kv_cache_config)
-    groups = tuple(
-        GroupSize(shape.block_tokens, shape.window_tokens, shape.shards, _bytes_per_token(group))
-        for shape, group in zip(shapes, kv_cache_config.kv_cache_groups, strict=True)
-    )
-    return Geometry(scheduler_block, hash_block, effective_chunk_tokens(chunk_tokens, scheduler_block), groups)
+    groups = []
+    for shape, group in zip(group_shapes(vllm_config, kv_cache_config), kv_cache_config.kv_cache_groups, strict=True):
+        state = shape.kind == STATE
+        if state and not shape.block_tokens == scheduler_block == hash_block:
+            raise Unserved(
+                "KvGroupUnsupported/StateBlock",
+                f"states have blocks of {shape.block_tokens} tokens: expected blocks of the scheduler"
+                f" ({scheduler_block}) and of hashes ({hash_block}) to be as long",
+            )
+        window = 1 if state else shape.window_tokens
+        token_bytes = _bytes_per_token(group)
+        groups.append(GroupSize(shape.block_tokens, window, shape.shards, token_bytes, shape.aligned, state))
+    return Geometry(scheduler_block, hash_block, 0, tuple(groups)).with_chunks_of(chunk_tokens)
 
 
 def _bytes_per_token(group: Any) -> int:

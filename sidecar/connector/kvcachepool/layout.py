@@ -1,24 +1,27 @@
-"""Finds the bytes of each KV block from shapes, strides, `KVCacheTensor` and the layout's name, checked against the
-table.
+"""The KV cache of one rank: its groups, and the planes in which the bytes of a block are.
 
 A block of a group is a list of *planes* (one per layer, or per layer and head, or one for all layers): block `b` of a
-plane starts at `base + b * block_stride` and has `nbytes` bytes. A section holds `[block][plane][bytes]`. A layout that
-is not in the table (`layouts.json`, a copy of the protocol's) raises `Unserved`: the cache is off, with a named reason.
+plane starts at `base + b * block_stride` and has `nbytes` bytes. A section holds `[block][plane][bytes]`.
+`layout_detect` finds the planes. What is not in the table (`layouts.json`, a copy of the protocol's) raises `Unserved`:
+the cache is off, with a named reason.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcachepool.forms import Member, Plane, form
+from kvcachepool.forms import Plane
 
 if TYPE_CHECKING:
     import torch
+
+
+#: Kind of groups whose blocks hold a state behind tokens: linear attention, Mamba, short convolutions.
+STATE = "state"
 
 
 class Unserved(Exception):
@@ -32,16 +35,18 @@ class Unserved(Exception):
 class GroupShape(NamedTuple):
     """A KV group, as both sides of the connector see it.
 
-    kind: `full` or `window`.
+    kind: `full`, `window` or `state`.
     block_tokens: tokens per block id.
     shards: distinct parts over all ranks.
-    window_tokens: length of the window in tokens, 0 for `full`.
+    window_tokens: length of the window in tokens, 0 for the other kinds.
+    aligned: windows begin at multiples of their length, and do not slide.
     """
 
     kind: str
     block_tokens: int
     shards: int
     window_tokens: int
+    aligned: bool = False
 
 
 class ShardOf(NamedTuple):
@@ -154,6 +159,8 @@ def _tp_shards(ranks: Ranks, spec: Any, row: dict[str, Any]) -> int:
     Further ranks hold replicas. Only vLLM's own declaration proves that: a model's number of KV heads is not enough,
     because layers of some models differ in it. Unknown means not replicated, as in vLLM's contract.
     """
+    if row["group"] == STATE:
+        return 1 if getattr(spec, "tp_replicated", False) else ranks.tp
     if not hasattr(spec, "max_tp_shards"):
         # vLLM 0.30 declares it only by the kind of the group.
         return 1 if row["shards"] == "one" else ranks.tp
@@ -162,7 +169,29 @@ def _tp_shards(ranks: Ranks, spec: Any, row: dict[str, Any]) -> int:
 
 def _context_sharded(spec: Any) -> bool:
     """Whether this group's tokens are split over the decode context parallel ranks."""
-    return bool(getattr(spec, "dcp_sharded", True))
+    return bool(getattr(spec, "dcp_sharded", not hasattr(spec, "mamba_cache_mode")))
+
+
+def layer_specs(group: Any) -> dict[str, Any]:
+    """The spec of each layer of a group. Layers of a group may differ in size (MLA and its indexer)."""
+    spec = group.kv_cache_spec
+    merged_specs = getattr(spec, "kv_cache_specs", None)
+    return {layer: merged_specs[layer] if merged_specs else spec for layer in group.layer_names}
+
+
+def parts_of(ranks: Ranks, group: Any) -> tuple[int, bool]:
+    """(parts that tensor parallelism distinguishes, whether context parallelism splits them), equal for all layers."""
+    found = set()
+    for spec in layer_specs(group).values():
+        row = _spec_row(spec)
+        window = getattr(spec, "sliding_window", None) if row["group"] == "window" else None
+        found.add((row["group"], window, _tp_shards(ranks, spec, row), _context_sharded(spec)))
+    if len(found) != 1:
+        raise Unserved(
+            "KvGroupUnsupported/MixedLayers", f"layers of one KV group differ in how they are cached: {found}"
+        )
+    ((_, _, parts, sharded),) = found
+    return parts, sharded
 
 
 def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
@@ -171,213 +200,36 @@ def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
     groups = kv_cache_config.kv_cache_groups
     if not groups:
         raise Unserved("NoKvCache", "the model has no KV cache")
-    shapes = []
+    shapes: list[GroupShape] = []
     for group in groups:
-        spec = group.kv_cache_spec
-        row = _spec_row(spec)
+        specs = list(layer_specs(group).values())
+        spec, row = specs[0], _spec_row(specs[0])
         if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
             raise Unserved("KvGroupUnsupported/NoTransfer", "vLLM does not transfer a KV group of this model")
-        sharded = _context_sharded(spec)
+        if row["group"] == STATE and spec.mamba_cache_mode != "align":
+            raise Unserved(
+                "KvGroupUnsupported/MambaCacheMode",
+                f"vLLM keeps no states for other requests with mamba_cache_mode {spec.mamba_cache_mode!r}: expected"
+                " 'align', which --enable-prefix-caching sets",
+            )
+        parts, sharded = parts_of(ranks, group)
         base = vllm_config.cache_config.block_size if len(groups) == 1 else spec.block_size
-        window = 0
+        window, aligned = 0, type(spec).__name__ == "ChunkedLocalAttentionSpec"
         if row["group"] == "window":
-            window = int(spec.sliding_window) + int(getattr(spec, "extra_retained_tokens", None) or 0)
+            length = spec.attention_chunk_size if aligned else spec.sliding_window
+            window = int(length) + int(getattr(spec, "extra_retained_tokens", None) or 0)
         shapes.append(
             GroupShape(
                 kind=row["group"],
                 block_tokens=int(base) * (ranks.dcp if sharded else 1),
-                shards=ranks.pp * shards_in_tp(ranks, _tp_shards(ranks, spec, row), sharded),
+                shards=ranks.pp * shards_in_tp(ranks, parts, sharded),
                 window_tokens=window,
+                aligned=aligned,
             )
         )
+    if all(shape.kind == STATE for shape in shapes):
+        raise Unserved("KvGroupUnsupported/StatesOnly", "the model has states and no attention")
     return shapes
-
-
-def runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[list[int], int]:
-    """Cuts a strided box into contiguous runs: (byte offsets of the runs, bytes of each). Strides in elements."""
-    length = itemsize
-    outer: list[tuple[int, int]] = []
-    for stride, size in sorted(
-        (stride * itemsize, size) for size, stride in zip(shape, strides, strict=True) if size > 1
-    ):
-        if not outer and stride == length:
-            length *= size
-        else:
-            outer.append((stride, size))
-    offsets = [0]
-    for stride, size in outer:
-        offsets = [offset + i * stride for offset in offsets for i in range(size)]
-    return sorted(offsets), length
-
-
-def merged(planes: list[Plane]) -> list[Plane]:
-    """Planes by address. Those that are adjacent in every block are joined."""
-    out: list[Plane] = []
-    for plane in sorted(planes):
-        last = out[-1] if out else None
-        if (
-            last is not None
-            and last.storage == plane.storage
-            and last.block_stride == plane.block_stride
-            and last.offset + last.nbytes == plane.offset
-            and last.nbytes + plane.nbytes <= plane.block_stride
-        ):
-            out[-1] = last._replace(nbytes=last.nbytes + plane.nbytes)
-        else:
-            out.append(plane)
-    return out
-
-
-def _member(tensor: torch.Tensor, num_blocks: int, placed: Any, index: int, storage: int) -> tuple[Member, list[Plane]]:
-    """One layer and its planes."""
-    itemsize = tensor.element_size()
-    ratio, rest = divmod(tensor.shape[0], num_blocks)
-    if rest or ratio == 0:
-        raise Unserved(
-            "LayoutUnknown/Blocks", f"a layer has {tensor.shape[0]} kernel blocks: expected a multiple of {num_blocks}"
-        )
-    block_stride = tensor.stride(0) * ratio * itemsize
-    base = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
-    if base != placed.offset + index * placed.layer_stride or block_stride != placed.block_stride:
-        raise Unserved("LayoutUnknown/Placement", "a layer's tensor is not where its KVCacheTensor places it")
-    shape = (ratio, *tensor.shape[1:])
-    offsets, length = runs(shape, tuple(tensor.stride()), itemsize)
-    if length * len(offsets) != math.prod(shape) * itemsize or len(offsets) > 1024:
-        raise Unserved("LayoutUnknown/Strides", f"expected up to 1024 runs without overlap in a block of shape {shape}")
-    strides = tuple(tensor.stride())
-    member = Member(storage, base, shape, strides, str(tensor.dtype), itemsize)
-    return member, [Plane(storage, base + offset, block_stride, length) for offset in offsets]
-
-
-def detect(
-    vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, Any], ranks: Ranks, engine_version: str
-) -> Layout:
-    """The fully checked layout of this rank's KV cache. Raises `Unserved` for anything unexpected."""
-    import torch
-
-    name = _layout_name(vllm_config, kv_cache_config)
-    row = table()["layouts"].get(name)
-    if row is None or not row["served"]:
-        raise Unserved(f"LayoutUnknown/{name}", "vLLM's KV cache layout is not supported")
-    shapes = group_shapes(vllm_config, kv_cache_config)
-    storages: dict[int, int] = {}
-    flat: list[torch.Tensor] = []
-    groups, described = [], []
-    device = ""
-    for group, shape in zip(kv_cache_config.kv_cache_groups, shapes, strict=True):
-        planes: list[Plane] = []
-        layers: dict[str, Member] = {}
-        for placed in kv_cache_config.kv_cache_tensors:
-            inside: list[Plane] = []
-            for index, layer in enumerate(placed.layers):
-                if layer not in group.layer_names:
-                    continue
-                tensor = kv_caches.get(layer)
-                if not isinstance(tensor, torch.Tensor):
-                    raise Unserved("LayoutUnknown/Tensor", f"expected one KV tensor for layer {layer}")
-                device = tensor.device.type
-                key = tensor.untyped_storage().data_ptr()
-                if key not in storages:
-                    storages[key] = len(flat)
-                    with torch.inference_mode():
-                        flat.append(
-                            torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-                        )
-                if layer in layers:
-                    raise Unserved("LayoutUnknown/Layers", f"layer {layer} is in two KVCacheTensors")
-                member, found = _member(tensor, kv_cache_config.num_blocks, placed, index, storages[key])
-                inside += found
-                layers[layer] = member
-            planes += merged(inside)
-        if set(layers) != set(group.layer_names):
-            missing = min(set(group.layer_names) - set(layers))
-            raise Unserved("LayoutUnknown/Layers", f"layer {missing} is in no KVCacheTensor")
-        for plane in planes:
-            end = plane.offset + (kv_cache_config.num_blocks - 1) * plane.block_stride + plane.nbytes
-            if end > flat[plane.storage].numel():
-                raise Unserved("LayoutUnknown/Bounds", "a KV block ends beyond its allocation")
-        spec = group.kv_cache_spec
-        spec_row = _spec_row(spec)
-        parts = _tp_shards(ranks, spec, spec_row)
-        sharded = _context_sharded(spec)
-        groups.append(GroupLayout(shape, shard_of(ranks, shape.shards, parts, sharded), tuple(planes)))
-        described.append(_describe(vllm_config, spec, shape, layers, planes, row, device, ranks))
-    sizes = {"tp": ranks.tp, "pp": ranks.pp, "dcp": ranks.dcp}
-    sizes["cp_interleave"] = int(getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", None) or 1)
-    descriptor = {
-        "engine": "vllm",
-        "engine_version": ".".join(engine_version.split(".")[:2]),
-        "device": device,
-        "kv_layout": row["name"],
-        "parallel": sizes,
-        "groups": described,
-    }
-    return Layout(tuple(flat), kv_cache_config.num_blocks, tuple(groups), device, descriptor)
-
-
-def _layout_name(vllm_config: Any, kv_cache_config: Any) -> str:
-    name = getattr(kv_cache_config, "kv_cache_layout", None) or getattr(
-        vllm_config.cache_config, "kv_cache_layout", None
-    )
-    return str(getattr(name, "name", name))
-
-
-def _describe(
-    vllm_config: Any,
-    spec: Any,
-    shape: GroupShape,
-    layers: dict[str, Member],
-    planes: list[Plane],
-    row: dict[str, Any],
-    device: str,
-    ranks: Ranks,
-) -> dict[str, Any]:
-    """What decides the arrangement of one group, independent of the rank and of the number of blocks."""
-    spec_name = type(spec).__name__
-    modules = vllm_config.compilation_config.static_forward_context
-    backends, paths, contents = set(), set(), set()
-    for layer in layers:
-        module = modules.get(layer)
-        if module is None:
-            raise Unserved("LayoutUnknown/Module", f"vLLM has no attention module for layer {layer}")
-        backends.add(str(module.get_attn_backend().get_name()))
-        paths.add(str(getattr(module, "isa", "")))
-    for backend in sorted(backends):
-        known = table()["backends"].get(backend)
-        if (
-            known is None
-            or device not in known["devices"]
-            or spec_name not in known["specs"]
-            or row["name"] not in known["layouts"]
-        ):
-            raise Unserved(f"LayoutUnknown/{backend}", f"{spec_name} in {row['name']} on {device} is not supported")
-        contents.add(known["content"])
-    head_size = [int(spec.head_size), int(getattr(spec, "head_size_v", spec.head_size) or 0)]
-    members = list(layers.values())
-    # If key and value differ in length, or bytes are between them, no codec can split a state.
-    halves = contents == {"halves"} and [2 * size for size in head_size] == [members[0].shape[-1]] * 2
-    known_form = form(row["order"], halves, members, planes) if halves or contents == {"one"} else None
-    return {
-        "kind": shape.kind,
-        "spec": spec_name,
-        "backends": sorted(backends),
-        "isa": sorted(paths),
-        # With pipeline stages a rank sees only its own layers, so they are described by their number in the model.
-        "layers": list(layers) if ranks.pp == 1 else vllm_config.model_config.get_total_num_hidden_layers(),
-        "block_tokens": shape.block_tokens,
-        "window_tokens": shape.window_tokens,
-        "shards": shape.shards,
-        "head_size": head_size,
-        "form": known_form,
-        "page_bytes": int(spec.page_size_bytes),
-        "tensors": sorted(
-            (
-                {"kernel_blocks": r, "shape": list(s), "strides": list(t), "dtype": d}
-                for r, s, t, d in {m.box for m in members}
-            ),
-            key=lambda item: json.dumps(item, sort_keys=True),
-        ),
-    }
 
 
 def canonical(descriptor: dict[str, Any]) -> str:

@@ -156,8 +156,9 @@ def model_refusal(vllm_config: Any) -> str | None:
         return "EncoderDecoder"
     if getattr(model, "is_attention_free", False):
         return "NoKvCache"
-    if getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False):
-        return "KvGroupUnsupported/Mamba"
+    states = getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False)
+    if states and getattr(vllm_config.cache_config, "mamba_cache_mode", "none") != "align":
+        return "KvGroupUnsupported/MambaCacheMode"
     parallel = vllm_config.parallel_config
     if int(getattr(parallel, "nnodes", 1) or 1) > 1:
         return "MultiNodeUnsupported"

@@ -159,8 +159,8 @@ class Hits(NamedTuple):
 def longest_hits(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> Hits:
     """The longest hits behind `local` tokens, up to `limit`, by one answer to the lookup.
 
-    A hit is contiguous from the local boundary. If a group keeps only a window, a hit ends where that window exists
-    too, and one token before the request's end.
+    A hit is contiguous from the local boundary. If a group keeps only a window or a state, a hit ends where
+    that exists too, and one token before the request's end.
 
     Args:
         limit: tokens of the request, or fewer if the caller limits the load; a multiple of the scheduler's block,
@@ -177,9 +177,8 @@ def longest_hits(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> 
     held = first + len(there) - len(there.lstrip(MEMORY))
     if geometry.has_windows:
         limit = min(limit, lookup.num_tokens - 1)
-        while ready > first and (
-            lookup.end_of(ready) > limit or not _windows_there(lookup, answer, local, first, ready)
-        ):
+        refs = refs_of(answer, first, ready)
+        while ready > first and (lookup.end_of(ready) > limit or not _windows_there(lookup, refs, local, first, ready)):
             ready -= 1
         while pending > ready and lookup.end_of(pending) > limit:
             pending -= 1
@@ -193,15 +192,18 @@ def longest_hits(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> 
     return Hits(Plan(lookup, answer, local, end, first, last), pending_end, held_end)
 
 
-def _windows_there(lookup: Lookup, answer: ProbeReply, local: int, first: int, last: int) -> bool:
-    """Whether chunks `first..last` hold every window group as far back from their end as its attention looks."""
+def _windows_there(lookup: Lookup, refs: list[bytes], local: int, first: int, last: int) -> bool:
+    """Whether chunks `first..last` hold every window or state group as far back from their end as it looks.
+
+    Args:
+        refs: packed references of the chunks from `first` on.
+    """
     end = lookup.end_of(last)
-    refs = refs_of(answer, first, last)
     section = 0
     for group in lookup.geometry.groups:
         count = group.shards
         if group.window_tokens:
-            begin = max(local, (end - group.window_tokens) // group.block_tokens * group.block_tokens)
+            begin = max(local, group.first_needed(end))
             for chunk in range(last - 1, first - 1, -1):
                 if lookup.end_of(chunk + 1) <= begin:
                     break

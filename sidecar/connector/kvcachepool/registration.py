@@ -41,7 +41,7 @@ class Registration:
     def ensure(self) -> bool:
         """Sends REGISTER if it is due. Returns whether PROBEs and GRANTs follow a REGISTER on this connection."""
         client = self.client
-        if not client.connected or self.geometry.chunk != self._chunk(client.settings.chunk_tokens):
+        if not client.connected or self.geometry != self.geometry.with_chunks_of(client.settings.chunk_tokens):
             return False  # `take_chunk_tokens` has not been called yet for the HELLO of this connection
         if self._connection == client.connection:
             return True
@@ -68,12 +68,8 @@ class Registration:
 
     def take_chunk_tokens(self, chunk_tokens: int) -> bool:
         """Sets the chunk size of a HELLO. Returns whether it changed, so that lookups and stores must restart."""
-        old = self.geometry
-        chunk = self._chunk(chunk_tokens)
-        if chunk == old.chunk:
+        new = self.geometry.with_chunks_of(chunk_tokens)
+        if new == self.geometry:
             return False
-        self.geometry = Geometry(old.scheduler_block, old.hash_block, chunk, old.groups)
+        self.geometry = new
         return True
-
-    def _chunk(self, chunk_tokens: int) -> int:
-        return keys.effective_chunk_tokens(chunk_tokens, self.geometry.scheduler_block)

@@ -157,7 +157,7 @@ class Stores:
         chunks: list[GrantChunk] = []
         hashes = state.request.block_hashes
         for index, begin, stop in wanted:
-            found = _blocks_of(table, begin, stop, geometry)
+            found = _blocks_of(table, begin, stop, geometry, self._states(geometry, last_hash(geometry, stop, hashes)))
             if found is None:
                 state.progress.mark(index, DONE)
                 self._counters.event("store_blocks_gone")
@@ -211,6 +211,18 @@ class Stores:
                 self._answered.append(grant)
             elif answer is not None:  # sent, but not recorded
                 self._aborts[reply.tag] = False
+
+    def _states(self, geometry: Geometry, block_hash: bytes) -> dict[int, Any]:
+        """vLLM's blocks with the states behind this block of a prompt, by group. Empty if it does not have all of them.
+
+        vLLM keeps states only where a step ended, and moves them between positions of its block tables. So they are
+        found by their hashes.
+        """
+        groups = [number for number, group in enumerate(geometry.groups) if group.state]
+        if not groups or self._manager is None:
+            return {}
+        found = self._manager.block_pool.get_cached_block(block_hash, groups)
+        return dict(zip(groups, found, strict=True)) if found else {}
 
     def _wanted(
         self, state: RequestState, end: int, geometry: Geometry, bound: int, room: int
@@ -455,11 +467,14 @@ def _todo(statuses: bytearray, full: int, most: int) -> list[int]:
 
 
 def _blocks_of(
-    table: Sequence[Sequence[Any]], begin: int, end: int, geometry: Geometry
+    table: Sequence[Sequence[Any]], begin: int, end: int, geometry: Geometry, states: Mapping[int, Any]
 ) -> tuple[int, tuple[tuple[int, ...], ...], list[Any]] | None:
     """(groups to store, block ids per group, blocks to hold) of tokens `begin..end`. None if a needed block was freed.
 
-    A window group with a freed block is left out: its ids are 0.
+    A window group with a freed block and a state group without a state are left out: their ids are 0.
+
+    Args:
+        states: blocks with the states at token `end`, by group.
     """
     groups = 0
     ids: list[tuple[int, ...]] = []
@@ -467,6 +482,8 @@ def _blocks_of(
     for number, (shape, row) in enumerate(zip(geometry.groups, table, strict=True)):
         first, last = begin // shape.block_tokens, end // shape.block_tokens
         blocks = row[first:last]
+        if shape.state:
+            blocks = [states[number]] if number in states else []
         if len(blocks) == last - first and not any(block.is_null for block in blocks):
             groups |= 1 << number
             ids.append(tuple(block.block_id for block in blocks))

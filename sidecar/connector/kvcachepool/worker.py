@@ -29,7 +29,8 @@ from .copier import Copier, copier_of
 from .copy_job import copy_job
 from .copy_window import WindowCopier, WindowLostError
 from .jobs import STORE, Ended, EndedLoad, Job, StepMetadata, WorkerReport
-from .layout import Layout, Ranks, Unserved, detect
+from .layout import STATE, Layout, Ranks, Unserved
+from .layout_detect import detect
 from .messages import HelloReply, Register, RegisterReply, Report, Sections
 from .pieces import Plan, Planner
 from .rank import current_device_uuid, current_ranks, instance, registration, vllm_version
@@ -453,7 +454,8 @@ class Worker:
                 self._windows.on_boot(client, reply.boot)
                 self._wake.notify_all()
         chunk_tokens = reply.settings.chunk_tokens
-        register.chunk_tokens = keys.effective_chunk_tokens(chunk_tokens, register.scheduler_block_tokens)
+        states = any(group.kind == STATE for group in register.groups)
+        register.chunk_tokens = keys.effective_chunk_tokens(chunk_tokens, register.scheduler_block_tokens, states)
         client.request(Op.REGISTER, register, self._on_registered)
 
     def _attach(self, mapping: Mapping) -> bool:

@@ -1,0 +1,111 @@
+"""One model of each family: the same answers as vLLM's own prefix hits, from memory and from disk.
+
+In bfloat16 an answer depends on where a prompt is split, so vLLM's own hit with the same split is the reference.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import paths
+from servers.models import model, token_ids
+from servers.paths import sidecar_binary
+from servers.pod import Pod
+from servers.waiting import wait_for
+
+NewPod = Callable[..., Pod]
+
+PROMPT = 3000
+
+#: Model, type of its numbers, tokens of vLLM's blocks.
+_FAMILIES = [
+    pytest.param("tiny", "float32", 128, id="full"),
+    pytest.param("window", "float32", 128, id="window"),
+    pytest.param("sinks", "bfloat16", 128, id="sinks"),
+    pytest.param("chunked", "bfloat16", 128, id="chunked"),
+    pytest.param("gdn", "bfloat16", 256, id="gdn"),
+]
+# Without AMX no backend of vLLM for CPUs supports prefixes with MLA.
+if "amx_tile" in Path("/proc/cpuinfo").read_text():
+    _FAMILIES.append(pytest.param("mla", "bfloat16", 16, id="mla-amx"))
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder that outlives the pods of a test."""
+    folder = paths.short_folder()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sizes(name: str, dtype: str, block: int, tokens: int) -> dict[str, Any]:
+    """What `size` computes from the model's config."""
+    command = [str(sidecar_binary()), "size", str(model(name) / "config.json"), "-o", "json"]
+    command += ["--dtype", dtype, "--block-size", str(block), "--tokens", str(tokens)]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+
+
+@pytest.mark.parametrize(("name", "dtype", "block"), _FAMILIES)
+def test_answers_are_those_of_vllms_own_hits(new_pod: NewPod, disk: Path, name: str, dtype: str, block: int) -> None:
+    config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
+    prompt = token_ids(PROMPT, 301)
+    pod = new_pod(config=config).start(name, dtype=dtype)
+    cold = pod.generate(prompt)
+    assert (cold.local, cold.external) == (0, 0)
+    wait_for(lambda: pod.sidecar.written_to("disk"), 20, "every chunk on disk")
+    local = pod.generate(prompt)
+    assert local.local > 2560
+
+    def loaded() -> float:
+        """The worker's counter, which it reports with a step."""
+        pod.engine.generate([1], max_tokens=1)
+        return pod.sidecar.metrics().total("kvcachepool_connector_copied_bytes_total", direction="load")
+
+    before = loaded()
+    warm = pod.generate_again(prompt)
+    assert (warm.local, warm.external, warm.tokens) == (0, local.local, local.tokens)
+    size = sizes(name, dtype, block, warm.external)
+    (domain,) = pod.sidecar.status()["domains"]
+    assert domain["chunk_bytes"] == size["chunk_bytes"]
+    needed = size["prompt"]["loaded_bytes"]
+    wait_for(lambda: loaded() > before, 10, "the worker's report")
+    copied = loaded() - before
+    assert needed <= copied <= needed * 1.05, f"{copied} bytes were loaded, and {needed} are needed"
+
+    pod.engine.stop()
+    pod.sidecar.kill_tree()
+    other = new_pod(config=config).start(name, dtype=dtype)
+    from_disk = other.generate(prompt)
+    assert (from_disk.local, from_disk.external, from_disk.tokens) == (0, local.local, local.tokens)
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4},
+        {"method": "draft_model", "model": "tiny-other", "num_speculative_tokens": 2},
+    ],
+    ids=["ngram", "draft-model"],
+)
+def test_speculation_changes_no_answer_and_the_drafts_kv_is_loaded(
+    new_pod: NewPod, truth: Callable[..., list[int]], speculation: dict[str, Any]
+) -> None:
+    """A draft model's layers are in the KV groups of the model, so a hit has their KV too."""
+    if "model" in speculation:
+        speculation = speculation | {"model": str(model(speculation["model"]))}
+    pod = new_pod().start(speculative_config=speculation)
+    prompt = token_ids(400, 306) * 3
+    cold = pod.generate(prompt, max_tokens=24)
+    warm = pod.generate_again(prompt, max_tokens=24)
+    assert (cold.external, warm.external) == (0, 1152)
+    assert cold.tokens == warm.tokens == truth(prompt, max_tokens=24)
+    (domain,) = pod.sidecar.status()["domains"]
+    layers = 8 if "model" in speculation else 4
+    assert domain["chunk_bytes"] == 256 * layers * 2 * 2 * 64 * 4
