@@ -110,7 +110,7 @@ check: setup  ## formatting, lints, licences, docs, generated files, types, a sh
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
 	$(CACHE)/tools/bin/cargo-deny --log-level error check bans licenses sources
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features --quiet
-	tools/check_generated.sh
+	PYTHON=$(PYTHON) tools/check_generated.sh
 	python3 tools/prose.py
 	$(PYTHON) -m ruff check sidecar/connector tests tools
 	$(PYTHON) -m ruff format --check sidecar/connector tests tools

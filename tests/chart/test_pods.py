@@ -21,9 +21,10 @@ def _pods(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_every_pod_passes_the_restricted_standard_and_says_what_it_needs(render, name):
     pods = _pods(render(SETS[name]))
     assert len(pods) == 2, "operator and test"
+    assert [pod.get("hostNetwork", False) for pod in pods] == [SETS[name].get("hostNetwork", False), False]
     for pod in pods:
         assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-        assert not set(pod) & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
+        assert not set(pod) & {"hostPID", "hostIPC", "initContainers"}
         for volume in pod.get("volumes", []):
             assert set(volume) == {"name", "secret"}
         for container in pod["containers"]:
@@ -72,13 +73,108 @@ def test_the_service_leads_to_the_ports_that_are_open(render):
 
 
 def test_one_image_serves_operator_sidecars_and_test(render):
-    objects = render({"image": {"repository": "registry.example/kv", "tag": "7"}})
-    operator, test = (pod["containers"][0] for pod in _pods(objects))
-    environ = {e["name"]: e.get("value") for e in operator["env"]}
-    assert operator["image"] == test["image"] == environ["KVCACHEPOOL_IMAGE"] == "registry.example/kv:7"
     digest = "sha256:" + "1" * 64
-    operator, test = (pod["containers"][0] for pod in _pods(render({"image": {"digest": digest}})))
-    assert operator["image"] == test["image"] == f"kvcachepool@{digest}"
+    for values, wanted in (
+        ({"image": {"repository": "registry.example/kv", "tag": "7"}}, "registry.example/kv:7"),
+        ({"image": {"registry": "registry.example", "tag": "7"}}, "registry.example/kvcachepool:7"),
+        (
+            {"image": {"registry": "registry.example", "tag": "7"}, "global": {"imageRegistry": "mirror:5000"}},
+            "mirror:5000/kvcachepool:7",
+        ),
+        ({"image": {"digest": digest}}, f"kvcachepool@{digest}"),
+    ):
+        operator, test = (pod["containers"][0] for pod in _pods(render(values)))
+        environ = {e["name"]: e.get("value") for e in operator["env"]}
+        assert operator["image"] == test["image"] == environ["KVCACHEPOOL_IMAGE"] == wanted
+
+
+def test_pull_secrets_of_all_charts_come_before_those_of_this_one(render):
+    objects = render({"global": {"imagePullSecrets": [{"name": "a"}]}, "imagePullSecrets": [{"name": "b"}]})
+    for pod in [*_pods(objects), one(objects, "KVCachePool")["spec"]["sidecar"]]:
+        assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+
+
+def test_names_of_ones_own_are_consistent(render):
+    """A name that only one of two objects has would break what connects them."""
+    values = {"fullnameOverride": "caches", "nameOverride": "kv", "pki": {"mode": "cert-manager"}}
+    objects = render(values | {"monitoring": {"podMonitor": {"enabled": True}, "alerts": {"enabled": True}}})
+    names = {(o["kind"], o["metadata"]["name"]) for o in objects}
+    kept = {name for _, name in names if not name.startswith("caches")}
+    assert kept == {"kvcachepool-injector", "kvcachepool-test", "kvcachepools.kvcachepool.io"}
+    pod = one(objects, "Deployment")["spec"]["template"]
+    service = one(objects, "Service")
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert service["spec"]["selector"]["app.kubernetes.io/name"] == "kv"
+    dns = [f"caches-webhook.kv.{end}" for end in ("svc", "svc.cluster.local")]
+    assert one(objects, "Certificate")["spec"]["dnsNames"] == dns
+    assert [a for a in pod["spec"]["containers"][0]["args"] if "webhook-name" in a] == [
+        f"--webhook-name={name}" for name in dns
+    ]
+    for entry in one(objects, "MutatingWebhookConfiguration")["webhooks"]:
+        assert entry["clientConfig"]["service"]["name"] == service["metadata"]["name"]
+    for kind in ("ClusterRoleBinding", "RoleBinding"):
+        binding = one(objects, kind)
+        assert one(objects, binding["roleRef"]["kind"], binding["roleRef"]["name"])
+        assert binding["subjects"][0]["name"] == pod["spec"]["serviceAccountName"]
+
+
+def test_pods_in_the_nodes_network_keep_the_clusters_dns(render):
+    pod = _pods(render({"hostNetwork": True}))[0]
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert _pods(render({"hostNetwork": True, "dnsPolicy": "Default"}))[0]["dnsPolicy"] == "Default"
+    assert "dnsPolicy" not in _pods(render())[0]
+
+
+def test_the_admin_port_is_the_same_everywhere(render):
+    objects = render({"adminPort": 18080})
+    container = _pods(objects)[0]["containers"][0]
+    assert "--health-listen=[::]:18080" in container["args"]
+    assert {"name": "admin", "containerPort": 18080} in container["ports"]
+    assert {"name": "admin", "port": 18080, "targetPort": "admin"} in one(objects, "Service")["spec"]["ports"]
+
+
+def test_environment_volumes_and_contexts_reach_the_operators_pods(render):
+    values = SETS["everything"] | {"pki": {"mode": "external", "external": {"secretName": "tls"}}}
+    values |= {"securityContext": {"runAsUser": 1000}, "podSecurityContext": {"fsGroup": 1000}}
+    deployment = one(render(values), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert container["env"][-1] == values["extraEnv"][0]
+    assert container["envFrom"] == values["extraEnvFrom"]
+    assert [v["name"] for v in pod["volumes"]] == [m["name"] for m in container["volumeMounts"]] == ["tls", "ca"]
+    assert container["securityContext"]["runAsUser"] == 1000
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert pod["securityContext"]["fsGroup"] == 1000
+    assert container["livenessProbe"]["timeoutSeconds"] == 5
+    assert container["livenessProbe"]["periodSeconds"] == 10
+    assert pod["dnsConfig"] == values["dnsConfig"]
+    assert pod["hostAliases"] == values["hostAliases"]
+    assert "--log-format=text" in container["args"]
+    assert deployment["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_a_strategy_has_only_the_fields_of_its_type(render):
+    assert one(render({"strategy": {"type": "Recreate"}}), "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    assert one(render(), "Deployment")["spec"]["strategy"] == rolling
+
+
+def test_a_budget_has_one_of_both_limits(render):
+    for values, limit in (
+        ({"maxUnavailable": "50%"}, {"maxUnavailable": "50%"}),
+        ({"minAvailable": 1}, {"minAvailable": 1}),
+        ({"minAvailable": 0}, {"minAvailable": 0}),
+    ):
+        budget = one(render({"podDisruptionBudget": values}), "PodDisruptionBudget")["spec"]
+        assert {key: budget[key] for key in ("maxUnavailable", "minAvailable") if key in budget} == limit
+
+
+def test_the_service_takes_labels_annotations_and_address_families(render):
+    values = {"annotations": {"a": "b"}, "labels": {"c": "d"}, "ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}
+    service = one(render({"service": values}), "Service")
+    assert service["metadata"]["annotations"] == {"a": "b"}
+    assert service["metadata"]["labels"]["c"] == "d"
+    assert (service["spec"]["ipFamilyPolicy"], service["spec"]["ipFamilies"]) == ("SingleStack", ["IPv6"])
 
 
 def test_extra_arguments_come_last(render):

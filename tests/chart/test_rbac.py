@@ -17,6 +17,8 @@ def _documented(values: dict[str, Any]) -> set[Right]:
     """Rights that the table of docs/guides/security.md grants with these values."""
     values = {"allowPodEviction": True} | values
     rights: set[Right] = set()
+    if not values.get("rbac", {}).get("create", True):
+        return rights
     for line in (ROOT / "docs" / "guides" / "security.md").read_text().splitlines():
         cells = [cell.strip().strip("`") for cell in line.strip("|").split("|")]
         if len(cells) != 7 or cells[0] not in ("all namespaces", "own namespace"):
@@ -32,12 +34,12 @@ def _documented(values: dict[str, Any]) -> set[Right]:
 
 def _rendered(objects: list[dict[str, Any]]) -> set[Right]:
     """Rights of the operator's ServiceAccount in the rendered chart."""
-    account = one(objects, "ServiceAccount")["metadata"]
+    account = one(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"]
     rights: set[Right] = set()
     for binding in objects:
         if binding["kind"] not in ("ClusterRoleBinding", "RoleBinding"):
             continue
-        subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": "kv"}
         assert binding["subjects"] == [subject]
         everywhere = binding["kind"] == "ClusterRoleBinding"
         role = one(objects, binding["roleRef"]["kind"], binding["roleRef"]["name"])

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from chart import CHART, SETS
+from chart import CHART, ROOT, SETS
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = (CHART / "values.yaml").read_text()
+_TIMING = {"initialDelaySeconds", "timeoutSeconds", "successThreshold", "failureThreshold"}
+#: Fields that are set only if a user sets them; `enabled` is for the condition of an umbrella chart.
+NO_DEFAULT = {
+    "": {"enabled"},
+    ".resources": {"claims"},
+    ".pki.certManager.issuerRef": {"name", "kind", "group"},
+    ".webhook.namespaceSelector": {"matchLabels", "matchExpressions"},
+    ".webhook.objectSelector": {"matchLabels", "matchExpressions"},
+    ".livenessProbe": _TIMING,
+    ".readinessProbe": _TIMING,
+}
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -34,7 +46,14 @@ def test_every_set_of_values_lints_and_renders_unique_objects(helm, template, re
     ("values", "word"),
     [
         ({"replica": 2}, "replica"),
-        ({"image": {"registry": "x"}}, "registry"),
+        ({"image": {"name": "x"}}, "name"),
+        ({"extraEnv": [{"value": "x"}]}, "extraEnv"),
+        ({"readinessProbe": {"httpGet": 1}}, "readinessProbe"),
+        ({"webhook": {"objectSelector": {"pool": {}}}}, "objectSelector"),
+        ({"podDisruptionBudget": {"minAvailable": "half"}}, "minAvailable"),
+        ({"fullnameOverride": "Caches"}, "fullnameOverride"),
+        ({"dnsPolicy": "cluster"}, "dnsPolicy"),
+        ({"logFormat": "xml"}, "logFormat"),
         ({"pki": {"mode": "none"}}, "mode"),
         ({"pki": {"self": {}}}, "self"),
         ({"replicas": 0}, "replicas"),
@@ -52,10 +71,17 @@ def test_an_unknown_value_is_refused_by_name(template, values, word):
     assert word in done.stderr
 
 
-def test_external_pki_requires_its_secret(template):
-    done = template({"pki": {"mode": "external"}})
+@pytest.mark.parametrize(
+    ("values", "missing"),
+    [
+        ({"pki": {"mode": "external"}}, "pki.external.secretName"),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+    ],
+)
+def test_a_value_that_another_one_requires_is_named(template, values, missing):
+    done = template(values)
     assert done.returncode != 0
-    assert "pki.external.secretName" in done.stderr
+    assert missing in done.stderr
 
 
 def _objects(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -69,7 +95,8 @@ def _objects(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]
 
 
 def test_the_schema_is_closed_at_every_level():
-    assert [path for path, schema in _objects(SCHEMA) if schema.get("additionalProperties") is not False] == []
+    open_objects = [path for path, schema in _objects(SCHEMA) if schema.get("additionalProperties") is not False]
+    assert open_objects == [".global"], "an umbrella chart shares values with other charts"
 
 
 def test_schema_and_values_name_the_same_keys():
@@ -78,21 +105,20 @@ def test_schema_and_values_name_the_same_keys():
         here: Any = values
         for name in path.split(".")[1:]:
             here = here[name]
-        wanted = set(schema["properties"])
-        # Not read by the chart, or without a default.
-        wanted -= {"global", "enabled"} if not path else set()
-        wanted -= {"claims"} if path == ".resources" else set()
-        wanted -= {"name", "kind", "group"} if path.endswith(".issuerRef") else set()
-        assert set(here) == wanted, path
+        assert set(here) == set(schema["properties"]) - NO_DEFAULT.get(path, set()), path
 
 
-def test_every_value_has_a_comment():
-    lines = VALUES.splitlines()
-    missing = []
-    for above, line in itertools.pairwise(lines):
-        key = re.match(r"^( *)([A-Za-z_]+):", line)
-        if key is None or key[2] in ("enabled", "requests", "limits", "cpu", "memory", "grafana_dashboard"):
-            continue
-        if not above.strip().startswith("#"):
-            missing.append(line)
-    assert missing == []
+def test_every_value_has_a_meaning_in_the_readme():
+    """Comments of values.yaml are what the table in the chart's README is written from."""
+    table = (CHART / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| .* \| (.*) \|$", table, re.M))
+    assert [path for path, meaning in rows.items() if not meaning] == []
+    paths = {path.strip(".") for path, _ in _objects(SCHEMA)}
+    assert len(rows) > 100
+    assert {path.partition(".")[0] for path in rows} == set(SCHEMA["properties"]) - {"enabled"}
+    assert {path.rpartition(".")[0] for path in rows} <= paths
+
+
+def test_the_readme_belongs_to_the_values():
+    done = subprocess.run([sys.executable, str(ROOT / "tools" / "chart_values.py"), "--check"], capture_output=True)
+    assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from chart import one
+from chart import ROOT, one
 
 
 def test_it_is_called_before_the_webhook_that_gives_pods_their_cloud_identity(render):
@@ -46,6 +46,32 @@ def test_only_pods_with_the_label_or_annotation_are_reviewed(render):
     assert condition["expression"].strip() == (
         "has(object.metadata.annotations) && 'kvcachepool.io/pool' in object.metadata.annotations"
     )
+
+
+def test_selectors_narrow_what_is_injected_and_never_the_canary(render):
+    """Dry runs of the canary have none of the user's labels, and would report a webhook that is not called."""
+    namespaces = {"matchLabels": {"gpu": "yes"}, "matchExpressions": [{"key": "tier", "operator": "Exists"}]}
+    pods = {"matchLabels": {"model": "llama"}}
+    values = {"webhook": {"namespaceSelector": namespaces, "objectSelector": pods}}
+    label, annotation, canary = one(render(values), "MutatingWebhookConfiguration")["webhooks"]
+    for entry in (label, annotation):
+        assert entry["namespaceSelector"]["matchLabels"] == {"gpu": "yes"}
+        keys = [e["key"] for e in entry["namespaceSelector"]["matchExpressions"]]
+        assert keys == ["kubernetes.io/metadata.name", "kvcachepool.io/injection", "tier"]
+        assert entry["objectSelector"]["matchLabels"] == {"model": "llama"}
+    assert label["objectSelector"]["matchExpressions"] == [{"key": "kvcachepool.io/pool", "operator": "Exists"}]
+    assert canary["name"] == "canary.kvcachepool.io"
+    assert canary["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "kv"}}
+    assert canary["objectSelector"] == {"matchLabels": {"kvcachepool.io/pool": "kvcachepool-canary"}}
+    assert canary["failurePolicy"] == "Ignore"
+    names = (ROOT / "operator" / "src" / "names.rs").read_text()
+    assert 'CANARY_POOL: &str = "kvcachepool-canary"' in names
+
+
+def test_annotations_of_the_configuration_join_those_of_cert_manager(render):
+    values = {"webhook": {"annotations": {"a": "b"}}, "pki": {"mode": "cert-manager"}}
+    annotations = one(render(values), "MutatingWebhookConfiguration")["metadata"]["annotations"]
+    assert annotations == {"a": "b", "cert-manager.io/inject-ca-from": "kv/kvcachepool-webhook"}
 
 
 def test_both_entries_lead_to_the_service(render):

@@ -1,9 +1,26 @@
 {{/*
-Names are fixed, not made from the release: one installation per cluster, since there is one CRD and one webhook configuration.
+Names are not made from the release: one installation per cluster, since there is one CRD and one webhook configuration. The operator finds
+its Lease, its CA Secret and its webhook configuration by their names, so fullnameOverride leaves these alone.
 */}}
 
+{{- define "kvcachepool.name" -}}
+{{ .Values.nameOverride | default .Chart.Name }}
+{{- end }}
+
+{{- define "kvcachepool.fullname" -}}
+{{ .Values.fullnameOverride | default (include "kvcachepool.name" .) }}
+{{- end }}
+
+{{- define "kvcachepool.operator" -}}
+{{ include "kvcachepool.fullname" . }}-operator
+{{- end }}
+
+{{- define "kvcachepool.webhook" -}}
+{{ include "kvcachepool.fullname" . }}-webhook
+{{- end }}
+
 {{- define "kvcachepool.selector" -}}
-app.kubernetes.io/name: kvcachepool
+app.kubernetes.io/name: {{ include "kvcachepool.name" . }}
 app.kubernetes.io/component: operator
 {{- end }}
 
@@ -19,26 +36,31 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "kvcachepool.serviceAccount" -}}
-{{ .Values.serviceAccount.name | default "kvcachepool-operator" }}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (include "kvcachepool.operator" .) }}
+{{- else -}}
+{{ required "serviceAccount.name names the ServiceAccount that serviceAccount.create=false expects" .Values.serviceAccount.name }}
+{{- end }}
 {{- end }}
 
+{{/* A registry of all charts takes the place of this chart's own. */}}
 {{- define "kvcachepool.image" -}}
 {{- with .Values.image -}}
-{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{ with $.Values.global.imageRegistry | default .registry }}{{ . }}/{{ end }}{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "kvcachepool.imagePullSecrets" -}}
+{{- with concat .Values.global.imagePullSecrets .Values.imagePullSecrets -}}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
 {{/* Secret with the webhook's certificate, if the operator does not create its own. */}}
 {{- define "kvcachepool.certificateSecret" -}}
 {{- if eq .Values.pki.mode "cert-manager" -}}
-kvcachepool-webhook-tls
+{{ include "kvcachepool.webhook" . }}-tls
 {{- else -}}
 {{ required "pki.external.secretName names the Secret with tls.crt and tls.key" .Values.pki.external.secretName }}
 {{- end }}
-{{- end }}
-
-{{- define "kvcachepool.restricted" -}}
-allowPrivilegeEscalation: false
-capabilities: {drop: [ALL]}
-readOnlyRootFilesystem: true
 {{- end }}
