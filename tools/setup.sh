@@ -5,7 +5,7 @@
 #   tools/setup.sh base              apt packages and Rust
 #   tools/setup.sh vllm [VERSION]    a virtual environment with that vLLM (default: the newest one supported)
 #   tools/setup.sh check             cargo-deny and cargo-fuzz, for `make check`
-#   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine
+#   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine; promtool
 #   tools/setup.sh servers           servers that tests of the tiers start
 #   tools/setup.sh docs              mdbook, for `make docs`
 #   tools/setup.sh lmcache           LMCache, for its tests and `make bench ONLY=ttft`

@@ -1,4 +1,4 @@
-"""Renders the chart with the real helm. Without it tests are skipped by name; `tools/setup.sh cluster` builds it."""
+"""Renders the chart with the real helm and runs the real promtool. Without them tests are skipped by name."""
 
 from __future__ import annotations
 
@@ -6,30 +6,40 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from chart import CHART
+from servers import paths
 
 Render = Callable[..., list[dict[str, Any]]]
 
 
-def _helm() -> str:
-    cache = os.environ.get("KVCACHEPOOL_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kvcachepool"
-    )
-    return os.environ.get("HELM") or os.path.join(cache, "cluster", "bin", "helm")
+def _tool(name: str) -> str:
+    """A program of `tools/setup.sh cluster`; HELM and PROMTOOL name other ones."""
+    binary = os.environ.get(name.upper()) or str(paths.cache() / "cluster" / "bin" / name)
+    if not os.access(binary, os.X_OK):
+        pytest.skip(f"no {name} at {binary}: tools/setup.sh cluster installs it")
+    return binary
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs promtool with these arguments."""
+    binary = _tool("promtool")
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([binary, *args], capture_output=True, text=True, timeout=60)
+
+    return run
 
 
 @pytest.fixture(scope="session")
 def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs helm with these arguments, without a cluster."""
-    binary = _helm()
-    if not os.access(binary, os.X_OK):
-        pytest.skip(f"no helm at {binary}: tools/setup.sh cluster builds it")
+    binary = _tool("helm")
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "KUBECONFIG": os.devnull}

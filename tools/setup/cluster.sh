@@ -1,7 +1,7 @@
 # Sourced by setup.sh: what a real Kubernetes on this machine needs (tests/cluster), all in $CACHE/cluster/bin.
 #
-# Kubernetes, helm and CoreDNS are built from Go modules, pinned with their checksums in tools/cluster. containerd and etcd
-# are Debian's, unpacked and not installed: an installed package would start a service.
+# Kubernetes, helm and CoreDNS are built from Go modules, pinned with their checksums in tools/cluster. containerd, etcd
+# and promtool, which tests alerts, are Debian's, unpacked and not installed: an installed package would start a service.
 
 GO_VERSION=1.26.8
 
@@ -50,8 +50,8 @@ cluster_packages() {
 
 cluster_debian() {
     command -v apt-get >/dev/null ||
-        die "copy containerd (1.6 or newer), containerd-shim-runc-v2, ctr and etcd (3.4 or newer) into $CACHE/cluster/bin and touch $marker"
-    quietly cluster-debian.log "fetching containerd and etcd" unpack_debian containerd etcd-server
+        die "copy containerd (1.6 or newer), containerd-shim-runc-v2, ctr, etcd (3.4 or newer) and promtool into $CACHE/cluster/bin and touch $marker"
+    quietly cluster-debian.log "fetching containerd, etcd and promtool" unpack_debian containerd etcd-server prometheus
 }
 
 unpack_debian() { # unpack_debian PACKAGE...
@@ -61,7 +61,7 @@ unpack_debian() { # unpack_debian PACKAGE...
         cd "$scratch"
         apt-get download "$@" || { as_root apt-get update && apt-get download "$@"; }
         for archive in *.deb; do dpkg -x "$archive" files; done
-        install -m 755 files/usr/bin/{containerd,containerd-shim-runc-v2,ctr,etcd} "$CACHE/cluster/bin/"
+        install -m 755 files/usr/bin/{containerd,containerd-shim-runc-v2,ctr,etcd,promtool} "$CACHE/cluster/bin/"
     )
     rm -rf "$scratch"
 }
