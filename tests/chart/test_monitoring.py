@@ -105,3 +105,31 @@ def test_a_monitor_scrapes_the_port_with_the_metrics(render, value, kind, key):
     assert changed["metadata"]["annotations"] == {"a": "b"}
     selected = one(objects, "Deployment")["spec"]["template"] if kind == "PodMonitor" else one(objects, "Service")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= selected["metadata"]["labels"].items()
+
+
+def test_panels_fill_the_grid_without_overlap_and_read_the_chosen_data_source():
+    panels = json.loads((CHART / "files" / "dashboard.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    source = {"type": "prometheus", "uid": "$datasource"}
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["datasource"] == source
+        assert all(target["datasource"] == source for target in panel["targets"])
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def test_prometheus_parses_every_query_of_the_dashboard(promtool, tmp_path):
+    queries = [query.replace("$__range", "1h") for where, query in _expressions() if where.startswith("panel")]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "queries.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    done = promtool("check", "rules", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
