@@ -17,7 +17,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-lmcache test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress workload docs wheel image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-lmcache test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress workload docs wheel image push dist push-chart sign check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -104,6 +104,14 @@ image:  ## the image of operator and sidecar, also without docker: IMAGE=registr
 	@tools/image/image.sh build $(IMAGE)
 push:  ## pushes it: IMAGE=registry/name:tag
 	@tools/image/image.sh push $(IMAGE)
+dist: setup  ## a release in target/dist: chart, manifests, wheel, programs, SBOMs, checksums. IMAGE=registry/name DIGEST=sha256:... URL=
+	@tools/setup.sh cluster
+	@tools/setup.sh dist
+	@PYTHON=$(PYTHON) tools/dist/dist.sh target/dist
+push-chart:  ## pushes its chart: TO=oci://registry/charts, DRY_RUN=1
+	@tools/dist/push.sh target/dist "$(TO)" $(if $(DRY_RUN),--dry-run)
+sign:  ## signs it with cosign: IMAGE=registry/name DIGEST=sha256:..., DRY_RUN=1
+	@tools/dist/sign.sh target/dist $(IMAGE)@$(DIGEST) $(if $(DRY_RUN),--dry-run)
 check: setup  ## formatting, lints, licences, docs, generated files, types, a short fuzz run
 	@tools/setup.sh check
 	cargo fmt --all --check

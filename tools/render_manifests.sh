@@ -1,12 +1,33 @@
 #!/usr/bin/env bash
 # Copies crds/ into the chart and renders manifests/install.yaml from it, for those who do not use helm.
-# With --check nothing is written; it fails where something differs.
+# With --check nothing is written; it fails where something differs. With --print CHART that chart's manifest goes to stdout.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 CACHE="${KVCACHEPOOL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvcachepool}"
 HELM="${HELM:-$CACHE/cluster/bin/helm}"
 NAMESPACE=kvcachepool-system
 [ -x "$HELM" ] || { echo "no helm at $HELM: tools/setup.sh cluster builds it, or say HELM=/path/to/helm" >&2; exit 1; }
+
+render() { # render CHART
+    cat <<EOF
+# Rendered from charts/kvcachepool with its default values: tools/render_manifests.sh
+# kubectl apply --server-side -f install.yaml
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: $NAMESPACE
+  labels:
+    pod-security.kubernetes.io/enforce: restricted
+EOF
+    # Labels that tell helm's own objects do not belong on these.
+    "$HELM" template kvcachepool "$1" --namespace "$NAMESPACE" --kube-version 1.33.0 --skip-tests --set crds.keep=false |
+        sed -e '/^ *helm\.sh\/chart:/d' -e '/^ *app\.kubernetes\.io\/managed-by: Helm$/d' -e '/^# Source: /d'
+}
+
+if [ "${1:-}" = --print ]; then
+    render "$2"
+    exit
+fi
 
 copies=charts/kvcachepool/files/crds
 if [ "${1:-}" != --check ]; then
@@ -20,21 +41,7 @@ fi
 
 rendered="$(mktemp)"
 trap 'rm -f "$rendered"' EXIT
-{
-    cat <<EOF
-# Rendered from charts/kvcachepool with its default values: tools/render_manifests.sh
-# kubectl apply --server-side -f install.yaml
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: $NAMESPACE
-  labels:
-    pod-security.kubernetes.io/enforce: restricted
-EOF
-    # Labels that tell helm's own objects do not belong on these.
-    "$HELM" template kvcachepool charts/kvcachepool --namespace "$NAMESPACE" --kube-version 1.33.0 --skip-tests --set crds.keep=false |
-        sed -e '/^ *helm\.sh\/chart:/d' -e '/^ *app\.kubernetes\.io\/managed-by: Helm$/d' -e '/^# Source: /d'
-} >"$rendered"
+render charts/kvcachepool >"$rendered"
 if [ "${1:-}" != --check ]; then
     cp "$rendered" manifests/install.yaml
 elif ! diff -u manifests/install.yaml "$rendered"; then

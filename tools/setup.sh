@@ -6,6 +6,7 @@
 #   tools/setup.sh vllm [VERSION]    a virtual environment with that vLLM (default: the newest one supported)
 #   tools/setup.sh check             cargo-deny and cargo-fuzz, for `make check`
 #   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine; promtool
+#   tools/setup.sh dist              cargo-cyclonedx and a compiler for the other architecture, for `make dist`
 #   tools/setup.sh servers           servers that tests of the tiers start
 #   tools/setup.sh docs              mdbook, for `make docs`
 #   tools/setup.sh lmcache           LMCache, for its tests and `make bench ONLY=ttft`
@@ -46,6 +47,7 @@ as_root() {
 . "$TOOLS/setup/vllm.sh"
 . "$TOOLS/setup/check.sh"
 . "$TOOLS/setup/cluster.sh"
+. "$TOOLS/setup/dist.sh"
 . "$TOOLS/setup/servers.sh"
 . "$TOOLS/setup/docs.sh"
 . "$TOOLS/setup/lmcache.sh"
@@ -60,9 +62,10 @@ case "$part" in
     vllm) setup_vllm "${2:-$(newest_vllm)}" ;;
     check) setup_check ;;
     cluster) setup_cluster ;;
+    dist) setup_dist ;;
     servers) setup_servers ;;
     docs) setup_docs ;;
     lmcache) setup_lmcache ;;
     sglang) setup_sglang ;;
-    *) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
