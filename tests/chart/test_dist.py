@@ -174,8 +174,9 @@ def test_a_changed_file_is_neither_pushed_nor_signed(release, tmp_path, script):
     assert "install.yaml: FAILED" in done.stdout + done.stderr
 
 
-def test_sboms_are_made_in_a_copy_and_name_no_folder_of_this_machine(tmp_path):
-    """With a stand-in for cargo-cyclonedx, which like the real one writes beside the manifest that it reads."""
+@pytest.fixture
+def with_cyclonedx(tmp_path: Path) -> dict[str, str]:
+    """An environment with a stand-in for cargo-cyclonedx. Like the real one, it writes beside the manifest."""
     tool = tmp_path / "bin" / "cargo-cyclonedx"
     tool.parent.mkdir()
     tool.write_text(
@@ -183,13 +184,35 @@ def test_sboms_are_made_in_a_copy_and_name_no_folder_of_this_machine(tmp_path):
         'echo "{\\"ref\\": \\"path+file://$folder/operator#$target\\"}" >"$folder/operator/tool_bin.cdx.json"\n'
     )
     tool.chmod(0o755)
-    environ = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+    return {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+
+
+def test_sboms_are_made_in_a_copy_and_name_no_folder_of_this_machine(tmp_path, with_cyclonedx):
     before = subprocess.run(["git", "status", "--short"], cwd=ROOT, capture_output=True).stdout
-    subprocess.run([TOOLS / "sbom.sh", "arm64", tmp_path / "out"], check=True, env=environ)
+    subprocess.run([TOOLS / "sbom.sh", "arm64", tmp_path / "out"], check=True, env=with_cyclonedx)
     (written,) = (tmp_path / "out").iterdir()
     assert written.name == f"tool_{VERSION}_linux_arm64.cdx.json"
     assert json.loads(written.read_text()) == {"ref": "path+file:///kvcachepool/operator#aarch64-unknown-linux-gnu"}
     assert subprocess.run(["git", "status", "--short"], cwd=ROOT, capture_output=True).stdout == before
+
+
+def test_one_command_makes_all_of_it_from_programs_that_are_there(tmp_path, with_cyclonedx):
+    _inputs(tmp_path)
+    environ = {**with_cyclonedx, "IMAGE": IMAGE, "DIGEST": DIGEST, "URL": URL, "PYTHON": sys.executable}
+    command = [TOOLS / "dist.sh", tmp_path / "out", *(f"{arch}={tmp_path / arch}" for arch in ARCHES)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    wheel = tmp_path / "out" / f"kvcachepool-{VERSION}-py3-none-any.whl"
+    assert wheel.stat().st_size > 100_000, "the real one"
+    assert wheel.name in (tmp_path / "out" / "SHA256SUMS").read_text()
+    assert len(list((tmp_path / "out").glob("*.tar.gz"))) == 4
+
+
+def test_a_release_needs_a_pushed_image(tmp_path):
+    environ = {key: value for key, value in os.environ.items() if key not in ("IMAGE", "DIGEST")}
+    done = subprocess.run([TOOLS / "dist.sh", tmp_path], capture_output=True, text=True, env=environ)
+    assert done.returncode != 0
+    assert "make dist IMAGE=" in done.stderr
 
 
 def test_another_architecture_without_its_compiler_is_named(tmp_path):
