@@ -110,3 +110,38 @@ def test_after_uninstall_pods_run_on_new_ones_start_and_pools_are_kept(
     named = kubernetes.kubectl("get", left, "-l", "app.kubernetes.io/name=kvcachepool", "-o", "name")
     assert named == ""
     assert status(kubernetes, namespace, "demo")["conditions"], "the pool is still there, with its status"
+
+
+def test_names_ports_and_selectors_of_ones_own_work_together(
+    kubernetes: Kubernetes, release: Release, operator: Operator, namespace: str, base_image: str
+) -> None:
+    """Certificate, Service and configuration of the webhook agree on its name, and the canary reaches it."""
+    values = {
+        "fullnameOverride": "caches",
+        "adminPort": "18080",
+        "logFormat": "text",
+        "webhook.namespaceSelector.matchLabels.caches": "allowed",
+        "webhook.objectSelector.matchLabels.model": "llama",
+    }
+    try:
+        operator.upgrade(*(part for key, value in values.items() for part in ("--set", f"{key}={value}")))
+        kubernetes.apply(pool("demo"), namespace=namespace)
+        chosen = pod(base_image, "chosen", "demo")
+        chosen["metadata"]["labels"]["model"] = "llama"
+        kubernetes.apply(chosen, namespace=namespace)
+        assert not injected(kubernetes.pod(namespace, "chosen")), "its namespace is not selected"
+        kubernetes.kubectl("delete", "pod", "chosen", "--now", namespace=namespace)
+        kubernetes.kubectl("label", "namespace", namespace, "caches=allowed")
+        kubernetes.apply([chosen, pod(base_image, "other", "demo")], namespace=namespace)
+        assert injected(kubernetes.pod(namespace, "chosen"))
+        assert not injected(kubernetes.pod(namespace, "other")), "its labels are not selected"
+        kubernetes.wait_for(
+            lambda: (
+                conditions(status(kubernetes, namespace, "demo")).get("InjectionReady") == ("True", "WebhookAnswers")
+            ),
+            60,
+            "the canary reaches the webhook",
+            namespace=namespace,
+        )
+    finally:
+        release.end()
