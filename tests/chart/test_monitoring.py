@@ -93,15 +93,16 @@ def test_the_dashboard_arrives_as_it_is_written(render):
     [("podMonitor", "PodMonitor", "podMetricsEndpoints"), ("serviceMonitor", "ServiceMonitor", "endpoints")],
 )
 def test_a_monitor_scrapes_the_port_with_the_metrics(render, value, kind, key):
+    endpoint = {"port": "admin", "path": "/metrics", "honorLabels": True}
     objects = render({"monitoring": {value: {"enabled": True, "labels": {"release": "prom"}, "interval": "10s"}}})
     monitor = one(objects, kind)
-    assert monitor["spec"][key] == [{"port": "admin", "path": "/metrics", "interval": "10s"}]
+    assert monitor["spec"][key] == [{**endpoint, "interval": "10s"}]
     assert monitor["metadata"]["labels"]["release"] == "prom"
     labels = {"action": "replace", "targetLabel": "cluster", "replacement": "a"}
     more = {"scrapeTimeout": "5s", "relabelings": [labels], "metricRelabelings": [labels]}
     values = {"monitoring": {value: {"enabled": True, "annotations": {"a": "b"}, **more}}}
     changed = one(render(values), kind)
-    assert changed["spec"][key] == [{"port": "admin", "path": "/metrics", "interval": "30s", **more}]
+    assert changed["spec"][key] == [{**endpoint, "interval": "30s", **more}]
     assert changed["metadata"]["annotations"] == {"a": "b"}
     selected = one(objects, "Deployment")["spec"]["template"] if kind == "PodMonitor" else one(objects, "Service")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= selected["metadata"]["labels"].items()
