@@ -226,10 +226,12 @@ def test_another_architecture_without_its_compiler_is_named(tmp_path):
     assert "run tools/setup.sh dist" in done.stderr
 
 
-def test_the_release_workflow_calls_scripts_that_exist():
+def test_the_release_workflow_calls_scripts_that_exist_and_pinned_actions():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     called = {name for step in steps for name in re.findall(r"tools/[\w/]+\.sh", step.get("run", ""))}
     assert called >= {f"tools/dist/{name}.sh" for name in ("dist", "push", "sign")}
     assert [name for name in called if not os.access(ROOT / name, os.X_OK)] == []
+    for action in (step["uses"] for step in steps if "uses" in step):
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action), "a tag can be moved to other code"
     assert workflow["permissions"] == {}, "each job has only the rights that it needs"
