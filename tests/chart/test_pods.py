@@ -89,9 +89,10 @@ def test_one_image_serves_operator_sidecars_and_test(render):
 
 
 def test_pull_secrets_of_all_charts_come_before_those_of_this_one(render):
-    objects = render({"global": {"imagePullSecrets": [{"name": "a"}]}, "imagePullSecrets": [{"name": "b"}]})
-    for pod in [*_pods(objects), one(objects, "KVCachePool")["spec"]["sidecar"]]:
-        assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+    for shared in ({"name": "a"}, "a"):
+        objects = render({"global": {"imagePullSecrets": [shared]}, "imagePullSecrets": [{"name": "b"}]})
+        for pod in [*_pods(objects), one(objects, "KVCachePool")["spec"]["sidecar"]]:
+            assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
 
 
 def test_names_of_ones_own_are_consistent(render):
