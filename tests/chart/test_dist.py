@@ -67,6 +67,7 @@ def test_a_release_has_all_files_and_their_sums(release):
         f"kvcachepool-{VERSION}.tgz",
         "install.yaml",
         "crds.yaml",
+        f"kvcachepool-docs-{VERSION}.tar.gz",
         f"kvcachepool-{VERSION}-py3-none-any.whl",
         f"kvcachepool-{VERSION}-py3-none-any.cdx.json",
         "kvcachepool.krew.yaml",
@@ -104,6 +105,15 @@ def test_the_chart_and_the_manifest_name_the_image_by_its_digest(release, helm):
         assert any(o["kind"] == "CustomResourceDefinition" for o in objects)
     crds = list(yaml.safe_load_all((release / "crds.yaml").read_text()))
     assert [o["kind"] for o in crds if o] == ["CustomResourceDefinition"] * len(list((ROOT / "crds").glob("*.yaml")))
+
+
+def test_the_documentation_has_the_pages_and_the_released_manifest(release):
+    with tarfile.open(release / f"kvcachepool-docs-{VERSION}.tar.gz") as archive:
+        names = archive.getnames()
+        manifest = archive.extractfile("manifests/install.yaml")
+        assert manifest is not None
+        assert manifest.read() == (release / "install.yaml").read_bytes()
+    assert {"README.md", "docs/guides/alerts.md", "manifests/kvcachepool.yaml"} <= set(names)
 
 
 def test_krew_installs_the_archives_of_the_release(release):
@@ -205,7 +215,7 @@ def test_one_command_makes_all_of_it_from_programs_that_are_there(tmp_path, with
     wheel = tmp_path / "out" / f"kvcachepool-{VERSION}-py3-none-any.whl"
     assert wheel.stat().st_size > 100_000, "the real one"
     assert wheel.name in (tmp_path / "out" / "SHA256SUMS").read_text()
-    assert len(list((tmp_path / "out").glob("*.tar.gz"))) == 4
+    assert len(list((tmp_path / "out").glob("*_linux_*.tar.gz"))) == 4
 
 
 def test_a_release_needs_a_pushed_image(tmp_path):

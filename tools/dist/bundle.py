@@ -103,6 +103,14 @@ def wheel_sbom(release: str) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
+def documentation(manifest: bytes) -> dict[str, bytes | Path]:
+    """The pages with what they link to, and the released manifest instead of the one for a checkout."""
+    parts = ("docs", "manifests", "charts/kvcachepool", "*.md", "LICENSE", "crds")
+    listed = subprocess.run(["git", "ls-files", *parts], cwd=ROOT, check=True, capture_output=True, text=True)
+    files: dict[str, bytes | Path] = {name: ROOT / name for name in listed.stdout.splitlines()}
+    return {**files, "manifests/install.yaml": manifest}
+
+
 def provenance(options: argparse.Namespace) -> str:
     """The SLSA provenance predicate, which sign.sh attests for SHA256SUMS and for the image."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
@@ -145,6 +153,7 @@ def write(options: argparse.Namespace, epoch: int) -> None:
         [ROOT / "tools" / "render_manifests.sh", "--print", staged], check=True, stdout=subprocess.PIPE
     )
     (out / "install.yaml").write_bytes(rendered.stdout)
+    tar_gz(out / f"kvcachepool-docs-{release}.tar.gz", documentation(rendered.stdout), epoch)
     shutil.rmtree(out / "work")
     (out / "crds.yaml").write_text("".join(f"---\n{file.read_text()}" for file in sorted((ROOT / "crds").glob("*.yaml"))))
     shutil.copyfile(options.wheel, out / options.wheel.name)
