@@ -28,6 +28,7 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "load_vs_memcpy_busy": (0.5, None),
     "ttft_4k_warm_over_cold": (None, 0.05),
     "ttft_4k_warm_over_local": (None, 1.2),
+    "ttft_4k_states_warm_over_local": (None, 1.3),
     "workload_long_document_ours_over_lmcache": (None, 1.0),
     **{
         f"lmcache_l2_{operation}_{size}_vs_{other}": (2.0, None)

@@ -6,7 +6,9 @@ what a digest of the KV adds before it is answered. LMCache gets chunks of one b
 256 tokens, with which it would recompute 128 tokens more of these prompts than the others. Without LMCache
 (`tools/setup.sh lmcache`) its rows are left out.
 
-    python -m bench.ttft [--prompts 5] [--hits 3] [--lmcache-chunk 128]
+    python -m bench.ttft [--prompts 5] [--hits 3] [--lmcache-chunk 128] [--states]
+
+With `--states` the model has gated delta nets beside full attention, as Qwen3-Next. LMCache's rows are left out.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from servers.vllm_server import Reply, VllmServer
 
 TOKENS = 4000
 COMMAND = "make bench ONLY=ttft"
+STATES_COMMAND = "python -m bench.ttft --states"
 #: Values of `memory.verify`.
 VERIFY = ("Always", "Background")
 ARGUMENTS = ("--dtype", "bfloat16", "--max-model-len", "8192")
@@ -66,11 +69,11 @@ class Cache:
             self.warm[kind].append(self.ask(prompt))
 
 
-def _ours(stack: ExitStack) -> Cache:
+def _ours(stack: ExitStack, name: str) -> Cache:
     pod = _folder(stack)
     sidecar = Sidecar(pod, memory="2Gi").start()
     stack.callback(sidecar.stop)
-    server = _serve(stack, VllmServer(pod, model("mid"), pod / "vllm.log", *ARGUMENTS, env=ENV))
+    server = _serve(stack, VllmServer(pod, model(name), pod / "vllm.log", *ARGUMENTS, env=ENV))
     wait_attached(sidecar)
 
     def verify(value: str) -> Callable[[], object]:
@@ -101,14 +104,15 @@ def _serve(stack: ExitStack, server: VllmServer) -> VllmServer:
     return server
 
 
-def measure(prompts: int, hits: int, lmcache_chunk: int) -> list[Row]:
+def measure(prompts: int, hits: int, lmcache_chunk: int, states: bool) -> list[Row]:
     """Sends every prompt to one vLLM after the other: cold, then alternately with a local hit and after a reset."""
+    command, prefix = (STATES_COMMAND, "ttft_4k_states") if states else (COMMAND, "ttft_4k")
     with ExitStack() as stack:
-        ours = _ours(stack)
+        ours = _ours(stack, "gdn-mid" if states else "mid")
         caches = [ours]
-        if lmcache.PYTHON.exists():
+        if not states and lmcache.PYTHON.exists():
             caches.append(_lmcache(stack, lmcache_chunk))
-        else:
+        elif not states:
             print(f"without {lmcache.NAME}: {lmcache.PYTHON} is missing (tools/setup.sh lmcache)", flush=True)
         for number in range(prompts):
             prompt = words(TOKENS, 7000 + number)
@@ -127,9 +131,11 @@ def measure(prompts: int, hits: int, lmcache_chunk: int) -> list[Row]:
     always, background = (ours.warm[value] for value in VERIFY)
     note = _recomputed(always=always, background=background, local=ours.local)
     rows = [
-        compared("ttft_4k_warm_over_cold", always, ours.cold, f"cold TTFT in s; {note}", COMMAND),
-        compared("ttft_4k_warm_over_local", always, ours.local, f"TTFT of vLLM's own prefix hit in s; {note}", COMMAND),
-        compared("ttft_4k_always_over_background", always, background, "warm TTFT without digests in s", COMMAND),
+        compared(f"{prefix}_warm_over_cold", always, ours.cold, f"cold TTFT in s; {note}", command),
+        compared(
+            f"{prefix}_warm_over_local", always, ours.local, f"TTFT of vLLM's own prefix hit in s; {note}", command
+        ),
+        compared(f"{prefix}_always_over_background", always, background, "warm TTFT without digests in s", command),
     ]
     for other in caches[1:]:
         warm = other.warm[LMCACHE]
@@ -173,5 +179,6 @@ if __name__ == "__main__":
     parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--hits", type=int, default=3)
     parser.add_argument("--lmcache-chunk", type=int, default=BLOCK)
+    parser.add_argument("--states", action="store_true")
     chosen = parser.parse_args()
-    merge(measure(chosen.prompts, chosen.hits, chosen.lmcache_chunk))
+    merge(measure(chosen.prompts, chosen.hits, chosen.lmcache_chunk, chosen.states))

@@ -35,6 +35,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
     ),
     # Gated delta nets beside full attention, three to one: states of 128 KiB per layer, and few experts.
     "gdn": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    # The same with 16 layers and about 130 M parameters.
+    "gdn-mid": dict(hidden_size=1024, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=4, head_dim=64),
     # Attention sinks, windows in every other layer, and experts.
     "sinks": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
     # Attention within chunks of tokens in three of four layers.
@@ -115,15 +117,15 @@ def _config(name: str) -> Any:
             moe_intermediate_size=256,
         )
     experts = dict(num_experts_per_tok=1, moe_intermediate_size=256)
-    if name == "gdn":
+    if name.startswith("gdn"):
         return transformers.Qwen3NextConfig(
             **shape | experts,
             num_experts=2,
             shared_expert_intermediate_size=256,
             linear_key_head_dim=64,
             linear_value_head_dim=64,
-            linear_num_key_heads=4,
-            linear_num_value_heads=4,
+            linear_num_key_heads=shape["num_attention_heads"],
+            linear_num_value_heads=shape["num_attention_heads"],
             mamba_ssm_dtype="float32",  # vLLM for CPUs has no other one
         )
     if name == "sinks":
