@@ -6,7 +6,7 @@ use kvcachepool_protocol::layouts::LayoutTable;
 use libfuzzer_sys::arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
 
-type Groups = Vec<(bool, u32, u64, u8, u32)>;
+type Groups = Vec<(u8, u32, u64, u8, u32)>;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(text) = std::str::from_utf8(bytes) {
@@ -31,12 +31,8 @@ fn plan(chunk_tokens: u32, block: u32, groups: Groups) {
     let groups = groups
         .into_iter()
         .map(
-            |(window, block_tokens, block_bytes, shards, window_tokens)| GroupPlan {
-                kind: if window {
-                    GroupKind::Window
-                } else {
-                    GroupKind::Full
-                },
+            |(kind, block_tokens, block_bytes, shards, window_tokens)| GroupPlan {
+                kind: [GroupKind::Full, GroupKind::Window, GroupKind::State][usize::from(kind) % 3],
                 block_tokens,
                 block_bytes,
                 shards: shards.into(),

@@ -126,6 +126,23 @@ fn descriptors_are_bounded() {
 }
 
 #[test]
+fn a_chunk_with_a_state_is_one_block_and_is_read_without_the_state_too() {
+    let of = |kind: &str, bytes| Group {
+        block_tokens: 256,
+        ..group(kind, bytes, 2, 0)
+    };
+    let register = Register {
+        scheduler_block_tokens: 256,
+        ..worker(vec![of("full", 4096), of("state", 70_000)])
+    };
+    let plan = RankPart::check(&register).unwrap().plan;
+    assert_eq!(plan.groups()[1].kind, GroupKind::State);
+    assert_eq!([0, 2].map(|s| plan.section_bytes(s, 256)), [4096, 70_000]);
+    assert_eq!((plan.all_groups(), plan.full_groups()), (0b11, 0b01));
+    assert!(!plan.valid_tokens(128), "no chunk ends within a block");
+}
+
+#[test]
 fn sections_are_numbered_by_group_then_shard() {
     let mut latent = group("full", 1000, 1, 0);
     latent.block_tokens = 64;
@@ -242,6 +259,11 @@ fn every_bad_register_has_its_name() {
             BadBody,
             "group 0: a window group needs",
             refused(&|r| plan(r, &|g| g.kind = "window".into())),
+        ),
+        (
+            BadBody,
+            "group 0: states need chunks of one block, 16 tokens, and these have 256",
+            refused(&|r| plan(r, &|g| g.kind = "state".into())),
         ),
         (
             BadBody,
