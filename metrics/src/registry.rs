@@ -1,5 +1,6 @@
 //! The registry built from a table.
 
+use crate::groups::{Gauge, Groups};
 use crate::label::values;
 use crate::table::{Kind, Metric, PREFIX};
 use prometheus::{
@@ -21,13 +22,16 @@ pub struct Metrics {
     registry: Registry,
     /// Each family, with the names of its labels.
     families: HashMap<&'static str, (Family, &'static [&'static str])>,
+    groups: Groups,
 }
 
 impl Metrics {
     /// Registers every family of a table.
     pub fn of<'a>(table: impl IntoIterator<Item = &'a Metric>) -> Self {
+        let table: Vec<&Metric> = table.into_iter().collect();
         let registry = Registry::new();
         let mut families = HashMap::new();
+        let groups = Groups::of(table.iter().copied());
         for metric in table {
             match family(&registry, metric) {
                 Ok(family) => {
@@ -37,7 +41,11 @@ impl Metrics {
                 Err(e) => error!(metric = metric.name, error = %e, "metric not registered"),
             }
         }
-        Self { registry, families }
+        Self {
+            registry,
+            families,
+            groups,
+        }
     }
 
     pub fn add(&self, name: &str, labels: &[&str], by: u64) {
@@ -78,6 +86,19 @@ impl Metrics {
         }
     }
 
+    /// Replaces all gauges of a group, such as those of one object. A gauge is either set by group or by `set`.
+    pub fn replace_group(&self, group: &str, gauges: &[Gauge<'_>]) {
+        self.groups.replace(group, gauges);
+    }
+
+    pub fn remove_group(&self, group: &str) {
+        self.groups.remove(group);
+    }
+
+    pub fn clear_groups(&self) {
+        self.groups.clear();
+    }
+
     pub fn observe(&self, name: &str, labels: &[&str], took: Duration) {
         match self.families.get(name) {
             Some((Family::Seconds(family), names)) => {
@@ -116,7 +137,9 @@ impl Metrics {
         if let Err(e) = TextEncoder::new().encode(&self.registry.gather(), &mut out) {
             error!(error = %e, "metrics cannot be encoded");
         }
-        String::from_utf8_lossy(&out).into_owned()
+        let mut text = String::from_utf8_lossy(&out).into_owned();
+        self.groups.write(&mut text);
+        text
     }
 }
 
