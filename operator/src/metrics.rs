@@ -1,6 +1,6 @@
 //! The table of the operator's metrics. The registry is built from it, and `docs/reference/operator-metrics.md` is generated from it.
 
-pub use kvcachepool_metrics::Metrics;
+pub use kvcachepool_metrics::{Gauge, Metrics};
 use kvcachepool_metrics::{Metric, counter, gauge, seconds};
 
 /// A registry with every family of the table.
@@ -43,6 +43,13 @@ pub const ALL: &[Metric] = &[
     counter("evictions_total", &["result"], "Evictions of missed pods (`onMissed: Evict`): evicted, refused."),
     counter("injection_pauses_total", &["reason"], "Pauses of injection for an owner of pods, by cause. The leader pauses injection if the sidecar keeps pods from running."),
     counter("replacements_total", &["result"], "Replacements of pods that hang because of injection, so that their owner creates one without a sidecar: evicted, deleted, refused."),
+    gauge("pool_condition", &["namespace", "pool", "condition"], "A condition of the pool, such as ready: 1 for True, 0 for False, no series for Unknown. Only the leader exports this and the other gauges of pools."),
+    gauge("pool_injection_paused", &["namespace", "pool"], "Owners of pods for which injection is paused. A pause of the whole pool counts as 1."),
+    gauge("pool_pods", &["namespace", "pool", "state"], "Pods of the pool, as in its status: matched, injected, attached, skipped, missed, outdated."),
+    gauge("pool_pods_skipped", &["namespace", "pool", "reason"], "Pods without a sidecar by the ten most frequent reasons. Unknown reasons are other."),
+    gauge("pool_hit_rate_ratio", &["namespace", "pool"], "Part of the requested tokens that came from the cache, from 0 to 1, within the window of the status. No series without requests."),
+    gauge("pool_tier_ready", &["namespace", "pool", "tier"], "1 if the tier serves in all queried pods, 0 if it is degraded or unavailable, no series while its state is unknown."),
+    gauge("pool_managed_servers", &["namespace", "pool", "state"], "Servers of `shared.redis.managed`: desired, ready."),
     counter("sidecar_questions_total", &["result"], "Queries of sidecars for their status: answered, failed."),
 ];
 

@@ -60,5 +60,11 @@ pub const NO_TOKEN_VOLUME: &str = "kvcachepool-no-token";
 pub const ADMIN_PORT: u16 = 9797;
 /// Name of that port in the container.
 pub const ADMIN_PORT_NAME: &str = "kvcachepool";
+/// Label of pods: the program that they run.
+pub const NAME: &str = "app.kubernetes.io/name";
+/// Value of that label for managed servers.
+pub const SERVERS: &str = "kvcachepool-redis";
+/// Label of managed servers: their pool.
+pub const INSTANCE: &str = "app.kubernetes.io/instance";
 /// Field manager of server-side apply.
 pub const FIELD_MANAGER: &str = "kvcachepool-operator";

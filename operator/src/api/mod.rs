@@ -29,6 +29,7 @@ pub use shared::{
 };
 pub use sidecar::{GpuAccess, ImagePullPolicy, Sidecar, UpdateStrategy, UpdateStrategyType};
 pub use status::{
-    InjectionPaused, KVCachePoolStatus, PausedOwner, Pods, Skipped, Tier, TierState, Version,
+    InjectionPaused, KVCachePoolStatus, ManagedServers, PausedOwner, Pods, Skipped, Tier,
+    TierState, Version,
 };
 pub use text::{Duration, Size};

@@ -25,6 +25,9 @@ pub struct KVCachePoolStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub skipped: Vec<Skipped>,
+    /// Servers of `shared.redis.managed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub managed_servers: Option<ManagedServers>,
     /// Tiers of the pool.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
@@ -133,6 +136,16 @@ pub struct Skipped {
     /// Name of one of these pods.
     #[schemars(schema_with = "schema::object_name")]
     pub example_pod: String,
+}
+
+/// Number of managed servers by state.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ManagedServers {
+    /// Servers that the pool wants.
+    pub desired: i64,
+    /// Servers of these that answer their readiness probe.
+    pub ready: i64,
 }
 
 /// State of one tier.

@@ -1,6 +1,7 @@
-//! Pods by pool, fed by the events of one watch. Every change returns the affected pools.
+//! Pods, or managed servers, by pool, fed by the events of one watch. Every change returns the affected pools.
 
 use super::pod::Pod;
+use super::server::Server;
 use super::wire::WirePod;
 use kube::runtime::watcher::Event;
 use parking_lot::RwLock;
@@ -35,16 +36,57 @@ impl fmt::Display for PoolRef {
 /// Namespace and name of a pod.
 type PodRef = (Box<str>, Box<str>);
 
-/// An index of all labelled pods.
-#[derive(Debug, Default)]
-pub struct Index {
-    inner: RwLock<Inner>,
+/// What is kept of a pod that belongs to a pool.
+pub trait Member: PartialEq + Sized {
+    /// `None` if the pod belongs to no pool.
+    fn parse(wire: WirePod) -> Option<Self>;
+    /// Namespace, name and pool.
+    fn identity(&self) -> (&str, &str, &str);
+}
+
+impl Member for Pod {
+    fn parse(wire: WirePod) -> Option<Self> {
+        wire.into_pod()
+    }
+
+    fn identity(&self) -> (&str, &str, &str) {
+        (&self.namespace, &self.name, &self.pool)
+    }
+}
+
+impl Member for Server {
+    fn parse(wire: WirePod) -> Option<Self> {
+        wire.into_server()
+    }
+
+    fn identity(&self) -> (&str, &str, &str) {
+        (&self.namespace, &self.name, &self.pool)
+    }
+}
+
+/// An index of all pods of a watch.
+#[derive(Debug)]
+pub struct Index<T = Pod> {
+    inner: RwLock<Inner<T>>,
     complete: watch::Sender<bool>,
 }
 
-#[derive(Debug, Default)]
-struct Inner {
-    pools: HashMap<PoolRef, BTreeMap<Box<str>, Arc<Pod>>>,
+impl<T> Default for Index<T> {
+    fn default() -> Self {
+        Self {
+            inner: RwLock::new(Inner {
+                pools: HashMap::new(),
+                pool_of: HashMap::new(),
+                listed: None,
+            }),
+            complete: watch::Sender::default(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Inner<T> {
+    pools: HashMap<PoolRef, BTreeMap<Box<str>, Arc<T>>>,
     /// The pool of each pod. If a pod's label changes, the pod is removed from its old pool.
     pool_of: HashMap<PodRef, PoolRef>,
     /// Pods seen since a list started. At its end, all others are removed.
@@ -52,9 +94,23 @@ struct Inner {
 }
 
 impl Index {
+    /// The pool of any pod of this controller.
+    #[must_use]
+    pub fn pool_of_owner(&self, uid: &str) -> Option<PoolRef> {
+        let owned = |pod: &Arc<Pod>| pod.owner.as_ref().is_some_and(|o| *o.uid == *uid);
+        let inner = self.inner.read();
+        let (pool, _) = inner
+            .pools
+            .iter()
+            .find(|(_, pods)| pods.values().any(owned))?;
+        Some(pool.clone())
+    }
+}
+
+impl<T: Member> Index<T> {
     /// The pods of a pool, by name.
     #[must_use]
-    pub fn of(&self, pool: &PoolRef) -> Vec<Arc<Pod>> {
+    pub fn of(&self, pool: &PoolRef) -> Vec<Arc<T>> {
         let inner = self.inner.read();
         inner
             .pools
@@ -67,18 +123,6 @@ impl Index {
     #[must_use]
     pub fn pools(&self) -> Vec<PoolRef> {
         self.inner.read().pools.keys().cloned().collect()
-    }
-
-    /// The pool of any pod of this controller.
-    #[must_use]
-    pub fn pool_of_owner(&self, uid: &str) -> Option<PoolRef> {
-        let owned = |pod: &Arc<Pod>| pod.owner.as_ref().is_some_and(|o| *o.uid == *uid);
-        let inner = self.inner.read();
-        let (pool, _) = inner
-            .pools
-            .iter()
-            .find(|(_, pods)| pods.values().any(owned))?;
-        Some(pool.clone())
     }
 
     /// Whether the first list is complete. Counts before that are too small.
@@ -102,12 +146,15 @@ impl Index {
                 inner.listed = Some(HashSet::new());
                 Vec::new()
             }
-            Event::InitApply(wire) | Event::Apply(wire) => match wire.into_pod() {
+            Event::InitApply(wire) | Event::Apply(wire) => match T::parse(wire) {
                 Some(pod) => inner.put(pod),
                 None => Vec::new(),
             },
-            Event::Delete(wire) => match wire.into_pod() {
-                Some(pod) => inner.remove(&(pod.namespace, pod.name)),
+            Event::Delete(wire) => match T::parse(wire) {
+                Some(pod) => {
+                    let (namespace, name, _) = pod.identity();
+                    inner.remove(&(namespace.into(), name.into()))
+                }
                 None => Vec::new(),
             },
             Event::InitDone => {
@@ -119,10 +166,11 @@ impl Index {
     }
 }
 
-impl Inner {
-    fn put(&mut self, pod: Pod) -> Vec<PoolRef> {
-        let key: PodRef = (pod.namespace.clone(), pod.name.clone());
-        let pool = PoolRef::new(&pod.namespace, &pod.pool);
+impl<T: Member> Inner<T> {
+    fn put(&mut self, pod: T) -> Vec<PoolRef> {
+        let (namespace, name, pool) = pod.identity();
+        let key: PodRef = (namespace.into(), name.into());
+        let pool = PoolRef::new(namespace, pool);
         if let Some(listed) = &mut self.listed {
             listed.insert(key.clone());
         }
@@ -131,8 +179,8 @@ impl Inner {
             changed.extend(self.remove(&key));
         }
         let pods = self.pools.entry(pool.clone()).or_default();
-        if pods.get(&pod.name).is_none_or(|known| **known != pod) {
-            pods.insert(pod.name.clone(), Arc::new(pod));
+        if pods.get(&key.1).is_none_or(|known| **known != pod) {
+            pods.insert(key.1.clone(), Arc::new(pod));
             self.pool_of.insert(key, pool.clone());
             changed.push(pool);
         }

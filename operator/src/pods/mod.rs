@@ -12,6 +12,7 @@ mod pod;
 mod pod_backoff;
 mod refused;
 mod rollout;
+mod server;
 mod template;
 mod unschedulable;
 mod update;
@@ -28,10 +29,11 @@ pub use fetch::{FetchError, fetch};
 pub use index::{Index, PoolRef};
 pub use pod::{Fault, ImageChange, Injection, Owner, Phase, Pod, Sidecar, SidecarState};
 pub use refused::{Refusals, Refused, watch_refusals};
+pub use server::Server;
 pub use template::template_pool;
 pub use update::{Goal, PreviousSidecar, Step, Update, UpdateBlocker};
 pub use usage::{PoolUsage, QUERIED_MAX, SHARED, Summary, TierUse, Trouble};
-pub use watch::watch_pods;
+pub use watch::{watch_pods, watch_servers};
 pub use window::{HitRate, MINUTES as WINDOW_MINUTES};
 
 #[cfg(test)]

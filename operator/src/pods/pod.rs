@@ -351,7 +351,8 @@ impl Sidecar {
 }
 
 impl SidecarState {
-    fn stuck(&self) -> Option<Fault<'_>> {
+    /// Why its container cannot be started, if that lasts.
+    pub(super) fn stuck(&self) -> Option<Fault<'_>> {
         match self {
             Self::Waiting { reason, message } if STUCK.contains(&&**reason) => {
                 Some(Fault { reason, message })

@@ -1,6 +1,7 @@
-//! The watch of labelled pods, with streaming lists if the API server supports them.
+//! The watches of labelled pods and of managed servers, with streaming lists if the API server supports them.
 
-use super::index::{Index, PoolRef};
+use super::index::{Index, Member, PoolRef};
+use super::server::Server;
 use super::wire::WirePod;
 use crate::metrics::Metrics;
 use crate::names;
@@ -22,8 +23,27 @@ pub fn watch_pods(
     index: Arc<Index>,
     metrics: Arc<Metrics>,
 ) -> impl Stream<Item = PoolRef> {
+    watch(client, names::POOL, index, metrics)
+}
+
+/// As `watch_pods`, for the pods of managed servers.
+pub fn watch_servers(
+    client: Client,
+    index: Arc<Index<Server>>,
+    metrics: Arc<Metrics>,
+) -> impl Stream<Item = PoolRef> {
+    let labels = format!("{}={}", names::NAME, names::SERVERS);
+    watch(client, &labels, index, metrics)
+}
+
+fn watch<T: Member>(
+    client: Client,
+    labels: &str,
+    index: Arc<Index<T>>,
+    metrics: Arc<Metrics>,
+) -> impl Stream<Item = PoolRef> + use<T> {
     let api: Api<WirePod> = Api::all(client);
-    pods(api, metrics).flat_map(move |event| {
+    pods(api, labels, metrics).flat_map(move |event| {
         let listed = matches!(event, Event::InitDone);
         let mut touched = index.apply(event);
         if listed {
@@ -35,8 +55,12 @@ pub fn watch_pods(
 
 type Events = BoxStream<'static, watcher::Result<Event<WirePod>>>;
 
-fn pods(api: Api<WirePod>, metrics: Arc<Metrics>) -> impl Stream<Item = Event<WirePod>> {
-    let config = Config::default().labels(names::POOL);
+fn pods(
+    api: Api<WirePod>,
+    labels: &str,
+    metrics: Arc<Metrics>,
+) -> impl Stream<Item = Event<WirePod>> + use<> {
+    let config = Config::default().labels(labels);
     let streaming: Events = watcher(api.clone(), config.clone().streaming_lists())
         .default_backoff()
         .boxed();

@@ -4,6 +4,7 @@
 use super::pod::{
     Exit, ImageChange, Injection, Own, Owner, Phase, Pod, Sidecar, SidecarState, Waits, WaitsFor,
 };
+use super::server::Server;
 use super::unschedulable;
 use crate::inject::Reason;
 use crate::names;
@@ -17,7 +18,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Labels and annotations that are parsed.
-const PARSED_KEYS: [&str; 4] = [
+const PARSED_KEYS: [&str; 5] = [
+    names::INSTANCE,
     names::POOL,
     names::INJECTION,
     names::CONFIG,
@@ -180,7 +182,7 @@ fn meta<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Err
     })
 }
 
-/// Keeps the pool label and the operator's annotations. Other values are not copied.
+/// Keeps the labels that name a pool and the operator's annotations. Other values are not copied.
 fn parsed_entries<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
@@ -239,7 +241,8 @@ impl WirePod {
         let meta = self.metadata;
         let waits = self.status.waits(self.spec.has_claim()).map(Box::new);
         let (init, own) = (self.spec.init_containers, self.spec.containers);
-        let sidecar = sidecar(init, self.status.init_container_statuses);
+        let init_statuses = std::mem::take(&mut self.status.init_container_statuses);
+        let sidecar = sidecar(init, init_statuses);
         let injection: Option<Injection> = meta
             .annotations
             .as_ref()
@@ -264,10 +267,6 @@ impl WirePod {
             .filter(|one| paused || (sidecar.is_some() && one.is_engine()))
             .map(|one| one.joined(&mut self.status.container_statuses))
             .collect();
-        let is_true = |kind: &str| {
-            let mut conditions = self.status.conditions.iter();
-            conditions.any(|c| c.r#type == kind && c.status == "True")
-        };
         Some(Pod {
             name: meta.name?.into(),
             namespace: meta.namespace?.into(),
@@ -276,8 +275,8 @@ impl WirePod {
             created: meta.creation_timestamp.map(|t| t.0).unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
             phase: self.status.phase,
-            ready: is_true("Ready"),
-            disrupted: is_true("DisruptionTarget"),
+            ready: self.status.is_true("Ready"),
+            disrupted: self.status.is_true("DisruptionTarget"),
             ip: self.status.pod_ip.parse().ok(),
             owner: meta
                 .owner_references
@@ -300,6 +299,25 @@ impl WirePod {
     }
 }
 
+impl WirePod {
+    /// The managed server. `None` without a name, a namespace or the label that names its pool.
+    #[must_use]
+    pub fn into_server(self) -> Option<Server> {
+        let (meta, status) = (self.metadata, self.status);
+        let deleting = meta.deletion_timestamp.is_some();
+        let ready = status.is_true("Ready") && !deleting;
+        Some(Server {
+            name: meta.name?.into(),
+            namespace: meta.namespace?.into(),
+            pool: meta.labels?.remove(names::INSTANCE)?.into(),
+            ready,
+            trouble: (!ready && !deleting)
+                .then(|| status.server_trouble())
+                .flatten(),
+        })
+    }
+}
+
 impl WireSpec {
     /// Whether a tier's volume comes from a claim: of the file system tier, or of a disk tier whose claim is created with the pod.
     fn has_claim(&self) -> bool {
@@ -312,6 +330,34 @@ impl WireSpec {
 }
 
 impl WireStatus {
+    fn is_true(&self, kind: &str) -> bool {
+        let mut conditions = self.conditions.iter();
+        conditions.any(|c| c.r#type == kind && c.status == "True")
+    }
+
+    /// Why the only container of a server's pod does not run, if there is a lasting reason. A container that exited is in trouble until the
+    /// pod is ready, so that a crash loop is one trouble.
+    fn server_trouble(mut self) -> Option<(Box<str>, Box<str>)> {
+        if let Some(waits) = self.waits(false).filter(|w| w.what == WaitsFor::Node) {
+            return Some(("Unschedulable".into(), waits.message));
+        }
+        let status = self.container_statuses.pop()?;
+        let exit = status
+            .state
+            .terminated
+            .as_ref()
+            .or(status.last_state.terminated.as_ref());
+        let exited = exit.map(|end| {
+            let message = format!("exit code {} {}", end.exit_code, end.message);
+            (end.reason.as_str().into(), short(message.trim()))
+        });
+        let state = SidecarState::from(status.state.clone());
+        let stuck = state
+            .stuck()
+            .map(|fault| (fault.reason.into(), fault.message.into()));
+        stuck.or(exited)
+    }
+
     fn waits(&self, has_claim: bool) -> Option<Waits> {
         let condition = |kind: &str| self.conditions.iter().find(|c| c.r#type == kind);
         let scheduled = condition("PodScheduled")?;

@@ -2,7 +2,7 @@
 
 use super::children::Children;
 use crate::api::KVCachePool;
-use crate::pods::{Index, PoolRef, PoolUsage, Refusals};
+use crate::pods::{Index, PoolRef, PoolUsage, Refusals, Server};
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
@@ -15,6 +15,7 @@ pub type Stored = DeserializeGuard<KVCachePool>;
 pub struct Caches {
     pub pools: Store<Stored>,
     pub pods: Arc<Index>,
+    pub servers: Arc<Index<Server>>,
     pub refusals: Arc<Refusals>,
     pub children: Arc<Children>,
     pub usage: Usage,
@@ -25,10 +26,22 @@ impl Caches {
         Self {
             pools,
             pods: Arc::default(),
+            servers: Arc::default(),
             refusals: Arc::default(),
             children: Arc::default(),
             usage: Usage::default(),
         }
+    }
+
+    /// Whether all pods are listed. Counts before that would be too small.
+    pub fn are_complete(&self) -> bool {
+        self.pods.is_complete() && self.servers.is_complete()
+    }
+
+    /// Waits until all pods are listed.
+    pub async fn completed(&self) {
+        self.pods.completed().await;
+        self.servers.completed().await;
     }
 }
 

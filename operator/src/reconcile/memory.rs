@@ -22,6 +22,8 @@ pub struct Memory {
     pub update: Option<Update>,
     pub evictions: Evictions,
     pub faults: Faults,
+    /// The status that the last plan computed, whether it is written or not.
+    pub planned: Option<KVCachePoolStatus>,
     /// The last written status, and the pool's resource version after the write.
     pub written: Option<(KVCachePoolStatus, String)>,
     pub writes: Writes,

@@ -12,6 +12,7 @@ mod coalesce;
 mod context;
 mod error;
 mod events;
+mod gauges;
 mod memory;
 mod observe;
 mod plan;

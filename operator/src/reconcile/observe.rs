@@ -9,7 +9,7 @@ use crate::api::{KVCachePool, Problem};
 use crate::canary::CanaryResult;
 use crate::desired::{desired, settings};
 use crate::inject::Settings;
-use crate::pods::{Pod, PoolRef, Refused, Summary};
+use crate::pods::{Pod, PoolRef, Refused, Server, Summary};
 use crate::status::Canary;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -54,6 +54,8 @@ pub struct Active<'a> {
     pub objects: Vec<(DynamicObject, Option<Option<Child>>)>,
     /// Existing objects that the pool owns.
     pub children: Vec<(TypeMeta, String)>,
+    /// Pods of the pool's managed servers.
+    pub servers: Vec<Arc<Server>>,
     /// Owners whose pods the API server refused recently.
     pub refused: Vec<Refused>,
     pub usage: Summary,
@@ -132,6 +134,7 @@ fn active<'a>(
         children: caches
             .children
             .of(&name.namespace, spec.uid().as_deref().unwrap_or_default()),
+        servers: caches.servers.of(name),
         refused: match canary {
             // Injection cannot be why pods are refused while no pod is injected.
             Canary::Unreachable => Vec::new(),

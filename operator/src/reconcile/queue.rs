@@ -1,4 +1,4 @@
-//! The queue of pools that need a reconcile pass, after a change of the pool, its pods, its objects, refused pods, the responses of its
+//! The queue of pools that need a reconcile pass, after a change of the pool, its pods, its servers, its objects, refused pods, the responses of its
 //! sidecars, or the canary's result.
 
 use super::caches::{Caches, Stored};
@@ -6,7 +6,7 @@ use super::children;
 use super::coalesce::coalesced;
 use super::context::Context;
 use crate::names;
-use crate::pods::{PoolRef, watch_pods, watch_refusals};
+use crate::pods::{PoolRef, watch_pods, watch_refusals, watch_servers};
 use futures::{Stream, StreamExt};
 use kube::runtime::reflector::{ObjectRef, store::Writer};
 use kube::runtime::watcher::{Config, watcher};
@@ -31,6 +31,7 @@ pub fn queue(
 ) -> impl Stream<Item = Result<ObjectRef<Stored>, Infallible>> + use<> {
     let (client, metrics) = (&context.client, &context.metrics);
     let pods = watch_pods(client.clone(), caches.pods.clone(), metrics.clone());
+    let servers = watch_servers(client.clone(), caches.servers.clone(), metrics.clone());
     let refusals = watch_refusals(
         client.clone(),
         caches.pods.clone(),
@@ -43,6 +44,7 @@ pub fn queue(
     });
     let related = futures::stream::select_all([
         pods.boxed(),
+        servers.boxed(),
         children::watch(client, &caches.children, metrics).boxed(),
         refusals.boxed(),
         sampled.boxed(),
@@ -61,7 +63,7 @@ pub fn queue(
 fn listed(caches: &Arc<Caches>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
     let caches = caches.clone();
     futures::stream::once(async move {
-        caches.pods.completed().await;
+        caches.completed().await;
         futures::stream::iter(all(&caches))
     })
     .flatten()

@@ -6,6 +6,7 @@ use super::caches::{Caches, Stored, pool_ref};
 use super::context::Context;
 use super::error::{PASS_TIMEOUT, PassError};
 use super::events::Events;
+use super::gauges;
 use super::memory::Memory;
 use super::observe::{Observed, Outcome, observe};
 use super::plan::{has_finalizer, plan};
@@ -45,6 +46,7 @@ impl LeaderSession {
         self.memories.lock().remove(pool);
         self.caches.usage.forget(pool);
         self.backoff.clear(pool);
+        self.context.metrics.remove_group(&pool.to_string());
     }
 
     /// Runs one reconcile pass with a timeout, and counts it.
@@ -62,7 +64,7 @@ impl LeaderSession {
     /// Runs one reconcile pass. Returns the time until the next one.
     async fn pass(&self, stored: &Stored) -> Result<Duration, PassError> {
         // Counts would be wrong while pods are being listed. Every pool is queued when the list is complete.
-        if !self.caches.pods.is_complete() {
+        if !self.caches.are_complete() {
             return Ok(RESYNC);
         }
         if stored.meta().deletion_timestamp.is_some() && !has_finalizer(stored) {
@@ -100,7 +102,11 @@ impl LeaderSession {
             events: &self.events,
             observed,
         };
-        executor.act(plan(observed, memory), memory).await
+        let steps = plan(observed, memory);
+        if let Some(status) = memory.planned.take() {
+            gauges::export(&self.context.metrics, &observed.name, &status);
+        }
+        executor.act(steps, memory).await
     }
 
     /// Forgets a pool that does not exist, and reports its pods.
@@ -118,6 +124,13 @@ impl LeaderSession {
         let delay = self.backoff.record_failure(&pool).min(error.within());
         warn!(%pool, reason = %error, ?delay, "reconcile pass failed; retrying");
         delay
+    }
+}
+
+/// Only the leader exports gauges of pools.
+impl Drop for LeaderSession {
+    fn drop(&mut self) {
+        self.context.metrics.clear_groups();
     }
 }
 

@@ -2,9 +2,10 @@
 
 use super::counts::{Counts, size};
 use super::paused;
+use super::servers;
 use super::tiers::is_configured;
 use super::{Canary, Observation, Reason};
-use crate::api::{self, Mode, Problem};
+use crate::api::{self, ManagedServers, Mode, Problem};
 use crate::pods::{Fault, Pod, Position, SHARED, UpdateBlocker};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -230,6 +231,11 @@ fn shared(observed: &Observation<'_>) -> Verdict {
 }
 
 fn shared_tier(name: &str, observed: &Observation<'_>) -> Verdict {
+    if name == "redis"
+        && let Some(verdict) = managed_servers(observed)
+    {
+        return verdict;
+    }
     let Some(tier) = observed.usage.tiers.iter().find(|t| *t.name == *name) else {
         let silent = silent(observed);
         return match silent.is_empty() {
@@ -261,6 +267,21 @@ fn shared_tier(name: &str, observed: &Observation<'_>) -> Verdict {
         ),
         State::Ready => verdict(TRUE, Reason::TiersServe, ""),
     }
+}
+
+/// What the pods of managed servers say: one cannot run, or the first ones are starting. `None` if the sidecars' reports say more.
+fn managed_servers(observed: &Observation<'_>) -> Option<Verdict> {
+    let ManagedServers { desired, ready } = servers::count(observed)?;
+    let some = format!("{ready} of {desired} managed servers are ready");
+    if let Some(server) = servers::failing(observed) {
+        let (reason, why) = server.trouble.as_ref()?;
+        let gap = if why.is_empty() { "" } else { ": " };
+        let name = &server.name;
+        let message = format!("{some}; pod {name}: {reason}{gap}{why}");
+        return Some(verdict(FALSE, Reason::ServersFailing, message));
+    }
+    let reported = observed.usage.tiers.iter().any(|t| *t.name == *"redis");
+    (ready < desired && !reported).then(|| verdict(UNKNOWN, Reason::ServersStarting, some))
 }
 
 /// The sidecars' reports to the previous leader, until sidecars were queried.

@@ -5,6 +5,7 @@ mod conditions;
 mod counts;
 mod paused;
 mod reason;
+mod servers;
 mod tiers;
 mod write;
 
@@ -16,7 +17,7 @@ pub use reason::Reason;
 pub use write::{Write, Writes, due};
 
 use crate::api::{Duration, KVCachePool, KVCachePoolStatus, Problem};
-use crate::pods::{Breaker, Faults, HitRate, Pod, Summary, UpdateBlocker, WINDOW_MINUTES};
+use crate::pods::{Breaker, Faults, HitRate, Pod, Server, Summary, UpdateBlocker, WINDOW_MINUTES};
 use jiff::Timestamp;
 use std::sync::Arc;
 
@@ -42,6 +43,8 @@ pub struct Observation<'a> {
     pub problems: &'a [Problem],
     /// Pods with its label.
     pub pods: &'a [Arc<Pod>],
+    /// Pods of its managed servers.
+    pub servers: &'a [Arc<Server>],
     /// Failing sidecars of these pods.
     pub faults: &'a Faults,
     /// Hash of the settings of new pods; empty while the spec is not accepted.
@@ -71,6 +74,7 @@ pub fn status(
         conditions: conditions::conditions(observed, &counts, &previous.conditions, now),
         injection_paused: paused::injection_paused(observed.breaker),
         skipped: counts.skipped,
+        managed_servers: servers::count(observed),
         tiers: tiers::tiers(observed, &previous.tiers),
         hit_rate_percent,
         hit_rate_window: hit_rate_percent.map(|_| {

@@ -8,6 +8,8 @@ crate::reasons::reasons! {
     NoneConfigured = "The pool has no shared tier.",
     TiersServe = "Every shared tier serves, as sidecars report.",
     SharedTierDown = "No sidecar reaches a shared tier. The message names the tier, the reason and the missing permission. The page \"Errors and events of tiers\" explains the reasons. The memory tier still serves.",
+    ServersStarting = "Not all servers of `shared.redis.managed` are ready yet, and no sidecar has reported the tier.",
+    ServersFailing = "A server of `shared.redis.managed` does not start or does not keep running. The message has the reason of its pod: its image, a node with room for `memoryPerShard`, or its last exit. The memory tier still serves.",
     WebhookAnswers = "A labelled pod that the operator creates by dry run every minute gets a sidecar.",
     CanaryPending = "The first dry run of a labelled pod has not returned yet. This takes at most a minute after the election of a leader.",
     CanaryRefused = "The dry run of a labelled pod in the operator's namespace failed, so it is unknown whether pods are injected. The message has the API server's reply. A quota or an admission policy of that namespace can cause this.",

@@ -17,6 +17,7 @@ struct Scene {
     pool: KVCachePool,
     problems: Vec<Problem>,
     pods: Vec<Arc<Pod>>,
+    servers: Vec<Arc<Server>>,
     usage: Summary,
     canary: Canary,
     breaker: Breaker,
@@ -34,6 +35,7 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
         pool: serde_json::from_value(pool).unwrap(),
         problems: Vec::new(),
         pods: pods.into_iter().map(Arc::new).collect(),
+        servers: Vec::new(),
         usage: Summary {
             known: true,
             ..Summary::default()
@@ -53,6 +55,7 @@ impl Scene {
             pool: &self.pool,
             problems: &self.problems,
             pods: &self.pods,
+            servers: &self.servers,
             faults: &faults,
             hash: "h",
             usage: &self.usage,

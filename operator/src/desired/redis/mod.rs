@@ -11,6 +11,7 @@ pub use password::{password, secret_name};
 
 use super::object;
 use crate::api::{KVCachePool, ManagedRedis};
+use crate::names;
 use k8s_openapi::Resource;
 use kube::ResourceExt;
 use kube::api::{DynamicObject, TypeMeta};
@@ -54,8 +55,8 @@ fn name(pool: &KVCachePool) -> String {
 /// Labels of the servers' pods. They exclude the pool's own label, which would cause injection.
 fn selector(pool: &KVCachePool) -> Value {
     json!({
-        "app.kubernetes.io/name": "kvcachepool-redis",
-        "app.kubernetes.io/instance": pool.name_any(),
+        (names::NAME): names::SERVERS,
+        (names::INSTANCE): pool.name_any(),
     })
 }
 

@@ -233,3 +233,59 @@ fn the_reason_for_waiting_is_parsed_from_conditions() {
     let foreign = json!({"name": "models", "persistentVolumeClaim": {"claimName": "models"}});
     assert_eq!(waits(foreign, absent, ""), Some((WaitsFor::Node, false)));
 }
+
+/// A managed server with these fields of its status.
+fn server(status: serde_json::Value) -> Server {
+    let pod = json!({
+        "metadata": {
+            "name": "kvcachepool-llama-0", "namespace": "serving",
+            "labels": {"app.kubernetes.io/name": "kvcachepool-redis", "app.kubernetes.io/instance": "llama"},
+        },
+        "status": status,
+    });
+    let pod: WirePod = serde_json::from_value(pod).unwrap();
+    pod.into_server().unwrap()
+}
+
+#[test]
+fn a_managed_server_belongs_to_the_pool_of_its_label() {
+    let server = server(json!({"conditions": [{"type": "Ready", "status": "True"}]}));
+    assert_eq!(
+        (&*server.pool, &*server.name),
+        ("llama", "kvcachepool-llama-0")
+    );
+    assert!(server.ready && server.trouble.is_none());
+}
+
+#[test]
+fn the_trouble_of_a_managed_server_is_its_image_its_node_or_its_last_exit() {
+    let of = |status: serde_json::Value| {
+        let trouble = server(status).trouble;
+        trouble.map(|(reason, message)| (reason.into_string(), message.into_string()))
+    };
+    let is = |reason: &str, message: &str| Some((reason.to_owned(), message.to_owned()));
+    let container = |state: serde_json::Value, last: serde_json::Value| {
+        of(json!({"containerStatuses": [{"name": "redis", "state": state, "lastState": last}]}))
+    };
+    let exit = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
+    let back_off = json!({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}});
+    let (none, running) = (json!({}), json!({"running": {}}));
+    assert_eq!(
+        container(back_off, none.clone()),
+        is("ImagePullBackOff", "not found")
+    );
+    assert_eq!(
+        container(running.clone(), exit),
+        is("OOMKilled", "exit code 137")
+    );
+    assert_eq!(container(running, none), None);
+    let creating = json!({"waiting": {"reason": "ContainerCreating"}});
+    assert_eq!(container(creating, json!({})), None);
+    let message = "0/3 nodes are available: 3 Insufficient memory.";
+    assert_eq!(
+        of(
+            json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]})
+        ),
+        is("Unschedulable", message)
+    );
+}

@@ -28,10 +28,11 @@ pub fn plan(observed: &Observed<'_>, memory: &mut Memory) -> Vec<Step> {
     }
 }
 
-fn malformed(observed: &Observed<'_>, error: &str, memory: &Memory) -> Vec<Step> {
+fn malformed(observed: &Observed<'_>, error: &str, memory: &mut Memory) -> Vec<Step> {
     let generation = observed.stored.meta().generation;
     let before = memory.written.clone().map(|(s, _)| s).unwrap_or_default();
     let next = status::malformed(error, generation, &before, observed.now);
+    memory.planned = Some(next.clone());
     let write = write::write(observed, &before, next, memory);
     // A write that has to wait does not cause a pass of its own.
     let writes = |step: &Step| matches!(step, Step::Status(..));

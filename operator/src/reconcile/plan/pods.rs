@@ -64,6 +64,7 @@ pub fn plan(
         pool: active.spec,
         problems,
         pods,
+        servers: &active.servers,
         faults: &memory.faults,
         hash: &hash,
         usage: &active.usage,
@@ -73,6 +74,7 @@ pub fn plan(
         unapplied: unapplied.as_ref(),
     };
     let next = status::status(&observation, &before, *now);
+    memory.planned = Some(next.clone());
     steps.extend(write(observed, &before, next, memory));
 
     let namespace = &observed.name.namespace;

@@ -45,6 +45,7 @@ fn observed(stored: &Stored, pods: impl IntoIterator<Item = Pod>) -> Observed<'_
             settings: settings(spec, &defaults()),
             objects: objects.into_iter().map(|object| (object, None)).collect(),
             children: Vec::new(),
+            servers: Vec::new(),
             refused: Vec::new(),
             usage: Summary {
                 known: true,

@@ -70,3 +70,50 @@ fn a_new_leader_keeps_the_reported_shared_tiers_until_it_has_queried_sidecars() 
         assert_eq!(face(&after, SHARED_TIERS_READY).1, "SharedTierDown");
     }
 }
+
+/// A scene of a pool with two managed servers, one of which is ready.
+fn managing(trouble: Option<(&str, &str)>) -> Scene {
+    let mut scene = scene([]);
+    let redis = json!({"managed": {"shards": 2, "memoryPerShard": "1Gi"}});
+    scene.pool.spec.shared = serde_json::from_value(json!({"redis": redis})).unwrap();
+    let server = |name: &str, ready, trouble: Option<(&str, &str)>| {
+        Arc::new(Server {
+            name: name.into(),
+            namespace: "n".into(),
+            pool: "p".into(),
+            ready,
+            trouble: trouble.map(|(reason, message)| (reason.into(), message.into())),
+        })
+    };
+    scene.servers = vec![server("s-0", true, None), server("s-1", false, trouble)];
+    scene
+}
+
+#[test]
+fn a_managed_server_that_cannot_run_is_named_with_its_reason() {
+    let scene = managing(Some(("ImagePullBackOff", "no such image")));
+    let status = scene.status();
+    expect(&status, SHARED_TIERS_READY, "False", "ServersFailing");
+    let message = &condition(&status.conditions, SHARED_TIERS_READY).unwrap();
+    assert_eq!(
+        message.message,
+        "1 of 2 managed servers are ready; pod s-1: ImagePullBackOff: no such image"
+    );
+    let servers = status.managed_servers.unwrap();
+    assert_eq!((servers.desired, servers.ready), (2, 1));
+}
+
+#[test]
+fn managed_servers_that_start_are_no_failure() {
+    let mut scene = managing(None);
+    let status = scene.status();
+    expect(&status, SHARED_TIERS_READY, "Unknown", "ServersStarting");
+    scene.servers = [&scene.servers[0], &scene.servers[0], &scene.servers[0]]
+        .map(Arc::clone)
+        .to_vec();
+    let status = scene.status();
+    expect(&status, SHARED_TIERS_READY, "Unknown", "NoSidecarYet");
+    assert_eq!(status.managed_servers.unwrap().ready, 2, "of two shards");
+    scene.pool.spec.shared = Default::default();
+    assert_eq!(scene.status().managed_servers, None);
+}
