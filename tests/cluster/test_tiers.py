@@ -276,3 +276,32 @@ def test_deleted_objects_are_recreated_and_all_are_deleted_with_the_pool(
     kubernetes.kubectl("delete", "kvcachepool", "demo", namespace=namespace)
     everything = (*_KINDS, "configmap", "pod")
     kubernetes.wait_for(lambda: not left(everything), 60, "nothing of the pool", namespace=namespace)
+
+
+def test_a_managed_server_whose_image_cannot_be_pulled_is_named(
+    kubernetes: Kubernetes, operator: Operator, namespace: str
+) -> None:
+    kubernetes.apply(_pool("registry.invalid/valkey:1", 1), namespace=namespace)
+
+    def condition() -> Object:
+        found: list[Object] = status(kubernetes, namespace, "demo").get("conditions", [])
+        return next((each for each in found if each["type"] == "SharedTiersReady"), {})
+
+    kubernetes.wait_for(
+        lambda: condition().get("reason") == "ServersFailing", 60, "the condition names the server", namespace=namespace
+    )
+    message = condition()["message"]
+    assert message.startswith("0 of 1 managed servers are ready; pod kvcachepool-demo-0: "), message
+    assert "ImagePull" in message, message
+    assert status(kubernetes, namespace, "demo")["managedServers"] == {"desired": 1, "ready": 0}
+    first = kubernetes.wait_for(lambda: leader(kubernetes), 30, "a leader", namespace=SYSTEM)
+    pools = {"namespace": namespace, "pool": "demo"}
+
+    def exported(name: str, **labels: str) -> float:
+        return first.metrics().total(f"kvcachepool_pool_{name}", **pools, **labels)
+
+    assert exported("managed_servers", state="desired") == 1
+    kubernetes.kubectl("delete", "kvcachepool", "demo", namespace=namespace)
+    kubernetes.wait_for(
+        lambda: exported("managed_servers", state="desired") == 0, 30, "the gauges are removed", namespace=namespace
+    )
