@@ -60,10 +60,12 @@ pub fn purges(pool: &KVCachePool) -> bool {
         && (external || shared.file_system.is_some() || shared.s3.is_some())
 }
 
-/// The purge of a deleted pool. Objects do not record their pool, so a tier that one of `others` uses too is left alone.
+/// The purge of a deleted pool. Objects do not record their pool, so a tier that one of `others` uses too is left alone. An `unreadable`
+/// pool may use every tier.
 pub fn purge(
     pool: &KVCachePool,
     others: &[&KVCachePool],
+    unreadable: Option<&str>,
     defaults: &Defaults,
 ) -> Result<Purge, Vec<Problem>> {
     let mut settings = settings(pool, defaults)?;
@@ -71,8 +73,9 @@ pub fn purge(
     let mut sharer = |tier, is: &dyn Fn(&KVCachePool) -> bool| {
         let found = others.iter().find(|other| is(other));
         let name = found.map(|o| format!("{}/{}", o.namespace().unwrap_or_default(), o.name_any()));
-        shared.extend(name.map(|name| (tier, name)));
-        found.is_some()
+        let name = name.or(unreadable.map(str::to_owned));
+        shared.extend(name.clone().map(|name| (tier, name)));
+        name.is_some()
     };
     let servers = servers(pool);
     if servers.is_empty()
@@ -199,7 +202,7 @@ mod tests {
 
     /// Purged tiers, and tiers that another pool shares.
     fn purged(pool: &KVCachePool, other: &KVCachePool) -> (Vec<&'static str>, Vec<&'static str>) {
-        let purge = purge(pool, &[other], &defaults()).unwrap();
+        let purge = purge(pool, &[other], None, &defaults()).unwrap();
         let job = purge.job.unwrap_or_default();
         let text = job["spec"]["template"]["metadata"]["annotations"][names::CONFIG].as_str();
         let config = text.map(|text| config::Config::parse(text, true).unwrap().0);
@@ -222,7 +225,7 @@ mod tests {
     #[test]
     fn the_job_of_a_purge_runs_three_times_for_ten_minutes_and_has_no_owner() {
         let pool = of(json!({"deletionPolicy": "Delete", "shared": {"s3": s3("prod")}}));
-        let mut job = purge(&pool, &[], &defaults()).unwrap().job.unwrap();
+        let mut job = purge(&pool, &[], None, &defaults()).unwrap().job.unwrap();
         job["spec"]["template"]["metadata"]["annotations"].take();
         insta::assert_yaml_snapshot!(job);
     }
@@ -246,6 +249,16 @@ mod tests {
     }
 
     #[test]
+    fn no_tier_is_purged_while_another_pool_cannot_be_read() {
+        let shared = json!({"s3": s3("prod"), "redis": redis("redis://cache")});
+        let pool = of(json!({"deletionPolicy": "Delete", "shared": shared}));
+        let purge = purge(&pool, &[], Some("n/broken"), &defaults()).unwrap();
+        assert!(purge.job.is_none());
+        let by = || "n/broken".to_owned();
+        assert_eq!(purge.shared, [("redis", by()), ("s3", by())]);
+    }
+
+    #[test]
     fn a_claim_that_another_pool_of_the_namespace_uses_too_is_not_purged() {
         let spec = |claim: &str| {
             let folder = json!({"persistentVolumeClaim": {"claimName": claim}});
@@ -260,7 +273,7 @@ mod tests {
             .metadata
             .namespace
             .clone_from(&pool.metadata.namespace);
-        let found = purge(&pool, &[&neighbour], &defaults()).unwrap();
+        let found = purge(&pool, &[&neighbour], None, &defaults()).unwrap();
         assert!(found.job.is_none());
         assert_eq!(found.shared, [("filesystem", "serving/other".to_owned())]);
         let mut neighbour = another(spec("other"));
@@ -299,7 +312,7 @@ mod tests {
     fn a_purge_uses_the_pools_service_account() {
         let mut pool = of(json!({"deletionPolicy": "Delete", "shared": {"s3": s3("")}}));
         let account = |pool: &KVCachePool| {
-            let job = purge(pool, &[], &defaults()).unwrap().job.unwrap();
+            let job = purge(pool, &[], None, &defaults()).unwrap().job.unwrap();
             job["spec"]["template"]["spec"]["serviceAccountName"].clone()
         };
         assert_eq!(account(&pool), "default");

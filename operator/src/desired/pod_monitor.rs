@@ -17,7 +17,7 @@ pub(super) fn pod_monitor(pool: &KVCachePool, settings: &PodMonitor) -> DynamicO
     let data = json!({"spec": {
         "selector": {"matchLabels": {names::POOL: name}},
         "podTargetLabels": [names::POOL],
-        "podMetricsEndpoints": [{"portNumber": names::ADMIN_PORT, "path": "/metrics"}],
+        "podMetricsEndpoints": [{"port": names::ADMIN_PORT_NAME, "path": "/metrics"}],
     }});
     let mut monitor = object(pool, types, format!("kvcachepool-{name}"), data);
     // A user may set the labels that a Prometheus selects, but not those by which the operator finds its objects.

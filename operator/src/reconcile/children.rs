@@ -11,11 +11,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{Config, Event, watcher};
+use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::{debug, warn};
 
 /// The kinds of objects that `desired` creates, and whether every cluster has them and lets the operator watch them.
@@ -172,6 +173,20 @@ fn pool(meta: &ObjectMeta) -> Option<PoolRef> {
     Some(PoolRef::new(meta.namespace.as_deref()?, name))
 }
 
+/// Interval between attempts to list a kind that the cluster does not have, or does not permit.
+const DENIED_INTERVAL: Duration = Duration::from_secs(300);
+
+/// Whether the cluster does not have a kind, or does not permit to list it. Both last until somebody changes the cluster.
+fn is_denied(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+            matches!(status.code, 403 | 404)
+        }
+        _ => false,
+    }
+}
+
 /// Updates `children` and yields the pools whose children changed. Never ends.
 pub fn watch(
     client: &Client,
@@ -188,6 +203,13 @@ pub fn watch(
         let (children, metrics) = (children.clone(), metrics.clone());
         watcher(api, Config::default().labels(&managed))
             .default_backoff()
+            .then(move |event| async move {
+                // The stream is not polled meanwhile.
+                if !required && event.as_ref().is_err_and(is_denied) {
+                    tokio::time::sleep(DENIED_INTERVAL).await;
+                }
+                event
+            })
             .filter_map(move |event| {
                 let pool = match event {
                     Ok(event) => children.apply(kind, event),
@@ -275,6 +297,19 @@ mod tests {
             pool
         );
         assert_eq!(children.of("n", "u"), []);
+    }
+
+    #[test]
+    fn only_a_missing_kind_or_permission_is_denied() {
+        let error = |code: u16| {
+            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(kube::core::Status {
+                code,
+                ..kube::core::Status::default()
+            })))
+        };
+        assert!(is_denied(&error(403)) && is_denied(&error(404)));
+        assert!(!is_denied(&error(429)) && !is_denied(&error(500)));
+        assert!(!is_denied(&watcher::Error::NoResourceVersion));
     }
 
     #[test]

@@ -59,7 +59,20 @@ pub async fn purge(stored: &Stored, context: &Context, caches: &Caches, now: Tim
         .filter_map(|other| other.0.as_ref().ok())
         .filter(|other| other.uid() != pool.uid() && keeps_objects(other))
         .collect();
-    let (shared, wanted) = match job::purge(pool, &others, &context.defaults) {
+    let mut unreadable = all.iter().filter_map(|other| other.0.as_ref().err());
+    let unreadable = unreadable.next().map(|invalid| {
+        let (namespace, name) = (
+            invalid.metadata.namespace.as_deref(),
+            &invalid.metadata.name,
+        );
+        let name = name.as_deref().unwrap_or_default();
+        format!(
+            "{}/{name} (which cannot be read)",
+            namespace.unwrap_or_default()
+        )
+    });
+    let (shared, wanted) = match job::purge(pool, &others, unreadable.as_deref(), &context.defaults)
+    {
         Ok(job::Purge { shared, job }) => (shared, job),
         Err(problems) => return Purge::NotAccepted(problems),
     };

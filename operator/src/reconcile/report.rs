@@ -9,6 +9,7 @@ use crate::pods::{BreakerChange, Faults, Owner, Pod, SkipReason, UpdateBlocker};
 use crate::status::{READY, Reason, cause_message, condition};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Note of the event, and message of the condition, if the operator may not patch pods.
@@ -121,6 +122,7 @@ pub fn pods(
     pool: &ObjectReference,
     now: Timestamp,
 ) -> Vec<Event> {
+    let missed: HashSet<&str> = missed.iter().map(|pod| &*pod.uid).collect();
     let mut events = Vec::new();
     for pod in pods.iter().filter(|pod| is_recent(pod, now)) {
         let found = refusal(pod)
@@ -134,7 +136,7 @@ pub fn pods(
             })
             .or_else(|| shortfall(pod))
             .or_else(|| {
-                missed.iter().find(|m| m.uid == pod.uid)?;
+                missed.get(&*pod.uid)?;
                 let note = format!(
                     "pod {} started without a cache, because the injection webhook was not called; create the pod again",
                     pod.name

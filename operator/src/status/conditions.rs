@@ -142,9 +142,12 @@ fn summed(
     mut parts: Vec<(&'static str, Verdict)>,
     unapplied: Option<&(Reason, String)>,
 ) -> Vec<(&'static str, Verdict)> {
-    let worst = [FALSE, UNKNOWN]
-        .into_iter()
-        .find_map(|status| parts.iter().find(|(_, v)| v.status == status));
+    // Disabled injection is what the user wants.
+    let counts = |v: &Verdict| v.reason != Reason::InjectionDisabled.name();
+    let worst = [FALSE, UNKNOWN].into_iter().find_map(|status| {
+        let mut parts = parts.iter();
+        parts.find(|(_, v)| v.status == status && counts(v))
+    });
     let ready = match worst {
         worst if unapplied.is_some() && worst.is_none_or(|(_, v)| v.status != FALSE) => {
             let (reason, message) = unapplied
