@@ -133,6 +133,20 @@ fn group_size_variable(pod: &Value) -> Option<&str> {
         .and_then(|variable| json::text(variable, "value"))
 }
 
+/// Refuses an engine whose Python ignores PYTHONPATH, because it finds no connector.
+pub(super) fn isolated_python(launch: &Launch<'_>) -> Result<(), Refusal> {
+    match launch.isolating_option() {
+        Some(option) => Err(Refusal::new(
+            Reason::PythonIsolated,
+            format!(
+                "{} is started by Python with {option}, so it ignores PYTHONPATH and finds no connector; remove that option",
+                launch.engine()
+            ),
+        )),
+        None => Ok(()),
+    }
+}
+
 /// Refuses pods where the sidecar cannot have its port, and pods of other operating systems.
 pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
     let os = spec.pointer("/os/name").and_then(Value::as_str);

@@ -1,7 +1,7 @@
 //! How a container starts its engine, as far as it can be parsed: command, arguments, shell strings inside them, and variables that hold
 //! arguments. Nothing is executed or expanded.
 
-use super::engine::Engine;
+use super::engine::{Engine, program};
 use super::json;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -106,6 +106,41 @@ impl<'a> Launch<'a> {
         Some(names)
     }
 
+    /// The option by which the engine's Python ignores variables of the environment. The engine is a module or a script of Python; other
+    /// programs that Python runs beside it do not count.
+    pub(super) fn isolating_option(&self) -> Option<&'a str> {
+        let mut words = self.words().peekable();
+        while let Some(word) = words.next() {
+            if !program(word).starts_with("python") {
+                continue;
+            }
+            let mut isolating = None;
+            while let Some(option) = words.next_if(|word| word.starts_with('-')) {
+                let letters = option.trim_start_matches('-');
+                // The module or the argument of these options follows, in the same word or in the next one.
+                let end = letters.find(['m', 'c', 'W', 'X']);
+                let plain = &letters[..end.unwrap_or(letters.len())];
+                if !option.starts_with("--") && plain.contains(['I', 'E']) {
+                    isolating = Some(option);
+                }
+                match letters[plain.len()..].chars().next() {
+                    Some('m' | 'c') => break,
+                    Some(_) if plain.len() + 1 == letters.len() => _ = words.next(),
+                    _ => {}
+                }
+            }
+            let started = words.peek().copied().unwrap_or_default();
+            let engine = ["vllm", "sglang", "dynamo"].iter().any(|engine| {
+                let rest = program(started).strip_prefix(engine);
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            });
+            if engine && isolating.is_some() {
+                return isolating;
+            }
+        }
+        None
+    }
+
     /// Whether vLLM's own offloading connector has this project's tier.
     pub(super) fn has_own_tier(&self) -> bool {
         let found = self.connectors();
@@ -204,5 +239,41 @@ mod tests {
         assert!(launch.flag("nn").is_empty());
         let dynamo = json!({"args": ["python3", "-m", "dynamo.vllm", "--connector", "kvbm", "nixl", "--model", "m"]});
         assert_eq!(Launch::of(&dynamo).dynamo_connectors(), ["kvbm", "nixl"]);
+    }
+
+    #[test]
+    fn only_options_of_the_engines_python_isolate_it() {
+        let of = |command: &str| {
+            let words: Vec<&str> = command.split(' ').collect();
+            let container = json!({"command": words});
+            let launch = Launch::of(&container);
+            launch.isolating_option().map(str::to_owned)
+        };
+        for (command, option) in [
+            ("python -I -m vllm.entrypoints.openai.api_server", "-I"),
+            (
+                "/usr/bin/python3.12 -u -E -m vllm.entrypoints.openai.api_server",
+                "-E",
+            ),
+            ("python3 -sE /opt/venv/bin/vllm serve m", "-sE"),
+            ("python3 -Im sglang.launch_server", "-Im"),
+            ("python3 -W ignore -I -m dynamo.vllm", "-I"),
+            (
+                "sh -c exec python3 -X dev -I -m vllm.entrypoints.openai.api_server",
+                "-I",
+            ),
+        ] {
+            assert_eq!(of(command).as_deref(), Some(option), "{command}");
+        }
+        for command in [
+            "python3 -m vllm.entrypoints.openai.api_server --model I",
+            "python3 -u -W Ignore -m vllm.entrypoints.openai.api_server",
+            "sh -c python3 -I prepare.py; vllm serve m",
+            "vllm serve m -E",
+            "python3 -m vllm.entrypoints.openai.api_server -I",
+            "python3",
+        ] {
+            assert_eq!(of(command), None, "{command}");
+        }
     }
 }

@@ -153,6 +153,7 @@ fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<ShortfallDeta
     additions::names_are_free(spec, target)?;
     let launch = launch::Launch::of(&spec["containers"][target]);
     conflicts::multi_node(pod, &launch)?;
+    conflicts::isolated_python(&launch)?;
     match launch.engine() {
         Engine::Vllm => conflicts::connector(&launch, settings.existing_connector)?,
         Engine::Sglang => engine::sglang(&launch)?,

@@ -5,8 +5,8 @@ use super::launch::Launch;
 use super::overlay::{overlay, overlay_named};
 use super::quantity::Quantity;
 use super::{
-    Reason, Refusal, Report, Settings, ShortfallDetail, additions, engine, env, hook, json,
-    resources,
+    Reason, Refusal, Report, Settings, Shortfall, ShortfallDetail, additions, engine, env, hook,
+    json, resources,
 };
 use crate::names;
 use kvcachepool_protocol::config::{ByteSize, Config};
@@ -69,7 +69,7 @@ fn memory_bytes(pod: &Value, settings: &Settings) -> Result<u64, Refusal> {
         Some(most) if bytes > most => Err(Refusal::new(
             Reason::ResourcesExceeded,
             format!(
-                "annotation {} requests {text}, but the pool allows at most {} (injection.memoryMax)",
+                "annotation {} requests {text}, but at most {} is allowed (injection.memoryMax of the pool, or the cluster's policy)",
                 names::MEMORY,
                 Quantity::bytes(most)
             ),
@@ -111,7 +111,10 @@ pub(super) fn injected(
         }
         shortfall = engine::shortfall(&Launch::of(engine), json::name(engine)).or(shortfall);
     }
-    exclude_from_mesh(&mut after, config.admin.listen.port());
+    shortfall = shortfall.or_else(|| cpu_limited(spec, settings));
+    for mesh in &MESHES {
+        exclude_from_mesh(&mut after, config.admin.listen.port(), mesh);
+    }
     if let Some(disk) = &settings.disk {
         disk.allow_scale_down(&mut after);
     }
@@ -125,6 +128,17 @@ pub(super) fn injected(
     );
     json::set_text(json::entry(metadata, "labels"), names::POOL, &settings.pool);
     Ok((after, shortfall))
+}
+
+/// The shortfall of a sidecar whose CPU nobody has chosen.
+fn cpu_limited(spec: &Value, settings: &Settings) -> Option<ShortfallDetail> {
+    let limit = resources::default_cpu_limit(settings, resources::found_sidecar(spec)?)?;
+    Some(ShortfallDetail {
+        reason: Shortfall::CpuLimited,
+        message: format!(
+            "each container of the pod has a CPU limit, so the sidecar has the limit {limit}; set sidecar.resources in the pool to choose it"
+        ),
+    })
 }
 
 /// The sidecar's config in this pod. A pool cannot set values that must match vLLM's container.
@@ -175,21 +189,46 @@ fn mount(engine: &mut Value) {
     }
 }
 
-const MESH_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+/// A service mesh whose proxy takes over the pod's ports.
+struct Mesh {
+    /// Annotation with the ports that it leaves alone.
+    ports: &'static str,
+    /// Label or annotation by which a pod requests the mesh, and its values.
+    request: (&'static str, &'static [&'static str]),
+    proxy: &'static str,
+    /// Container that fixes the list of ports when the pod starts.
+    init: &'static str,
+}
 
-/// A mesh with strict mTLS would block the operator and monitoring from the sidecar's port. If `istio-init` is already in the pod, its
-/// rules are fixed and the annotation would be wrong.
-fn exclude_from_mesh(pod: &mut Value, port: u16) {
-    const INJECT: &str = "sidecar.istio.io/inject";
+const MESHES: [Mesh; 2] = [
+    Mesh {
+        ports: "traffic.sidecar.istio.io/excludeInboundPorts",
+        request: ("sidecar.istio.io/inject", &["true"]),
+        proxy: "istio-proxy",
+        init: "istio-init",
+    },
+    Mesh {
+        ports: "config.linkerd.io/skip-inbound-ports",
+        request: ("linkerd.io/inject", &["enabled", "ingress"]),
+        proxy: "linkerd-proxy",
+        init: "linkerd-init",
+    },
+];
+
+/// A mesh with strict mTLS would block the operator and monitoring from the sidecar's port. If the mesh's init container is already in the
+/// pod, its rules are fixed and the annotation would be wrong.
+fn exclude_from_mesh(pod: &mut Value, port: u16, mesh: &Mesh) {
     let spec = json::entry(pod, "spec");
     let has = |name: &str| json::all_containers(spec).any(|one| json::name(one) == name);
-    if has("istio-init") {
+    if has(mesh.init) {
         return;
     }
-    let proxy = has("istio-proxy");
-    let requested =
-        [json::label(pod, INJECT), json::annotation(pod, INJECT)].contains(&Some("true"));
-    let given = json::annotation(pod, MESH_PORTS).map(str::to_string);
+    let proxy = has(mesh.proxy);
+    let (key, values) = mesh.request;
+    let requested = [json::label(pod, key), json::annotation(pod, key)]
+        .iter()
+        .any(|value| value.is_some_and(|value| values.contains(&value)));
+    let given = json::annotation(pod, mesh.ports).map(str::to_string);
     if !proxy && !requested && given.is_none() {
         return;
     }
@@ -207,5 +246,5 @@ fn exclude_from_mesh(pod: &mut Value, port: u16) {
         format!("{given},{port}")
     };
     let annotations = json::entry(json::entry(pod, "metadata"), "annotations");
-    json::set_text(annotations, MESH_PORTS, &ports);
+    json::set_text(annotations, mesh.ports, &ports);
 }

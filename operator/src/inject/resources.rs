@@ -64,6 +64,19 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
     json!({"requests": texts(&requests), "limits": texts(&limits)})
 }
 
+/// The sidecar's CPU limit in this pod, if it is the default request and the pool chose neither.
+pub(super) fn default_cpu_limit(settings: &Settings, sidecar: &Value) -> Option<Quantity> {
+    let given = |amounts: Option<&BTreeMap<_, _>>| {
+        let cpu = pool_amounts(amounts).get("cpu").copied();
+        cpu.is_some_and(Quantity::is_positive)
+    };
+    let (requests, limits) = (&settings.resources.requests, &settings.resources.limits);
+    if given(requests.as_ref()) || given(limits.as_ref()) {
+        return None;
+    }
+    qos::amounts(sidecar, "limits").get("cpu").copied()
+}
+
 /// Resources of the init container. A pod with pod-level resources needs none, and they could exceed the pod's.
 pub(super) fn init(spec: &Value) -> Value {
     if qos::has_pod_resources(spec) {

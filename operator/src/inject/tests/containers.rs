@@ -139,3 +139,43 @@ fn a_mesh_excludes_the_port_only_while_it_still_listens() {
     let after = injected(&cni, &settings());
     assert_eq!(json::annotation(&after, PORTS), Some("9797"));
 }
+
+#[test]
+fn linkerd_skips_the_port_if_the_pod_requests_linkerd() {
+    const PORTS: &str = "config.linkerd.io/skip-inbound-ports";
+    let with = |annotations: Value| {
+        let mut meshed = pod("plain");
+        meshed["metadata"]["annotations"] = annotations;
+        let after = injected(&meshed, &settings());
+        json::annotation(&after, PORTS).map(str::to_owned)
+    };
+    assert_eq!(with(json!({})), None);
+    assert_eq!(with(json!({"linkerd.io/inject": "disabled"})), None);
+    let requested = with(json!({"linkerd.io/inject": "enabled"}));
+    assert_eq!(requested.as_deref(), Some("9797"));
+    let both = with(json!({"linkerd.io/inject": "ingress", PORTS: "4190,25"}));
+    assert_eq!(both.as_deref(), Some("4190,25,9797"));
+    let mut late = pod("plain");
+    late["spec"]["initContainers"] = json!([{"name": "linkerd-init"}]);
+    late["metadata"]["annotations"] = json!({"linkerd.io/inject": "enabled"});
+    let after = injected(&late, &settings());
+    assert_eq!(json::annotation(&after, PORTS), None, "its rules are fixed");
+}
+
+#[test]
+fn a_sidecar_whose_cpu_is_limited_by_default_says_so() {
+    let shortfall = |name: &str, resources: Value| {
+        let mut settings = settings();
+        settings.resources = serde_json::from_value(resources).unwrap();
+        match inject(&pod(name), &settings) {
+            Outcome::Inject { shortfall, .. } => shortfall,
+            other => panic!("not injected: {other:?}"),
+        }
+    };
+    let none = || json!({});
+    let limited = Some(Shortfall::CpuLimited);
+    assert_eq!(shortfall("guaranteed", none()), limited);
+    assert_eq!(shortfall("plain", none()), None, "it has no limit");
+    let chosen = json!({"requests": {"cpu": "2"}});
+    assert_eq!(shortfall("guaranteed", chosen), None);
+}

@@ -12,6 +12,8 @@ pub fn with_access(gpu_access: GpuAccess) -> Settings {
     Settings {
         gpu_access,
         container: Some("vllm".to_string()),
+        // Without it, the default limit would be a shortfall of Guaranteed pods.
+        resources: serde_json::from_value(json!({"requests": {"cpu": "500m"}})).unwrap(),
         ..settings()
     }
 }
@@ -311,7 +313,14 @@ fn a_later_call_adapts_to_changes_by_other_webhooks() {
 
 #[test]
 fn another_gpu_access_changes_the_hash() {
-    let of = |access| with_access(access).hash();
+    let of = |gpu_access| {
+        let settings = settings();
+        let settings = Settings {
+            gpu_access,
+            ..settings
+        };
+        settings.hash()
+    };
     assert_eq!(of(GpuAccess::None), settings().hash());
     assert_ne!(of(GpuAccess::VisibleDevices), settings().hash());
     assert_ne!(of(GpuAccess::ResourceClaim), of(GpuAccess::VisibleDevices));

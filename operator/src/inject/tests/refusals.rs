@@ -288,3 +288,12 @@ fn transports_are_those_that_the_connector_package_knows() {
     let known: Vec<&str> = listed.split('"').skip(1).step_by(2).collect();
     assert_eq!(known, crate::inject::conflicts::TRANSPORTS);
 }
+
+#[test]
+fn an_engine_whose_python_ignores_the_path_is_refused() {
+    let pod = with("plain", |pod| {
+        pod["spec"]["containers"][0]["command"] =
+            json!(["python3", "-I", "-m", "vllm.entrypoints.openai.api_server"]);
+    });
+    assert_eq!(refused(&pod, &settings()).0, Reason::PythonIsolated);
+}
