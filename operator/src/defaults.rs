@@ -1,4 +1,6 @@
-//! Defaults for fields that a pool does not set.
+//! Defaults for fields that a pool does not set, and limits of fields that it sets.
+
+use crate::policy::Policy;
 
 /// Defaults of the running operator, the same for every pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,4 +11,10 @@ pub struct Defaults {
     pub version: String,
     /// Namespace of the operator and the canary.
     pub namespace: String,
+    /// Image of managed servers whose pool names none.
+    pub redis_image: String,
+    /// Secrets for pulling the images of every pool, besides the pool's own.
+    pub image_pull_secrets: Vec<String>,
+    /// What pools may set.
+    pub policy: Policy,
 }

@@ -17,6 +17,7 @@ pub mod names;
 pub mod pki;
 pub mod plugin;
 pub mod pods;
+pub mod policy;
 mod reasons;
 pub mod reconcile;
 pub mod shutdown;

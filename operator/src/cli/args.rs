@@ -1,14 +1,20 @@
 //! The operator's flags.
 
 use super::start::{Parts, StartError};
+use crate::api::GpuAccess;
 use crate::defaults::Defaults;
 use crate::leader::Timing;
 use crate::pki::{Lifetimes, Mode};
+use crate::policy::Policy;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, ValueEnum};
+use kvcachepool_protocol::config::ByteSize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Default image of managed servers.
+const REDIS_IMAGE: &str = "docker.io/valkey/valkey:8.1";
 
 /// The kvcachepool operator. It injects sidecars into pods with the label kvcachepool.io/pool and reconciles KVCachePools.
 ///
@@ -52,6 +58,44 @@ pub struct Args {
     /// Interval at which the operator queries some sidecars of each pool and updates counts in its status; 1s to 60s.
     #[arg(long, env = "KVCACHEPOOL_STATUS_INTERVAL", value_name = "TIME", value_parser = seconds, default_value = "1m")]
     pub status_interval: Duration,
+
+    /// Image of managed servers whose pool sets none.
+    #[arg(long, env = "KVCACHEPOOL_REDIS_IMAGE", value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new(), default_value = REDIS_IMAGE)]
+    pub redis_image: String,
+    /// Secrets for pulling the images of every pool, besides its own. Each namespace with pools must have them. Repeatable
+    #[arg(
+        long = "image-pull-secret",
+        env = "KVCACHEPOOL_IMAGE_PULL_SECRETS",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub image_pull_secrets: Vec<String>,
+    /// Policy: largest memory tier of a pod. Pools beyond a policy are not accepted. Default: no limit
+    #[arg(
+        long,
+        env = "KVCACHEPOOL_POLICY_MAX_MEMORY_PER_POD",
+        value_name = "SIZE"
+    )]
+    pub policy_max_memory_per_pod: Option<ByteSize>,
+    /// Policy: allowed image of sidecars and managed servers, besides the defaults; a `*` at the end matches any rest. Repeatable. Default: all
+    #[arg(
+        long = "policy-image",
+        env = "KVCACHEPOOL_POLICY_IMAGES",
+        value_name = "IMAGE",
+        value_delimiter = ','
+    )]
+    pub policy_images: Vec<String>,
+    /// Policy: allowed `sidecar.gpuAccess` of pools, besides None. Repeatable. Default: all
+    #[arg(long, env = "KVCACHEPOOL_POLICY_GPU_ACCESS", value_name = "ACCESS", value_delimiter = ',', value_parser = gpu_access)]
+    pub policy_gpu_access: Vec<GpuAccess>,
+    /// Policy: allowed service account of Jobs that purge a pool, besides default. Repeatable. Default: all
+    #[arg(
+        long = "policy-service-account",
+        env = "KVCACHEPOOL_POLICY_SERVICE_ACCOUNTS",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub policy_service_accounts: Vec<String>,
 
     /// Address of the webhook.
     #[arg(
@@ -191,6 +235,12 @@ pub enum LogFormat {
     Text,
 }
 
+/// Parses a value of `sidecar.gpuAccess`.
+fn gpu_access(text: &str) -> Result<GpuAccess, String> {
+    let known = serde_json::from_value(text.into());
+    known.map_err(|_| "write None, VisibleDevices or ResourceClaim".to_owned())
+}
+
 /// Parses a duration like 90s, 2m, 1h30m.
 fn seconds(text: &str) -> Result<Duration, String> {
     let read: Result<jiff::SignedDuration, _> = text.parse();
@@ -241,6 +291,14 @@ impl Args {
                 image: self.image,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 namespace: self.namespace,
+                redis_image: self.redis_image,
+                image_pull_secrets: self.image_pull_secrets,
+                policy: Policy {
+                    max_memory: self.policy_max_memory_per_pod,
+                    images: self.policy_images,
+                    gpu_access: self.policy_gpu_access,
+                    service_accounts: self.policy_service_accounts,
+                },
             },
             name: self.name,
             allow_pod_patch: self.allow_pod_patch,
@@ -310,6 +368,22 @@ mod tests {
     #[test]
     fn names_differ_between_two_starts_of_one_pod() {
         assert_ne!(check(&[]).unwrap().identity, check(&[]).unwrap().identity);
+    }
+
+    #[test]
+    fn a_policy_is_read_from_flags_with_lists() {
+        let flags = [
+            "--policy-max-memory-per-pod=64Gi",
+            "--policy-image=a/*,b:1",
+            "--policy-gpu-access=ResourceClaim",
+            "--policy-service-account=cleaner",
+        ];
+        let policy = check(&flags).unwrap().defaults.policy;
+        assert_eq!(policy.max_memory, Some(ByteSize(64 << 30)));
+        assert_eq!(policy.images, ["a/*", "b:1"]);
+        assert_eq!(policy.gpu_access, [GpuAccess::ResourceClaim]);
+        assert_eq!(policy.service_accounts, ["cleaner"]);
+        assert!(check(&["--policy-gpu-access=All"]).is_err());
     }
 
     #[test]

@@ -26,16 +26,16 @@ pub fn desired(
     pool: &KVCachePool,
     defaults: &Defaults,
 ) -> Result<Vec<DynamicObject>, Vec<Problem>> {
-    Ok(objects(pool, &settings(pool, defaults)?))
+    Ok(objects(pool, &settings(pool, defaults)?, defaults))
 }
 
 /// The objects of a valid pool. The PodMonitor is included if the pool requests one, even if the cluster does not have that kind.
-fn objects(pool: &KVCachePool, settings: &Settings) -> Vec<DynamicObject> {
+fn objects(pool: &KVCachePool, settings: &Settings, defaults: &Defaults) -> Vec<DynamicObject> {
     let config_map = config_map::config_map(pool, settings);
     let monitoring = &pool.spec.monitoring;
     let pod_monitor = monitoring.pod_monitor.as_ref();
     let pod_monitor = pod_monitor.map(|spec| pod_monitor::pod_monitor(pool, spec));
-    let redis = redis::managed(pool).map(|spec| redis::objects(pool, spec));
+    let redis = redis::managed(pool).map(|spec| redis::objects(pool, spec, defaults));
     std::iter::once(config_map)
         .chain(pod_monitor)
         .chain(redis.into_iter().flatten())
@@ -76,6 +76,7 @@ fn object(pool: &KVCachePool, types: TypeMeta, name: String, data: Value) -> Dyn
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::policy::Policy;
     use serde_json::json;
 
     /// The pool of these tests: the smallest valid pool, with `spec` merged into it.
@@ -95,6 +96,9 @@ pub(crate) mod tests {
             image: "registry.example/kvcachepool:0.1.0".to_string(),
             version: "0.1.0".to_string(),
             namespace: "kvcachepool-system".to_string(),
+            redis_image: "docker.io/valkey/valkey:8.1".to_string(),
+            image_pull_secrets: Vec::new(),
+            policy: Policy::default(),
         }
     }
 
@@ -117,6 +121,40 @@ pub(crate) mod tests {
                 names::FIELD_MANAGER
             );
         }
+    }
+
+    #[test]
+    fn defaults_of_all_pools_reach_sidecars_and_servers() {
+        let secret = json!({"name": "own"});
+        let managed = json!({"memoryPerShard": "1Gi"});
+        let pool = pool(
+            json!({"sidecar": {"imagePullSecrets": [secret]}, "shared": {"redis": {"managed": managed}}}),
+        );
+        let defaults = Defaults {
+            redis_image: "mirror/valkey@sha256:00".to_string(),
+            image_pull_secrets: vec!["own".to_string(), "mirror".to_string()],
+            ..defaults()
+        };
+        let sidecar = settings(&pool, &defaults).unwrap();
+        assert_eq!(sidecar.image_pull_secrets, ["own", "mirror"]);
+        let objects = desired(&pool, &defaults).unwrap();
+        let is_set = |o: &&DynamicObject| o.types.as_ref().unwrap().kind == "StatefulSet";
+        let servers = objects.iter().find(is_set).unwrap();
+        let spec = &servers.data["spec"]["template"]["spec"];
+        assert_eq!(spec["containers"][0]["image"], "mirror/valkey@sha256:00");
+        assert_eq!(
+            spec["imagePullSecrets"],
+            json!([{"name": "own"}, {"name": "mirror"}])
+        );
+    }
+
+    #[test]
+    fn a_pool_that_contradicts_the_policy_has_no_objects() {
+        let mut defaults = defaults();
+        defaults.policy.images = vec!["registry.corp/*".to_string()];
+        let pool = pool(json!({"sidecar": {"image": "elsewhere/sidecar"}}));
+        let problems = desired(&pool, &defaults).unwrap_err();
+        assert_eq!(problems[0].reason, crate::api::Reason::PolicyViolated);
     }
 
     #[test]

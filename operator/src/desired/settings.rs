@@ -24,9 +24,15 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
             return Err([broken, more].concat());
         }
     };
+    let violations = defaults.policy.violations(pool);
+    if !violations.is_empty() {
+        return Err(violations);
+    }
     let (injection, sidecar) = (&pool.spec.injection, &pool.spec.sidecar);
     let memory_max = injection.memory_max.as_ref();
-    let secrets = sidecar.image_pull_secrets.iter();
+    let memory_max = memory_max.and_then(|most| most.bytes().ok());
+    // Pods can request more than the pool by an annotation.
+    let memory_max = memory_max.into_iter().chain(defaults.policy.max_memory);
     Ok(Settings {
         pool: pool.name_any(),
         namespace: pool.namespace().unwrap_or_default(),
@@ -34,11 +40,11 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
         mode: injection.mode,
         image: nonempty(&sidecar.image).unwrap_or_else(|| defaults.image.clone()),
         image_pull_policy: Some(policy(sidecar.image_pull_policy).to_string()),
-        image_pull_secrets: secrets.map(|secret| secret.name.clone()).collect(),
+        image_pull_secrets: image_pull_secrets(pool, defaults),
         container: nonempty(&injection.container),
         existing_connector: injection.existing_connector,
         memory_bytes: config.memory.size.0,
-        memory_max_bytes: memory_max.and_then(|most| Some(most.bytes().ok()?.0)),
+        memory_max_bytes: memory_max.map(|most| most.0).min(),
         config,
         disk: pool.spec.local.disk.as_ref().map(disk),
         claim: claim(pool).map(str::to_string),
@@ -53,6 +59,21 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
         env: sidecar.env.clone(),
         gpu_access: sidecar.gpu_access,
     })
+}
+
+/// The pool's pull secrets, and those of all pools.
+pub(super) fn image_pull_secrets(pool: &KVCachePool, defaults: &Defaults) -> Vec<String> {
+    let own = pool.spec.sidecar.image_pull_secrets.iter();
+    let mut secrets: Vec<String> = own.map(|secret| secret.name.clone()).collect();
+    let new = |name: &&String| !secrets.contains(name);
+    let more: Vec<String> = defaults
+        .image_pull_secrets
+        .iter()
+        .filter(new)
+        .cloned()
+        .collect();
+    secrets.extend(more);
+    secrets
 }
 
 /// Name of the claim with the file system tier.

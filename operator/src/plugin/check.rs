@@ -9,6 +9,7 @@ use crate::defaults::Defaults;
 use crate::desired::{config_map_name, job, settings};
 use crate::inject::Settings;
 use crate::names;
+use crate::policy::Policy;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, ContainerState, Event, Pod};
 use kube::api::{DeleteParams, ListParams, LogParams, PostParams};
@@ -125,6 +126,10 @@ pub fn accepted(pool: &KVCachePool, image: String) -> Result<Settings, Unchecked
         image,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         namespace: String::new(),
+        redis_image: String::new(),
+        image_pull_secrets: Vec::new(),
+        // The operator has accepted or refused the pool.
+        policy: Policy::default(),
     };
     settings(pool, &defaults).map_err(|problems| {
         let all: Vec<String> = problems.iter().map(ToString::to_string).collect();

@@ -9,12 +9,12 @@ use crate::forms;
 use crate::health::{POOLS, Readiness};
 use crate::inject::{Reason, Settings};
 use crate::metrics::Metrics;
-use crate::names::CANARY_POOL;
+use crate::names::{self, CANARY_POOL};
 use futures::{Stream, StreamExt};
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -113,7 +113,8 @@ fn keep(
 fn slim(stored: &mut Stored) {
     if let Ok(pool) = &mut stored.0 {
         pool.metadata.managed_fields = None;
-        pool.metadata.annotations = None;
+        pool.annotations_mut()
+            .retain(|name, _| name == names::PURGE_ACCOUNT);
     }
 }
 

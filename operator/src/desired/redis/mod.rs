@@ -11,6 +11,7 @@ pub use password::{password, secret_name};
 
 use super::object;
 use crate::api::{KVCachePool, ManagedRedis};
+use crate::defaults::Defaults;
 use crate::names;
 use k8s_openapi::Resource;
 use kube::ResourceExt;
@@ -19,16 +20,18 @@ use serde_json::{Value, json};
 
 pub const PORT: u16 = 6379;
 const PORT_NAME: &str = "redis";
-/// Default image of the servers.
-pub const IMAGE: &str = "docker.io/valkey/valkey:8.1";
 
 /// The objects of a pool's servers, except the password, which is created once.
-pub(super) fn objects(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<DynamicObject> {
+pub(super) fn objects(
+    pool: &KVCachePool,
+    redis: &ManagedRedis,
+    defaults: &Defaults,
+) -> Vec<DynamicObject> {
     vec![
         service::service(pool),
         network_policy::network_policy(pool),
         disruption_budget::disruption_budget(pool),
-        stateful_set::stateful_set(pool, redis),
+        stateful_set::stateful_set(pool, redis, defaults),
     ]
 }
 

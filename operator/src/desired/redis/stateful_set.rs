@@ -1,8 +1,10 @@
 //! The servers: Valkey or Redis, admitted by Pod Security `restricted`, with a memory limit that they keep by evicting.
 
 use super::password::{USERS, secret_name};
-use super::{IMAGE, PORT, PORT_NAME, child, name, selector};
+use super::{PORT, PORT_NAME, child, name, selector};
 use crate::api::{KVCachePool, ManagedRedis};
+use crate::defaults::Defaults;
+use crate::desired::settings::image_pull_secrets;
 use crate::inject::Quantity;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::DynamicObject;
@@ -23,8 +25,13 @@ const SERVER: &str = r#"exec "$(command -v valkey-server || command -v redis-ser
 const PING: &str = r#"REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" "$(command -v valkey-cli || command -v redis-cli)" -p 6379 ping | grep -q PONG"#;
 
 /// One server per shard. They are independent, so all are started and stopped at once.
-pub(super) fn stateful_set(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicObject {
-    let secrets = &pool.spec.sidecar.image_pull_secrets;
+pub(super) fn stateful_set(
+    pool: &KVCachePool,
+    redis: &ManagedRedis,
+    defaults: &Defaults,
+) -> DynamicObject {
+    let secrets = image_pull_secrets(pool, defaults);
+    let secrets: Vec<Value> = secrets.iter().map(|name| json!({"name": name})).collect();
     let mut spec = json!({
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
@@ -35,7 +42,7 @@ pub(super) fn stateful_set(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicO
             "runAsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [container(redis)],
+        "containers": [container(redis, defaults)],
         "volumes": [{"name": VOLUME, "secret": {"secretName": secret_name(pool)}}],
         "topologySpreadConstraints": spread(pool, redis),
     });
@@ -88,9 +95,9 @@ fn spread(pool: &KVCachePool, redis: &ManagedRedis) -> Value {
     }])
 }
 
-fn container(redis: &ManagedRedis) -> Value {
+fn container(redis: &ManagedRedis, defaults: &Defaults) -> Value {
     let image = match redis.image.as_str() {
-        "" => IMAGE,
+        "" => &defaults.redis_image,
         image => image,
     };
     let maxmemory = redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0);

@@ -73,6 +73,7 @@ async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
         image: "ghcr.io/kvcachepool/kvcachepool:1".into(),
         version: "1".into(),
         namespace: "kvcachepool-system".into(),
+        ..crate::desired::tests::defaults()
     });
     let metrics = Arc::new(metrics::registry());
     (
