@@ -20,6 +20,7 @@ pub mod pods;
 pub mod policy;
 mod reasons;
 pub mod reconcile;
+pub mod scope;
 pub mod shutdown;
 pub mod status;
 pub mod webhook;

@@ -25,6 +25,7 @@ SETS: dict[str, dict[str, Any]] = {
         "allowManagedRedis": True,
         "allowPurge": True,
     },
+    "two namespaces": {"watchNamespaces": ["serving", "kv"], "allowManagedRedis": True, "allowPurge": True},
     "cert-manager": {"pki": {"mode": "cert-manager"}},
     "cert-manager with an issuer": {
         "pki": {"mode": "cert-manager", "certManager": {"issuerRef": {"name": "corp", "kind": "ClusterIssuer"}}}
@@ -65,6 +66,13 @@ SETS: dict[str, dict[str, Any]] = {
         "deploymentAnnotations": {"a": "b"},
         "dnsConfig": {"nameservers": ["10.0.0.10"]},
         "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["x"]}],
+        "policy": {
+            "maxMemoryPerPod": "256Gi",
+            "images": ["registry.example/*", "other:1"],
+            "gpuAccess": ["ResourceClaim"],
+            "serviceAccounts": ["cleaner"],
+        },
+        "defaults": {"redisImage": "valkey@sha256:00", "imagePullSecrets": [{"name": "a"}, {"name": "b"}]},
         "serviceAccount": {"name": "kv", "annotations": {"a": "b"}},
         "networkPolicy": {"egress": True, "apiServerPorts": [16443]},
         "webhook": {"timeoutSeconds": 5, "port": 9443, "excludedNamespaces": ["kube-system", "other"]},

@@ -183,6 +183,24 @@ def test_extra_arguments_come_last(render):
     assert args[-2:] == ["--a=b c", "--d"]
 
 
+def test_policy_and_defaults_reach_the_operator(render):
+    prefixes = ("KVCACHEPOOL_POLICY_", "KVCACHEPOOL_REDIS_", "KVCACHEPOOL_IMAGE_PULL_")
+
+    def environ(values: dict[str, Any]) -> dict[str, str]:
+        variables = _pods(render(values))[0]["containers"][0]["env"]
+        return {each["name"]: each.get("value") for each in variables if each["name"].startswith(prefixes)}
+
+    assert environ({}) == {}
+    assert environ(SETS["everything"]) == {
+        "KVCACHEPOOL_POLICY_MAX_MEMORY_PER_POD": "256Gi",
+        "KVCACHEPOOL_POLICY_IMAGES": "registry.example/*,other:1",
+        "KVCACHEPOOL_POLICY_GPU_ACCESS": "ResourceClaim",
+        "KVCACHEPOOL_POLICY_SERVICE_ACCOUNTS": "cleaner",
+        "KVCACHEPOOL_REDIS_IMAGE": "valkey@sha256:00",
+        "KVCACHEPOOL_IMAGE_PULL_SECRETS": "a,b",
+    }
+
+
 def test_the_network_policy_selects_the_operators_pods_only(render):
     for egress in (False, True):
         objects = render({"networkPolicy": {"egress": egress}})

@@ -9,7 +9,9 @@ import pytest
 
 from chart import ROOT, SETS, one
 
-#: (cluster-wide, API group, resource, name or "", verb)
+#: Role in each namespace of pools, if they are listed.
+_OF_POOLS = "kvcachepool-operator-pools"
+#: (where pools are, API group, resource, name or "", verb)
 Right = tuple[bool, str, str, str, str]
 
 
@@ -42,8 +44,11 @@ def _rendered(objects: list[dict[str, Any]]) -> set[Right]:
         subject = {"kind": "ServiceAccount", "name": account, "namespace": "kv"}
         assert binding["subjects"] == [subject]
         everywhere = binding["kind"] == "ClusterRoleBinding"
-        role = one(objects, binding["roleRef"]["kind"], binding["roleRef"]["name"])
+        namespace = binding["metadata"].get("namespace")
+        beside = [o for o in objects if o["metadata"].get("namespace") == namespace]
+        role = one(beside, binding["roleRef"]["kind"], binding["roleRef"]["name"])
         assert everywhere or role["kind"] == "Role", "a ClusterRole bound in a namespace would be counted wrongly"
+        everywhere |= role["metadata"]["name"] == _OF_POOLS
         for rule in role["rules"]:
             assert set(rule) <= {"apiGroups", "resources", "resourceNames", "verbs"}
             rights |= {
@@ -71,6 +76,23 @@ def test_no_wildcards_and_no_secrets_of_others(render, name):
         elif resource == "secrets":
             assert verb in ("get", "update", "patch", "create")
             assert only == "kvcachepool-webhook-ca" or verb == "create", "any secret of the own namespace"
+
+
+def test_listed_namespaces_have_a_role_each_and_the_cluster_role_almost_nothing(render):
+    objects = render(SETS["two namespaces"])
+    for kind in ("Role", "RoleBinding"):
+        found = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == _OF_POOLS]
+        assert [o["metadata"]["namespace"] for o in found] == ["serving", "kv"]
+    rules = one(objects, "ClusterRole", "kvcachepool-operator")["rules"]
+    assert [rule["resources"] for rule in rules] == [["mutatingwebhookconfigurations"]]
+    selector = one(objects, "MutatingWebhookConfiguration")["webhooks"][0]["namespaceSelector"]["matchExpressions"]
+    own = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["serving", "kv"]}
+    assert own in selector
+    environ = {
+        e["name"]: e.get("value")
+        for e in one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert environ["KVCACHEPOOL_WATCH_NAMESPACES"] == "serving,kv"
 
 
 def test_optional_rights_are_off_by_default(render):

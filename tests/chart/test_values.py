@@ -39,7 +39,8 @@ def test_every_set_of_values_lints_and_renders_unique_objects(helm, template, re
     names = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
     assert len(names) == len(set(names))
     for o in objects:
-        assert o["metadata"].get("namespace") in (None, "kv"), o["metadata"]
+        namespaces = (None, "kv", *SETS[name].get("watchNamespaces", []))
+        assert o["metadata"].get("namespace") in namespaces, o["metadata"]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,8 @@ def test_every_set_of_values_lints_and_renders_unique_objects(helm, template, re
         ({"webhook": {"timeoutSeconds": 1}}, "timeoutSeconds"),
         ({"monitoring": {"podMonitor": {"enabled": True, "label": {}}}}, "label"),
         ({"podAnnotations": {"a": 1}}, "podAnnotations"),
+        ({"policy": {"gpuAccess": ["All"]}}, "gpuAccess"),
+        ({"policy": {"maxMemoryPerPod": "64 GB"}}, "maxMemoryPerPod"),
     ],
 )
 def test_an_unknown_value_is_refused_by_name(template, values, word):

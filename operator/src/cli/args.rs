@@ -6,6 +6,7 @@ use crate::defaults::Defaults;
 use crate::leader::Timing;
 use crate::pki::{Lifetimes, Mode};
 use crate::policy::Policy;
+use crate::scope::Scope;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, ValueEnum};
 use kvcachepool_protocol::config::ByteSize;
@@ -52,6 +53,14 @@ pub struct Args {
     /// Image of sidecars whose pool sets none. Use the operator's own image, by digest or version.
     #[arg(long, env = "KVCACHEPOOL_IMAGE", value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
     pub image: String,
+    /// Namespace of pools. Repeatable; the operator ignores all others. Default: all namespaces
+    #[arg(
+        long = "watch-namespace",
+        env = "KVCACHEPOOL_WATCH_NAMESPACES",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub watch_namespaces: Vec<String>,
     /// Allow updates of sidecars in place. This needs the permission `patch` on pods.
     #[arg(long, env = "KVCACHEPOOL_ALLOW_POD_PATCH")]
     pub allow_pod_patch: bool,
@@ -301,6 +310,7 @@ impl Args {
                 },
             },
             name: self.name,
+            scope: Scope::new(self.watch_namespaces),
             allow_pod_patch: self.allow_pod_patch,
             status_interval: self.status_interval,
             webhook_listen: self.webhook_listen,

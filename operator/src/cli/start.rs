@@ -8,6 +8,7 @@ use crate::leader::{self, Leadership, Timing, run::Election};
 use crate::metrics::{self, Metrics};
 use crate::pki::{self, Lifetimes, Mode, Upkeep};
 use crate::reconcile;
+use crate::scope::Scope;
 use crate::shutdown::{Phase, Shutdown};
 use crate::webhook::decide::Decider;
 use crate::webhook::pools::{self, Pools};
@@ -37,6 +38,8 @@ pub struct Parts {
     pub identity: String,
     /// Name of this replica, for events.
     pub name: String,
+    /// Namespaces of pools.
+    pub scope: Scope,
     /// Whether the operator may patch pods, so that sidecars can be updated in place.
     pub allow_pod_patch: bool,
     /// Minimum interval between two queries of sidecars, and between two writes of counts in a pool's status.
@@ -193,14 +196,21 @@ async fn start(
     };
     tasks.spawn(named("health", serve(health, port, shutdown.clone())));
 
-    let (store, watching) = pools::watch(client.clone(), readiness.clone(), metrics.clone());
+    let (store, watching) = pools::watch(&client, &parts.scope, readiness.clone(), metrics.clone());
     tasks.spawn(named("pools", {
         let mut shutdown = shutdown.clone();
         async move {
             shutdown.unless(Phase::Stopping, watching).await;
         }
     }));
-    let pools = Pools::new(store, client.clone(), defaults.clone(), metrics.clone());
+    let scope = &parts.scope;
+    let pools = Pools::new(
+        store,
+        client.clone(),
+        scope.clone(),
+        defaults.clone(),
+        metrics.clone(),
+    );
     let served = Arc::new(Served::default());
     let port = Port {
         name: "webhook",
@@ -241,6 +251,7 @@ async fn start(
     let (canary_tx, canary_rx) = watch::channel(CanaryResult::default());
     let context = reconcile::Context {
         client: client.clone(),
+        scope: scope.clone(),
         defaults: defaults.clone(),
         metrics: metrics.clone(),
         canary: canary_rx,

@@ -4,6 +4,7 @@ crate::reasons::reasons! {
     "Why a pod was not injected. The name is used in annotations, events, metrics and docs."
 
     PoolNotFound = "The pod's namespace has no KVCachePool of that name, or the pool is being deleted. Create the pool or correct the label, then create the pod again.",
+    NamespaceNotWatched = "The operator does not watch the pod's namespace (chart value `watchNamespaces`). Add the namespace, or remove the label.",
     PoolNotAccepted = "The KVCachePool has an invalid field. Its condition Accepted names the field. Correct it, then create the pod again.",
     PoolDisabled = "The pool has `injection.mode: Disabled`.",
     InjectionPaused = "Injection is paused for this owner, or for the pool, because it kept pods from running (condition InjectionReady). New pods start without a cache until a probe works.",

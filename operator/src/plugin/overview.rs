@@ -64,7 +64,10 @@ fn status_of(pool: &KVCachePool) -> KVCachePoolStatus {
 fn row(pool: &KVCachePool) -> Vec<String> {
     let status = status_of(pool);
     let (ready, reason) = condition(&status.conditions, READY).map_or(
-        ("Unknown", "no status yet; check that the operator runs"),
+        (
+            "Unknown",
+            "no status yet; check that the operator runs and watches this namespace",
+        ),
         |c| (&c.status, &c.reason),
     );
     let pods = &status.pods;

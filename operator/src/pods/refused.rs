@@ -5,13 +5,14 @@ use super::index::{Index, PoolRef};
 use super::pod::Owner;
 use super::template::template_pool;
 use crate::metrics::Metrics;
+use crate::scope::Scope;
 use futures::{Stream, StreamExt};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Event, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{Config, watcher};
-use kube::{Api, Client, Resource};
+use kube::runtime::watcher::Config;
+use kube::{Client, Resource};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -73,6 +74,7 @@ impl Refusals {
 /// Watches the events and yields pools with a new refusal. Never ends.
 pub fn watch_refusals(
     client: Client,
+    scope: Scope,
     index: Arc<Index>,
     refusals: Arc<Refusals>,
     metrics: Arc<Metrics>,
@@ -85,8 +87,8 @@ pub fn watch_refusals(
     let config = Config::default()
         .fields("reason=FailedCreate,type=Warning")
         .page_size(100);
-    watcher(Api::<WireEvent>::all(client), config)
-        .default_backoff()
+    scope
+        .watch::<WireEvent>(&client, &config)
         .applied_objects()
         .filter_map(move |event| {
             let (owners, refusals) = (owners.clone(), refusals.clone());

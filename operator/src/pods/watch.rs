@@ -5,11 +5,10 @@ use super::server::Server;
 use super::wire::WirePod;
 use crate::metrics::Metrics;
 use crate::names;
-use futures::stream::BoxStream;
+use crate::scope::Scope;
 use futures::{Stream, StreamExt};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Config, Event, watcher};
-use kube::{Api, Client};
+use kube::Client;
+use kube::runtime::watcher::{self, Config, Event};
 use std::sync::Arc;
 use tracing::{info, warn};
 
@@ -20,30 +19,32 @@ const PAGE: u32 = 100;
 /// are restarted with growing waits.
 pub fn watch_pods(
     client: Client,
+    scope: Scope,
     index: Arc<Index>,
     metrics: Arc<Metrics>,
 ) -> impl Stream<Item = PoolRef> {
-    watch(client, names::POOL, index, metrics)
+    watch(client, scope, names::POOL, index, metrics)
 }
 
 /// As `watch_pods`, for the pods of managed servers.
 pub fn watch_servers(
     client: Client,
+    scope: Scope,
     index: Arc<Index<Server>>,
     metrics: Arc<Metrics>,
 ) -> impl Stream<Item = PoolRef> {
     let labels = format!("{}={}", names::NAME, names::SERVERS);
-    watch(client, &labels, index, metrics)
+    watch(client, scope, &labels, index, metrics)
 }
 
 fn watch<T: Member>(
     client: Client,
+    scope: Scope,
     labels: &str,
     index: Arc<Index<T>>,
     metrics: Arc<Metrics>,
 ) -> impl Stream<Item = PoolRef> + use<T> {
-    let api: Api<WirePod> = Api::all(client);
-    pods(api, labels, metrics).flat_map(move |event| {
+    pods(client, scope, labels, metrics).flat_map(move |event| {
         let listed = matches!(event, Event::InitDone);
         let mut touched = index.apply(event);
         if listed {
@@ -53,19 +54,17 @@ fn watch<T: Member>(
     })
 }
 
-type Events = BoxStream<'static, watcher::Result<Event<WirePod>>>;
-
 fn pods(
-    api: Api<WirePod>,
+    client: Client,
+    scope: Scope,
     labels: &str,
     metrics: Arc<Metrics>,
 ) -> impl Stream<Item = Event<WirePod>> + use<> {
     let config = Config::default().labels(labels);
-    let streaming: Events = watcher(api.clone(), config.clone().streaming_lists())
-        .default_backoff()
-        .boxed();
+    let streaming = scope.watch(&client, &config.clone().streaming_lists());
     futures::stream::unfold((streaming, true), move |(mut events, mut streams)| {
-        let (api, config, metrics) = (api.clone(), config.clone(), metrics.clone());
+        let (client, scope, config) = (client.clone(), scope.clone(), config.clone());
+        let metrics = metrics.clone();
         async move {
             loop {
                 match events.next().await? {
@@ -73,9 +72,7 @@ fn pods(
                     Err(e) if streams && refuses_to_stream(&e) => {
                         info!("API server does not support streaming lists; listing pods in pages");
                         streams = false;
-                        events = watcher(api.clone(), config.clone().page_size(PAGE))
-                            .default_backoff()
-                            .boxed();
+                        events = scope.watch(&client, &config.clone().page_size(PAGE));
                     }
                     Err(e) => {
                         metrics.add("watch_errors_total", &["Pod"], 1);

@@ -3,6 +3,7 @@
 use crate::metrics::Metrics;
 use crate::names;
 use crate::pods::PoolRef;
+use crate::scope::Scope;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
@@ -10,8 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 };
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
 use kube::core::PartialObjectMeta;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::runtime::watcher::{self, Config, Event};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -190,6 +190,7 @@ fn is_denied(error: &watcher::Error) -> bool {
 /// Updates `children` and yields the pools whose children changed. Never ends.
 pub fn watch(
     client: &Client,
+    scope: &Scope,
     children: &Arc<Children>,
     metrics: &Arc<Metrics>,
 ) -> impl Stream<Item = PoolRef> + use<> {
@@ -199,10 +200,16 @@ pub fn watch(
             api_version: api_version.to_owned(),
             kind: kind.to_owned(),
         };
-        let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(client.clone(), &resource(&types));
+        let api = |namespace: Option<&str>| -> Api<PartialObjectMeta<DynamicObject>> {
+            let (client, kind) = (client.clone(), resource(&types));
+            match namespace {
+                None => Api::all_with(client, &kind),
+                Some(namespace) => Api::namespaced_with(client, namespace, &kind),
+            }
+        };
         let (children, metrics) = (children.clone(), metrics.clone());
-        watcher(api, Config::default().labels(&managed))
-            .default_backoff()
+        scope
+            .watch_with(api, &Config::default().labels(&managed))
             .then(move |event| async move {
                 // The stream is not polled meanwhile.
                 if !required && event.as_ref().is_err_and(is_denied) {

@@ -3,6 +3,7 @@
 use crate::canary::CanaryResult;
 use crate::defaults::Defaults;
 use crate::metrics::Metrics;
+use crate::scope::Scope;
 use jiff::SignedDuration;
 use kube::Client;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use tokio::sync::watch;
 #[derive(Clone)]
 pub struct Context {
     pub client: Client,
+    pub scope: Scope,
     pub defaults: Arc<Defaults>,
     pub metrics: Arc<Metrics>,
     /// The result of the last dry run.

@@ -8,10 +8,10 @@ use super::context::Context;
 use crate::names;
 use crate::pods::{PoolRef, watch_pods, watch_refusals, watch_servers};
 use futures::{Stream, StreamExt};
+use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, store::Writer};
-use kube::runtime::watcher::{Config, watcher};
+use kube::runtime::watcher::Config;
 use kube::runtime::{WatchStreamExt, reflector};
-use kube::{Api, ResourceExt};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,11 +29,22 @@ pub fn queue(
     writer: Writer<Stored>,
     sampled: mpsc::UnboundedReceiver<PoolRef>,
 ) -> impl Stream<Item = Result<ObjectRef<Stored>, Infallible>> + use<> {
-    let (client, metrics) = (&context.client, &context.metrics);
-    let pods = watch_pods(client.clone(), caches.pods.clone(), metrics.clone());
-    let servers = watch_servers(client.clone(), caches.servers.clone(), metrics.clone());
+    let (client, scope, metrics) = (&context.client, &context.scope, &context.metrics);
+    let pods = watch_pods(
+        client.clone(),
+        scope.clone(),
+        caches.pods.clone(),
+        metrics.clone(),
+    );
+    let servers = watch_servers(
+        client.clone(),
+        scope.clone(),
+        caches.servers.clone(),
+        metrics.clone(),
+    );
     let refusals = watch_refusals(
         client.clone(),
+        scope.clone(),
         caches.pods.clone(),
         caches.refusals.clone(),
         metrics.clone(),
@@ -45,7 +56,7 @@ pub fn queue(
     let related = futures::stream::select_all([
         pods.boxed(),
         servers.boxed(),
-        children::watch(client, &caches.children, metrics).boxed(),
+        children::watch(client, scope, &caches.children, metrics).boxed(),
         refusals.boxed(),
         sampled.boxed(),
     ])
@@ -80,9 +91,9 @@ fn pools(
     context: &Context,
     writer: Writer<Stored>,
 ) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
-    let api: Api<Stored> = Api::all(context.client.clone());
-    let events = watcher(api, Config::default())
-        .default_backoff()
+    let events = context
+        .scope
+        .watch::<Stored>(&context.client, &Config::default())
         .map(|event| event.map(|event| event.modify(slim)));
     let metrics = context.metrics.clone();
     reflector(writer, events)

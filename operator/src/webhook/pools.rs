@@ -10,10 +10,11 @@ use crate::health::{POOLS, Readiness};
 use crate::inject::{Reason, Settings};
 use crate::metrics::Metrics;
 use crate::names::{self, CANARY_POOL};
+use crate::scope::Scope;
 use futures::{Stream, StreamExt};
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{self, ObjectRef, Store};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use std::future::Future;
 use std::sync::Arc;
@@ -60,6 +61,7 @@ pub enum Found {
 pub struct Pools {
     store: Store<Stored>,
     client: Client,
+    pub(super) scope: Scope,
     defaults: Arc<Defaults>,
     metrics: Arc<Metrics>,
     breaker: Breaker,
@@ -69,12 +71,12 @@ pub struct Pools {
 
 /// Returns the cache and the task that updates it. It becomes ready after the first list; a later failure of the watch keeps the cache.
 pub fn watch(
-    client: Client,
+    client: &Client,
+    scope: &Scope,
     readiness: Arc<Readiness>,
     metrics: Arc<Metrics>,
-) -> (Store<Stored>, impl Future<Output = ()>) {
-    let pools: Api<Stored> = Api::all(client);
-    let events = watcher(pools, watcher::Config::default().any_semantic());
+) -> (Store<Stored>, impl Future<Output = ()> + use<>) {
+    let events = scope.watch(client, &watcher::Config::default().any_semantic());
     keep(events, readiness, metrics)
 }
 
@@ -85,7 +87,7 @@ fn keep(
 ) -> (Store<Stored>, impl Future<Output = ()>) {
     let (store, writer) = reflector::store();
     let events = events.map(|event| event.map(|event| event.modify(slim)));
-    let mut events = Box::pin(reflector::reflector(writer, events.default_backoff()));
+    let mut events = Box::pin(reflector::reflector(writer, events));
     let cache = store.clone();
     let work = async move {
         while let Some(event) = events.next().await {
@@ -123,12 +125,14 @@ impl Pools {
     pub fn new(
         store: Store<Stored>,
         client: Client,
+        scope: Scope,
         defaults: Arc<Defaults>,
         metrics: Arc<Metrics>,
     ) -> Self {
         Self {
             store,
             client,
+            scope,
             defaults,
             metrics,
             breaker: Breaker::default(),
@@ -147,6 +151,12 @@ impl Pools {
         // Invalid names are not looked up, because they would become part of a URL.
         if !forms::is_label(name) || !forms::is_label(namespace) {
             return not_found(namespace, name);
+        }
+        if !self.scope.contains(namespace) {
+            let message = format!(
+                "the operator does not watch namespace {namespace}; add it to the chart value watchNamespaces, or remove the label"
+            );
+            return Found::Refused(Reason::NamespaceNotWatched, message);
         }
         let key = ObjectRef::new(name).within(namespace);
         if let Some(stored) = self.store.get(&key) {

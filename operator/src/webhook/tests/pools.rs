@@ -5,6 +5,7 @@ use crate::api::KVCachePool;
 use crate::defaults::Defaults;
 use crate::inject::Reason;
 use crate::names::{CANARY_POOL, CONTAINER, POOL};
+use crate::scope::Scope;
 use crate::webhook::decide::Decider;
 use crate::webhook::pools::{Found, Pools, READS_MAX, Requester, Stored};
 use axum::Json;
@@ -77,7 +78,13 @@ async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
     });
     let metrics = Arc::new(metrics::registry());
     (
-        Pools::new(store, api_server().await, defaults, metrics.clone()),
+        Pools::new(
+            store,
+            api_server().await,
+            Scope::default(),
+            defaults,
+            metrics.clone(),
+        ),
         metrics,
     )
 }
@@ -223,6 +230,16 @@ async fn an_invalid_pool_name_is_not_looked_up() {
     }
     let found = pools.find("a/kvcachepools/late?x=", "late", POD).await;
     assert_eq!(refused(found).0, Reason::PoolNotFound);
+    assert!(!metrics.text().contains("webhook_pool_reads_total{"));
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_not_watched_is_named_and_not_read() {
+    let (mut pools, metrics) = pools(&[]).await;
+    pools.scope = Scope::new(vec!["other".to_owned()]);
+    let (reason, message) = refused(pools.find("serving", "p", POD).await);
+    assert_eq!(reason, Reason::NamespaceNotWatched);
+    assert!(message.contains("namespace serving"), "{message}");
     assert!(!metrics.text().contains("webhook_pool_reads_total{"));
 }
 

@@ -1,0 +1,108 @@
+//! The namespaces that the operator works in, and watches over all of them.
+
+mod merge;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use k8s_openapi::NamespaceResourceScope;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Config, DefaultBackoff, Event, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+use std::time::Duration;
+
+pub type Events<K> = BoxStream<'static, watcher::Result<Event<K>>>;
+
+/// The namespaces whose pools the operator reconciles.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Empty = all.
+    namespaces: Vec<String>,
+}
+
+impl Scope {
+    /// These namespaces, or all if there are none.
+    pub fn new(mut namespaces: Vec<String>) -> Self {
+        namespaces.sort();
+        namespaces.dedup();
+        Self { namespaces }
+    }
+
+    pub fn contains(&self, namespace: &str) -> bool {
+        self.namespaces.is_empty() || self.namespaces.iter().any(|one| one == namespace)
+    }
+
+    /// Watches a kind in these namespaces. Failed watches restart with growing waits.
+    pub fn watch<K>(&self, client: &Client, config: &Config) -> Events<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+        K: Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let api = |namespace: Option<&str>| match namespace {
+            None => Api::all(client.clone()),
+            Some(namespace) => Api::namespaced(client.clone(), namespace),
+        };
+        self.watch_with(api, config)
+    }
+
+    /// As `watch`, with the API of a namespace, or of all.
+    pub fn watch_with<K>(&self, api: impl Fn(Option<&str>) -> Api<K>, config: &Config) -> Events<K>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let watch = |namespace: Option<&str>| {
+            let events = watcher(api(namespace), config.clone());
+            events.backoff(Restarts::default()).boxed()
+        };
+        match &*self.namespaces {
+            [] => watch(None),
+            [only] => watch(Some(only)),
+            several => {
+                let events = several.iter().map(|namespace| watch(Some(namespace)));
+                merge::merged(events.collect()).boxed()
+            }
+        }
+    }
+}
+
+/// kube's default waits. Its own are reset by every event, and each attempt to list begins with one (`Init`): a list that fails would be
+/// repeated every second. These are only reset by time without a failure.
+#[derive(Default)]
+struct Restarts(DefaultBackoff);
+
+impl Iterator for Restarts {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next()
+    }
+}
+
+impl Backoff for Restarts {
+    fn reset(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scope_without_namespaces_contains_all() {
+        assert!(Scope::default().contains("any"));
+        let some = Scope::new(vec!["b".to_owned(), "a".to_owned(), "b".to_owned()]);
+        assert_eq!(some.namespaces, ["a", "b"]);
+        assert!(some.contains("a") && !some.contains("c"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_keeps_failing_is_repeated_ever_more_rarely() {
+        let attempt = || [Ok(()), Err(())];
+        let attempts = futures::stream::iter((0..12).flat_map(|_| attempt()));
+        let started = tokio::time::Instant::now();
+        let events: Vec<_> = attempts.backoff(Restarts::default()).collect().await;
+        assert_eq!(events.len(), 24);
+        assert!(started.elapsed() > Duration::from_secs(120));
+    }
+}
