@@ -32,7 +32,7 @@ pub use refused::{Refusals, Refused, watch_refusals};
 pub use server::Server;
 pub use template::template_pool;
 pub use update::{Goal, PreviousSidecar, Step, Update, UpdateBlocker};
-pub use usage::{PoolUsage, QUERIED_MAX, SHARED, Summary, TierUse, Trouble};
+pub use usage::{PoolUsage, SHARED, Summary, TierUse, Trouble};
 pub use watch::{watch_pods, watch_servers};
 pub use window::{HitRate, MINUTES as WINDOW_MINUTES};
 

@@ -77,12 +77,7 @@ pub fn status(
         managed_servers: servers::count(observed),
         tiers: tiers::tiers(observed, &previous.tiers),
         hit_rate_percent,
-        hit_rate_window: hit_rate_percent.map(|_| {
-            Duration(format!(
-                "{}m",
-                observed.usage.window_minutes.max(WINDOW_MINUTES)
-            ))
-        }),
+        hit_rate_window: hit_rate_percent.map(|_| Duration(format!("{WINDOW_MINUTES}m"))),
         observed_pods: Some(i64::from(observed.usage.observed)),
         versions: counts.versions,
         pods: counts.pods,
