@@ -255,6 +255,7 @@ async fn start(
         defaults: defaults.clone(),
         metrics: metrics.clone(),
         canary: canary_rx,
+        webhook_configuration: parts.webhook_configuration.clone(),
         name: parts.name.clone(),
         allow_pod_patch: parts.allow_pod_patch,
         status_interval: SignedDuration::try_from(parts.status_interval)

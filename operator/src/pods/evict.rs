@@ -37,8 +37,8 @@ pub enum SkipReason {
     NotReplaced,
     /// Its controller does not simply create another pod, or counts the eviction as a failure.
     Kind,
-    /// The template does not name the pool, or could not be read.
-    Template(String),
+    /// A replacement would have no sidecar either, because of its template or its namespace, or they cannot be read.
+    Objection(String),
 }
 
 /// Evictions of one pool: one at a time, each followed until its replacement is ready.

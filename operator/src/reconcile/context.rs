@@ -17,6 +17,8 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// The result of the last dry run.
     pub canary: watch::Receiver<CanaryResult>,
+    /// Name of the MutatingWebhookConfiguration.
+    pub webhook_configuration: String,
     /// Name of this replica, for events.
     pub name: String,
     /// Whether the operator may patch pods, which it needs to update sidecars in place.

@@ -243,7 +243,7 @@ pub fn eviction_skipped(pod: &Pod, why: &SkipReason) -> Event {
                 "pod {name} has no sidecar and is not evicted: its controller is a {kind}, and only pods of a ReplicaSet, StatefulSet or DaemonSet are evicted"
             ),
         ),
-        SkipReason::Template(why) => (
+        SkipReason::Objection(why) => (
             Reason::NotEvicted,
             format!("pod {name} has no sidecar and is not evicted: {why}"),
         ),

@@ -176,7 +176,7 @@ fn a_pod_that_nothing_recreates_is_never_evicted() {
 fn skipped_workloads_do_not_block_others() {
     let mut evictions = Evictions::default();
     let pods = [pod("a", 1), of("other", pod("z", 1))];
-    let why = SkipReason::Template("it has no label".into());
+    let why = SkipReason::Objection("it has no label".into());
     evictions.skip(&pods[0], why.clone(), at(5));
     assert_eq!(next(&mut evictions, &pods, 6).as_deref(), Some("z"));
     assert_eq!(skipped(&evictions, &pods), [why]);

@@ -41,8 +41,12 @@ impl Executor<'_> {
     /// Evicts a pod that the webhook missed, unless its replacement would not be injected either.
     pub(super) async fn evict_missed(&self, pod: &Pod, memory: &mut Memory) {
         let now = self.observed.now;
-        if let Some(why) = self.template_objection(pod).await {
-            let why = SkipReason::Template(why);
+        let mut objection = self.template_objection(pod).await;
+        if objection.is_none() {
+            objection = self.namespace_objection(pod).await;
+        }
+        if let Some(why) = objection {
+            let why = SkipReason::Objection(why);
             let event = report::eviction_skipped(pod, &why);
             memory.evictions.skip(pod, why, now);
             return self.publish(&[event]).await;

@@ -3,6 +3,7 @@
 
 mod apply;
 mod evict;
+mod excluded;
 mod executor;
 mod pod_patch;
 mod update;
