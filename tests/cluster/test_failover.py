@@ -140,3 +140,25 @@ def test_pods_created_without_the_webhook_start_are_counted_and_evicted_on_reque
     assert sorted(evicted) == [("KVCachePool", "demo"), ("ReplicaSet", replicas)]
     kubernetes.wait_for(lambda: missed(1), 90, "only the pod that nobody would make again is left", namespace=namespace)
     assert kubernetes.pod(namespace, "bare")["status"]["phase"] == "Running"
+
+
+def test_missed_pods_of_an_excluded_namespace_are_not_evicted(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
+) -> None:
+    kubernetes.kubectl("label", "namespace", namespace, "kvcachepool.io/injection=disabled")
+    kubernetes.apply(pool("demo", injection={"onMissed": "Evict"}), namespace=namespace)
+    kubernetes.wait_for(
+        lambda: conditions(status(kubernetes, namespace, "demo")).get("InjectionReady") == ("True", "WebhookAnswers"),
+        30,
+        "pods may be evicted",
+        namespace=namespace,
+    )
+    kubernetes.apply(deployment(base_image, "web", "demo"), namespace=namespace)
+
+    def skipped() -> bool:
+        events = operator_events(kubernetes, namespace)
+        notes = [note for kind, _, reason, note in events if (kind, reason) == ("ReplicaSet", "NotEvicted")]
+        return any("excludes its namespace" in note for note in notes)
+
+    kubernetes.wait_for(skipped, 60, "an event says why the pod is not evicted", namespace=namespace)
+    assert not [event for event in operator_events(kubernetes, namespace) if event[2] == "Evicted"]
