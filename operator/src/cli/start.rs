@@ -162,12 +162,12 @@ async fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, 
     })
 }
 
-/// A client without its own retries. Retries of an eviction that a disruption budget refuses take minutes, during which the pool would not
+/// The config of a client without its own retries. Retries of an eviction that a disruption budget refuses take minutes, during which the pool would not
 /// be reconciled. The queue retries failed passes.
-async fn client() -> Result<Client, kube::Error> {
+async fn config() -> Result<Config, kube::Error> {
     let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
     config.default_retry = false;
-    Client::try_from(config)
+    Ok(config)
 }
 
 async fn start(
@@ -182,7 +182,8 @@ async fn start(
     let health = listen(parts.health_listen, "--health-listen").await?;
     let webhook = listen(parts.webhook_listen, "--webhook-listen").await?;
     let address = webhook.local_addr()?;
-    let client = client().await?;
+    let config = config().await?;
+    let client = Client::try_from(config.clone())?;
 
     let port = Port {
         name: "health",
@@ -267,7 +268,7 @@ async fn start(
         lead(leadership.clone(), shutdown.clone(), work),
     ));
     let canary = Canary {
-        pods: Api::namespaced(client, namespace),
+        config,
         defaults: defaults.clone(),
         result: canary_tx,
         metrics: metrics.clone(),

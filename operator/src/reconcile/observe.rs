@@ -151,6 +151,7 @@ fn canary(result: &CanaryResult) -> Canary {
         CanaryResult::NotYet => Canary::Pending,
         CanaryResult::Injected => Canary::Works,
         CanaryResult::WebhookUnreachable => Canary::Unreachable,
+        CanaryResult::Partly => Canary::Partly,
         CanaryResult::Unknown(why) => Canary::Refused(why.clone()),
     }
 }

@@ -321,6 +321,11 @@ fn injection(observed: &Observation<'_>) -> Verdict {
             Reason::WebhookUnreachable,
             "the API server does not call the injection webhook or does not trust its certificate: a pod that the operator created by dry run got no sidecar, and neither do new pods",
         ),
+        (Canary::Partly, _) => verdict(
+            FALSE,
+            Reason::WebhookUnreachable,
+            "several of the last ten pods that the operator created by dry run got no sidecar: some API servers do not reach the webhook, or not all its replicas, so some new pods get no sidecar",
+        ),
         (_, Some(pause)) => {
             let reason = match pause.position {
                 Position::Probing => Reason::TryingOnePod,

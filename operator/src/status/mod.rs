@@ -31,6 +31,8 @@ pub enum Canary {
     Works,
     /// A dry run returned a pod without a sidecar.
     Unreachable,
+    /// A dry run returned a pod with a sidecar, but several before did not.
+    Partly,
     /// The API server refused the dry run, so the state of the webhook is unknown.
     Refused(String),
 }

@@ -173,6 +173,7 @@ fn every_reason_of_injection() {
             "False",
             "WebhookUnreachable",
         ),
+        (Canary::Partly, closed(), "False", "WebhookUnreachable"),
         (Canary::Works, whole(false), "False", "PodsHeldBack"),
         (Canary::Pending, one(false), "False", "PodsHeldBack"),
         (Canary::Works, whole(true), "False", "TryingOnePod"),
