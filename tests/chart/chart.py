@@ -72,7 +72,11 @@ SETS: dict[str, dict[str, Any]] = {
             "gpuAccess": ["ResourceClaim"],
             "serviceAccounts": ["cleaner"],
         },
-        "defaults": {"redisImage": "valkey@sha256:00", "imagePullSecrets": [{"name": "a"}, {"name": "b"}]},
+        "defaults": {
+            "redisImage": "valkey@sha256:00",
+            "redisRunAsUser": "platform",
+            "imagePullSecrets": [{"name": "a"}, {"name": "b"}],
+        },
         "serviceAccount": {"name": "kv", "annotations": {"a": "b"}},
         "networkPolicy": {"egress": True, "apiServerPorts": [16443]},
         "webhook": {"timeoutSeconds": 5, "port": 9443, "excludedNamespaces": ["kube-system", "other"]},

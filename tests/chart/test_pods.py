@@ -197,6 +197,7 @@ def test_policy_and_defaults_reach_the_operator(render):
         "KVCACHEPOOL_POLICY_GPU_ACCESS": "ResourceClaim",
         "KVCACHEPOOL_POLICY_SERVICE_ACCOUNTS": "cleaner",
         "KVCACHEPOOL_REDIS_IMAGE": "valkey@sha256:00",
+        "KVCACHEPOOL_REDIS_RUN_AS_USER": "platform",
         "KVCACHEPOOL_IMAGE_PULL_SECRETS": "a,b",
     }
 

@@ -45,6 +45,8 @@ _PLACED: Object = {
     ],
     "priorityClassName": "system-cluster-critical",
 }
+#: The password of a server, for valkey-cli in its pod.
+_LOGIN = 'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)"'
 #: Prompts of one chunk, more than the memory of a pod holds.
 _PROMPTS = 560
 
@@ -113,7 +115,7 @@ def test_a_pod_has_its_own_disk_that_only_its_sidecar_mounts(
 
 def _held(kubernetes: Kubernetes, namespace: str, shards: int) -> list[int]:
     """Chunks in each server. Each is a head and a segment."""
-    ask = 'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" valkey-cli dbsize'
+    ask = f"{_LOGIN} valkey-cli dbsize"
     names = [f"kvcachepool-demo-{shard}" for shard in range(shards)]
     return [int(kubernetes.exec(namespace, name, "sh", "-c", ask)) // 2 for name in names]
 
@@ -176,6 +178,8 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
     asked = "valkey-cli -h kvcachepool-demo-0.kvcachepool-demo ping 2>&1"
     refused = kubernetes.exec(namespace, first, "sh", "-c", asked)
     assert "NOAUTH" in refused, refused
+    emptied = kubernetes.exec(namespace, first, "sh", "-c", f"{_LOGIN} valkey-cli flushall 2>&1")
+    assert "NOPERM" in emptied, "nothing deletes a whole cache at once"
 
     engine = Engine(cluster, namespace, "one")
     kubernetes.apply(engine.manifest("demo", prompts=_PROMPTS, chunks=1), namespace=namespace)

@@ -12,6 +12,7 @@ use clap::{Parser, ValueEnum};
 use kvcachepool_protocol::config::ByteSize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Default image of managed servers.
@@ -71,6 +72,14 @@ pub struct Args {
     /// Image of managed servers whose pool sets none.
     #[arg(long, env = "KVCACHEPOOL_REDIS_IMAGE", value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new(), default_value = REDIS_IMAGE)]
     pub redis_image: String,
+    /// User and group of managed servers; `platform`: the platform assigns them, as OpenShift does.
+    #[arg(
+        long,
+        env = "KVCACHEPOOL_REDIS_RUN_AS_USER",
+        value_name = "UID",
+        default_value = "65532"
+    )]
+    pub redis_run_as_user: RunAsUser,
     /// Secrets for pulling the images of every pool, besides its own. Each namespace with pools must have them. Repeatable
     #[arg(
         long = "image-pull-secret",
@@ -244,6 +253,25 @@ pub enum LogFormat {
     Text,
 }
 
+/// User of managed servers. `None` = the platform assigns it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunAsUser(Option<u32>);
+
+impl FromStr for RunAsUser {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let user = || text.parse().ok().filter(|user| *user > 0);
+        match text {
+            "platform" => Ok(Self(None)),
+            _ => match user() {
+                Some(user) => Ok(Self(Some(user))),
+                None => Err("write a user id above 0, or platform"),
+            },
+        }
+    }
+}
+
 /// Parses a value of `sidecar.gpuAccess`.
 fn gpu_access(text: &str) -> Result<GpuAccess, String> {
     let known = serde_json::from_value(text.into());
@@ -301,6 +329,7 @@ impl Args {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 namespace: self.namespace,
                 redis_image: self.redis_image,
+                redis_run_as_user: self.redis_run_as_user.0,
                 image_pull_secrets: self.image_pull_secrets,
                 policy: Policy {
                     max_memory: self.policy_max_memory_per_pod,
@@ -394,6 +423,15 @@ mod tests {
         assert_eq!(policy.gpu_access, [GpuAccess::ResourceClaim]);
         assert_eq!(policy.service_accounts, ["cleaner"]);
         assert!(check(&["--policy-gpu-access=All"]).is_err());
+    }
+
+    #[test]
+    fn managed_servers_have_a_user_or_that_of_the_platform() {
+        let user = |flags: &[&str]| check(flags).map(|parts| parts.defaults.redis_run_as_user);
+        assert_eq!(user(&[]), Ok(Some(65532)));
+        assert_eq!(user(&["--redis-run-as-user=1000"]), Ok(Some(1000)));
+        assert_eq!(user(&["--redis-run-as-user=platform"]), Ok(None));
+        assert!(user(&["--redis-run-as-user=0"]).is_err());
     }
 
     #[test]

@@ -97,6 +97,7 @@ pub(crate) mod tests {
             version: "0.1.0".to_string(),
             namespace: "kvcachepool-system".to_string(),
             redis_image: "docker.io/valkey/valkey:8.1".to_string(),
+            redis_run_as_user: Some(65532),
             image_pull_secrets: Vec::new(),
             policy: Policy::default(),
         }

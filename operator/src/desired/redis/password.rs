@@ -14,6 +14,9 @@ pub const PASSWORD: &str = "password";
 /// Key with the list of users, read by the servers.
 pub const USERS: &str = "users.acl";
 
+/// What sidecars need (docs/guides/tiers.md), and what probes and people need to look at a server. No command deletes everything at once.
+const COMMANDS: &str = "+get +getrange +set +mset +msetnx +del +exists +pexpire +persist +scan +info +watch +unwatch +multi +exec +ping +dbsize";
+
 /// Name of the Secret. It contains the pool's uid: a deleted pool with the same name may still have a Secret, which is deleted with that
 /// pool.
 pub fn secret_name(pool: &KVCachePool) -> String {
@@ -28,8 +31,7 @@ pub fn password(pool: &KVCachePool, random: &[u8; 32]) -> DynamicObject {
         kind: Secret::KIND.to_string(),
     };
     let password: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-    // All commands that a cache needs; no replication, modules or other admin commands.
-    let users = format!("user default on >{password} ~* &* +@all -@admin +config|get +role\n");
+    let users = format!("user default on >{password} ~kvcp:* -@all {COMMANDS}\n");
     // Not immutable: kubelets would not notice that an immutable Secret was replaced.
     let data = json!({"type": "Opaque", "stringData": {PASSWORD: password, USERS: users}});
     object(pool, types, secret_name(pool), data)
@@ -49,6 +51,8 @@ mod tests {
         assert_eq!(text.as_str().unwrap(), "07".repeat(32));
         let users = secret.data["stringData"][USERS].as_str().unwrap();
         assert!(users.starts_with(&format!("user default on >{} ", "07".repeat(32))));
+        assert!(users.contains(" ~kvcp:* -@all +get "), "its own keys only");
+        assert!(!users.contains("flush") && !users.contains("+@"), "{users}");
         assert_eq!(secret.owner_references()[0].name, "llama");
     }
 

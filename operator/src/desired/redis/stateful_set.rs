@@ -13,8 +13,6 @@ use serde_json::{Value, json};
 const CONTAINER: &str = "redis";
 const VOLUME: &str = "users";
 const PATH: &str = "/etc/kvcachepool";
-/// User and group. The images name no suitable user, and the servers need no particular one.
-const USER: u32 = 65532;
 /// Memory besides the data: the process, and buffers of connections that write large values.
 const SPARE_BYTES: u64 = 128 << 20;
 /// Default cpu request of a server.
@@ -38,14 +36,17 @@ pub(super) fn stateful_set(
         "terminationGracePeriodSeconds": 10,
         "securityContext": {
             "runAsNonRoot": true,
-            "runAsUser": USER,
-            "runAsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container(redis, defaults)],
         "volumes": [{"name": VOLUME, "secret": {"secretName": secret_name(pool)}}],
         "topologySpreadConstraints": spread(pool, redis),
     });
+    // The images name no suitable user, and the servers need no particular one.
+    if let Some(user) = defaults.redis_run_as_user {
+        spec["securityContext"]["runAsUser"] = user.into();
+        spec["securityContext"]["runAsGroup"] = user.into();
+    }
     let mut set = |key: &str, value: Value, is_set: bool| {
         if is_set {
             spec[key] = value;
@@ -173,6 +174,22 @@ mod tests {
     #[test]
     fn the_smallest_pool_has_one_server_that_a_restricted_namespace_admits() {
         insta::assert_yaml_snapshot!(of(&managing(json!({})), "StatefulSet"));
+    }
+
+    #[test]
+    fn the_platform_can_assign_the_user() {
+        let defaults = Defaults {
+            redis_run_as_user: None,
+            ..crate::desired::tests::defaults()
+        };
+        let pool = managing(json!({}));
+        let redis = crate::desired::redis::managed(&pool).unwrap();
+        let set = stateful_set(&pool, redis, &defaults);
+        let context = &set.data["spec"]["template"]["spec"]["securityContext"];
+        assert_eq!(
+            *context,
+            json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}})
+        );
     }
 
     #[test]
