@@ -43,12 +43,11 @@ def test_only_pools_of_watched_namespaces_are_served(
     for each in (namespace, watched, "default"):
         kubernetes.apply(pool("demo"), namespace=each)
     for each in (watched, "default"):
-        kubernetes.wait_for(
-            lambda each=each: _accepted(kubernetes, each, "demo") == ("True", "Accepted"),
-            30,
-            f"the pool in {each} is reconciled",
-            namespace=each,
-        )
+
+        def accepted(each: str = each) -> bool:
+            return _accepted(kubernetes, each, "demo") == ("True", "Accepted")
+
+        kubernetes.wait_for(accepted, 30, f"the pool in {each} is reconciled", namespace=each)
     for each in (watched, namespace):
         kubernetes.apply(pod(base_image, "one", "demo"), namespace=each)
         kubernetes.wait("pod", "one", "condition=Ready", namespace=each)
