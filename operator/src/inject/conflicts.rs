@@ -15,6 +15,8 @@ pub(super) const TRANSPORTS: [&str; 5] = [
     "MoRIIOConnector",
 ];
 const CONNECTOR: &str = "KVCachePoolConnector";
+/// Architectures of the sidecar, by the names of Kubernetes.
+const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 
 /// Refuses a vLLM whose connector cannot be combined with kvcachepool.
 pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Result<(), Refusal> {
@@ -157,6 +159,14 @@ pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
         return Err(Refusal::new(
             Reason::OsUnsupported,
             format!("the pod runs on {os}; remove the label"),
+        ));
+    }
+    let arch = spec.pointer("/nodeSelector/kubernetes.io~1arch");
+    let arch = arch.and_then(Value::as_str);
+    if let Some(arch) = arch.filter(|arch| !ARCHITECTURES.contains(arch)) {
+        return Err(Refusal::new(
+            Reason::ArchUnsupported,
+            format!("the pod runs on {arch}, for which there is no sidecar; remove the label"),
         ));
     }
     if spec.get("hostNetwork") == Some(&Value::Bool(true)) {

@@ -297,3 +297,15 @@ fn an_engine_whose_python_ignores_the_path_is_refused() {
     });
     assert_eq!(refused(&pod, &settings()).0, Reason::PythonIsolated);
 }
+
+#[test]
+fn a_pod_for_nodes_of_another_architecture_is_refused() {
+    let selecting = |arch: &str| {
+        with("plain", |pod| {
+            pod["spec"]["nodeSelector"] = json!({"kubernetes.io/arch": arch});
+        })
+    };
+    injected(&selecting("arm64"), &settings());
+    let (reason, _) = refused(&selecting("ppc64le"), &settings());
+    assert_eq!(reason, Reason::ArchUnsupported);
+}
