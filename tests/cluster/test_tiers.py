@@ -14,7 +14,7 @@ from cluster import images
 from cluster.cluster import Cluster
 from cluster.engine import Engine
 from cluster.kubernetes import Kubernetes, Object
-from cluster.leadership import leader
+from cluster.leadership import leader, replicas
 from cluster.product import RIGHTS, SYSTEM, Operator, conditions, pod, pool, sidecar, status
 from servers.sidecar import SidecarClient
 
@@ -305,6 +305,8 @@ def test_a_managed_server_whose_image_cannot_be_pulled_is_named(
         return first.metrics().total(f"kvcachepool_pool_{name}", **pools, **labels)
 
     assert exported("managed_servers", state="desired") == 1
+    followers = [each for each in replicas(kubernetes) if each.name != first.name]
+    assert [each.metrics().total("kvcachepool_pool_managed_servers") for each in followers] == [0] * len(followers)
     kubernetes.kubectl("delete", "kvcachepool", "demo", namespace=namespace)
     kubernetes.wait_for(
         lambda: exported("managed_servers", state="desired") == 0, 30, "the gauges are removed", namespace=namespace
