@@ -19,6 +19,8 @@ SETTINGS: dict[str, dict[str, Any]] = yaml.safe_load((CHART / "values.yaml").rea
 POD = 'namespace="ns",pod="p"'
 OF_POOL = 'namespace="ns",kvcachepool_io_pool="llama"'
 TIER = f'{OF_POOL},tier="redis"'
+NAMED = 'namespace="ns",pool="demo"'
+DEMO = {"namespace": "ns", "pool": "demo"}
 POOL = {"namespace": "ns", "kvcachepool_io_pool": "llama"}
 
 
@@ -184,12 +186,6 @@ CASES = {
         {"certificate": "leaf"},
         "The webhook's certificate (leaf) expires in 1h 50m 0s and was not renewed",
     ),
-    "KVCachePoolInjectionPaused": Case(
-        *_both(f'kvcachepool_injection_pauses_total{{{POD},reason="err_image_pull"}}', "_x20 1x20", "1x60"),
-        25,
-        {"reason": "err_image_pull"},
-        "Injection is paused because sidecars keep pods from running: err_image_pull",
-    ),
     "KVCachePoolReconcileFailures": Case(
         *_both(f'kvcachepool_reconciles_total{{{POD},result="failed"}}', "0+1x60", "0+1x3 3x60"),
         40,
@@ -221,6 +217,50 @@ CASES = {
         6,
         {},
         "2 stored pools cannot be read by this operator",
+    ),
+    "KVCachePoolNotReady": Case(
+        *_both(f'kvcachepool_pool_condition{{{NAMED},condition="ready"}}', "0x20", "0x5 1x20"),
+        16,
+        DEMO,
+        "The pool ns/demo is not ready",
+    ),
+    "KVCachePoolInjectionPaused": Case(
+        *_both(f"kvcachepool_pool_injection_paused{{{NAMED}}}", "2x5", "0x5"),
+        3,
+        DEMO,
+        "Injection is paused for 2 owners of pods of the pool ns/demo",
+    ),
+    "KVCachePoolPodsMissed": Case(
+        *_both(f'kvcachepool_pool_pods{{{NAMED},state="missed"}}', "3x20", "3x5 0x20"),
+        16,
+        DEMO,
+        "3 pods of the pool ns/demo were created without a sidecar",
+    ),
+    "KVCachePoolPodsNotAttached": Case(
+        {
+            f'kvcachepool_pool_pods{{{NAMED},state="injected"}}': "4x40",
+            f'kvcachepool_pool_pods{{{NAMED},state="attached"}}': "3x40",
+        },
+        {
+            f'kvcachepool_pool_pods{{{NAMED},state="injected"}}': "4x40",
+            f'kvcachepool_pool_pods{{{NAMED},state="attached"}}': "3x20 4x20",
+        },
+        35,
+        DEMO,
+        "1 pods of the pool ns/demo have a sidecar that vLLM does not use",
+    ),
+    "KVCachePoolManagedServersDown": Case(
+        {
+            f'kvcachepool_pool_managed_servers{{{NAMED},state="desired"}}': "3x20",
+            f'kvcachepool_pool_managed_servers{{{NAMED},state="ready"}}': "1x20",
+        },
+        {
+            f'kvcachepool_pool_managed_servers{{{NAMED},state="desired"}}': "3x20",
+            f'kvcachepool_pool_managed_servers{{{NAMED},state="ready"}}': "1x5 3x20",
+        },
+        12,
+        DEMO,
+        "2 managed servers of the pool ns/demo are not ready",
     ),
 }
 
@@ -290,7 +330,11 @@ def test_a_group_without_alerts_is_left_out(render):
     tiers = [name for name in CASES if re.search("Pool(Tier|Loads)", name)]
     alerts = {"enabled": True, "labels": {"release": "prom"}, "rules": {name: {"enabled": False} for name in tiers}}
     rule = one(render({"monitoring": {"alerts": alerts}}), "PrometheusRule")
-    assert [group["name"] for group in rule["spec"]["groups"]] == ["kvcachepool-sidecars", "kvcachepool-operator"]
+    assert [group["name"] for group in rule["spec"]["groups"]] == [
+        "kvcachepool-sidecars",
+        "kvcachepool-operator",
+        "kvcachepool-pools",
+    ]
     assert rule["metadata"]["labels"]["release"] == "prom"
 
 
