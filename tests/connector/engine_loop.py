@@ -71,6 +71,7 @@ class Loop:
         windows: bool = False,
         states: bool = False,
         scratch_states: int = 0,
+        last_state_only: bool = False,
         engine_id: str = "engine-1",
         max_seqs: int = 64,
         events: bool = False,
@@ -107,6 +108,8 @@ class Loop:
         if states:
             self.config.cache_config.mamba_cache_mode = "align"
         self.kv_cache_config, self.caches = _kv_cache(blocks, block_tokens, windows, states, scratch_states)
+        if last_state_only:
+            self.kv_cache_config.prefix_cache_retention_interval = 0
         self.config.compilation_config = copy.copy(self.config.compilation_config)
         self.config.compilation_config.static_forward_context = {
             layer: _module("GDN_ATTN" if states and group else "CPU_ATTN")

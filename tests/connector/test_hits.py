@@ -107,6 +107,54 @@ def test_the_state_where_prompts_part_is_added_to_a_stored_chunk(pool: Sidecar, 
     assert engine.generate("third", trunk + prompt(100, 4)) == 256
 
 
+def test_only_states_that_vllm_caches_are_stored(pool: Sidecar, loop: Make) -> None:
+    engine = serving(loop(states=True, step_tokens=160, last_state_only=True), pool)
+    tokens = prompt(500, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    stored(pool, 31)
+    assert engine.generate("shorter", tokens[:400]) == 0
+    engine.forget_local()
+    assert engine.generate("warm", tokens) == 496
+
+
+def test_a_state_of_replaced_weights_is_not_stored(pool: Sidecar, loop: Make) -> None:
+    """vLLM's prefix cache still has the old one, before the request's own one of the same name."""
+    engine = serving(loop(states=True), pool)
+    tokens = prompt(330, 1)
+    engine.generate("old", tokens)
+    engine.drain()
+    engine.reload_weights()
+    engine.generate("new", tokens, skip_reading=True)
+    engine.forget_local()
+    assert engine.generate("warm", tokens) == 320
+
+
+def test_prompts_with_a_common_beginning_load_at_once(pool: Sidecar, loop: Make) -> None:
+    """A load leaves vLLM the state at its end only, so that no other request can use what it loaded."""
+    engine = serving(loop(states=True), pool)
+    trunk = prompt(256, 1)
+    prompts = {f"chat{n}": trunk + prompt(100, 10 + n) for n in range(4)}
+    for name, tokens in prompts.items():
+        engine.generate(f"cold {name}", tokens)
+    engine.forget_local()
+    jobs = loads_of(engine)
+    for name, tokens in prompts.items():
+        engine.add(name, tokens)
+    engine.hold_results = True
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+
+    def all_load() -> bool:
+        assert not any(state.blocker for state in scheduler._states.values()), "a request waits for another one's load"
+        return len(jobs) == 4
+
+    engine.until(all_load, what="four loads in flight")
+    engine.hold_results = False
+    engine.run(*prompts)
+    assert [engine.external[name] for name in prompts] == [352] * 4
+
+
 def test_prompt_embeddings(pool: Sidecar, loop: Make) -> None:
     engine = serving(loop(), pool)
     one, two = torch.randn(256, 8), torch.randn(256, 8)

@@ -45,6 +45,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
         "KVCacheManager.get_blocks",
     ),
     _UTILS: (
+        "KVCacheBlock.block_hash",
         "KVCacheBlock.block_id",
         "KVCacheBlock.is_null",
         "KVCacheBlock.ref_cnt",

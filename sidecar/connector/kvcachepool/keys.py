@@ -63,8 +63,11 @@ class Geometry:
 
     def with_chunks_of(self, least: int) -> Geometry:
         """The same with chunks of at least `least` tokens, as `effective_chunk_tokens` computes them."""
-        states = any(group.state for group in self.groups)
-        return replace(self, chunk=effective_chunk_tokens(least, self.scheduler_block, states))
+        return replace(self, chunk=effective_chunk_tokens(least, self.scheduler_block, self.has_states))
+
+    @property
+    def has_states(self) -> bool:
+        return any(group.state for group in self.groups)
 
     @property
     def has_windows(self) -> bool:

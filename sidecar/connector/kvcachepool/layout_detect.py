@@ -219,7 +219,7 @@ def _describe(
         "head_sizes": [list(size) for size in sorted(sizes)],
         "form": known_form,
         "page_bytes": sorted({int(spec.page_size_bytes) for spec in specs.values()}),
-        # Records of sparse MLA and of its indexer: vLLM names their formats only here.
+        # Formats of states, and of records of sparse MLA and its indexer. No other field has them.
         "records": sorted({_record(spec) for spec in specs.values()}),
         "tensors": sorted(
             (
@@ -232,5 +232,9 @@ def _describe(
 
 
 def _record(spec: Any) -> str:
+    """What decides the format of the bytes of a layer's block beyond their number."""
+    if hasattr(spec, "mamba_cache_mode"):
+        kind = getattr(spec.mamba_type, "name", spec.mamba_type)
+        return f"{kind}/{[list(part) for part in spec.shapes]}/{[str(dtype) for dtype in spec.dtypes]}"
     role = getattr(spec, "cache_role", None)
     return f"{getattr(role, 'value', role)}/{getattr(spec, 'cache_dtype_str', None)}"

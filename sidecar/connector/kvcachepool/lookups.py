@@ -259,7 +259,8 @@ class Lookups:
         self._renew(state, lookup, now_s - result.arrived_s)
         if in_time and ((longer and not result.final) or ((longer or more) and state.pending_lookup is not None)):
             return POLL_AGAIN
-        if plan.tokens and left_ms > 0:
+        if plan.tokens and left_ms > 0 and not lookup.geometry.has_states:
+            # Of a load with states, vLLM can use only what ends at its end, which another request need not pass.
             state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
         return POLL_AGAIN if state.blocker else self._promise(state, plan, why, left)
 

@@ -24,6 +24,7 @@ class Registration:
 
     geometry: sizes of this engine; a new object after a HELLO with another chunk size.
     world: ranks of the engine.
+    speculates: the engine has speculative decoding.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Registration:
         self.reporter = reporter
         self.geometry = geometry
         self.world = int(vllm_config.parallel_config.world_size)
+        self.speculates = getattr(vllm_config, "speculative_config", None) is not None
         self._config = vllm_config
         self._algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
         self._connection = 0  # number of the connection on which REGISTER was sent

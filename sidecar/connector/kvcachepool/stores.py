@@ -157,7 +157,7 @@ class Stores:
         chunks: list[GrantChunk] = []
         hashes = state.request.block_hashes
         for index, begin, stop in wanted:
-            found = _blocks_of(table, begin, stop, geometry, self._states(geometry, last_hash(geometry, stop, hashes)))
+            found = _blocks_of(table, begin, stop, geometry, self._state_hash(state, geometry, stop))
             if found is None:
                 state.progress.mark(index, DONE)
                 self._counters.event("store_blocks_gone")
@@ -212,17 +212,15 @@ class Stores:
             elif answer is not None:  # sent, but not recorded
                 self._aborts[reply.tag] = False
 
-    def _states(self, geometry: Geometry, block_hash: bytes) -> dict[int, Any]:
-        """vLLM's blocks with the states behind this block of a prompt, by group. Empty if it does not have all of them.
+    def _state_hash(self, state: RequestState, geometry: Geometry, end: int) -> bytes:
+        """Hash of vLLM's blocks with the states at token `end`; empty if they are not stored.
 
-        vLLM keeps states only where a step ended, and moves them between positions of its block tables. So they are
-        found by their hashes.
+        With speculation and pipeline stages, a state behind generated tokens is written after the step that registers
+        it, on some ranks later than the store.
         """
-        groups = [number for number, group in enumerate(geometry.groups) if group.state]
-        if not groups or self._manager is None:
-            return {}
-        found = self._manager.block_pool.get_cached_block(block_hash, groups)
-        return dict(zip(groups, found, strict=True)) if found else {}
+        if not geometry.has_states or (self._registration.speculates and end > state.request.num_prompt_tokens):
+            return b""
+        return last_hash(geometry, end, state.request.block_hashes)
 
     def _wanted(
         self, state: RequestState, end: int, geometry: Geometry, bound: int, room: int
@@ -467,14 +465,16 @@ def _todo(statuses: bytearray, full: int, most: int) -> list[int]:
 
 
 def _blocks_of(
-    table: Sequence[Sequence[Any]], begin: int, end: int, geometry: Geometry, states: Mapping[int, Any]
+    table: Sequence[Sequence[Any]], begin: int, end: int, geometry: Geometry, state_hash: bytes
 ) -> tuple[int, tuple[tuple[int, ...], ...], list[Any]] | None:
     """(groups to store, block ids per group, blocks to hold) of tokens `begin..end`. None if a needed block was freed.
 
     A window group with a freed block and a state group without a state are left out: their ids are 0.
 
     Args:
-        states: blocks with the states at token `end`, by group.
+        state_hash: hash of the blocks with the states at token `end`. vLLM keeps few states, and moves blocks between
+            positions of a table, so a block is taken only if it is cached under this hash. It is the request's own
+            one: another block of that hash may have a state of earlier weights.
     """
     groups = 0
     ids: list[tuple[int, ...]] = []
@@ -482,8 +482,8 @@ def _blocks_of(
     for number, (shape, row) in enumerate(zip(geometry.groups, table, strict=True)):
         first, last = begin // shape.block_tokens, end // shape.block_tokens
         blocks = row[first:last]
-        if shape.state:
-            blocks = [states[number]] if number in states else []
+        if shape.state and not (state_hash and _is_cached_as(blocks, state_hash)):
+            blocks = []
         if len(blocks) == last - first and not any(block.is_null for block in blocks):
             groups |= 1 << number
             ids.append(tuple(block.block_id for block in blocks))
@@ -493,3 +493,9 @@ def _blocks_of(
         else:
             return None
     return groups, tuple(ids), held
+
+
+def _is_cached_as(blocks: Sequence[Any], block_hash: bytes) -> bool:
+    """Whether the last of these blocks is in vLLM's prefix cache under this hash. The key there ends with the group."""
+    key = blocks[-1].block_hash if blocks else None
+    return key is not None and bytes(key[: len(block_hash)]) == block_hash
