@@ -113,9 +113,10 @@ def test_after_uninstall_pods_run_on_new_ones_start_and_pools_are_kept(
 
 
 def test_names_ports_and_selectors_of_ones_own_work_together(
-    kubernetes: Kubernetes, release: Release, operator: Operator, namespace: str, base_image: str
+    kubernetes: Kubernetes, release: Release, namespace: str, base_image: str
 ) -> None:
     """Certificate, Service and configuration of the webhook agree on its name, and the canary reaches it."""
+    operator = release.installed(VALUES)
     values = {
         "fullnameOverride": "caches",
         "adminPort": "18080",
