@@ -3,6 +3,8 @@
 // Injection is pure and is built here by itself: the operator's client and TLS would take minutes to build with sanitizers.
 #![allow(dead_code, unused_imports)]
 
+#[path = "../../src/api/choices.rs"]
+mod api;
 #[path = "../../src/forms.rs"]
 mod forms;
 #[path = "../../src/inject/mod.rs"]
@@ -12,7 +14,8 @@ mod names;
 #[path = "../../src/reasons.rs"]
 mod reasons;
 
-use inject::{ExistingConnector, Outcome, Settings};
+use api::ExistingConnector;
+use inject::{Outcome, Settings};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 

@@ -1,5 +1,6 @@
 //! `spec.injection`: whether and how pods get a sidecar.
 
+use super::choices::{ExistingConnector, Mode};
 use super::{Size, schema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,26 +24,6 @@ pub struct Injection {
     /// What to do with pods that were created without a sidecar while the operator was down: Report counts them, Evict also evicts them one
     /// at a time.
     pub on_missed: OnMissed,
-}
-
-/// Whether new pods get a sidecar.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Mode {
-    /// New pods get a sidecar.
-    #[default]
-    Enabled,
-    /// New pods get no sidecar.
-    Disabled,
-}
-
-/// What to do if vLLM has a connector of its own.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum ExistingConnector {
-    /// Leave the pod alone.
-    #[default]
-    Refuse,
-    /// Add kvcachepool beside it, if it transfers KV from prefill to decode.
-    Compose,
 }
 
 /// What to do with pods that were created without a sidecar.

@@ -2,6 +2,7 @@
 //! and times are read as text and validated by [`check`]. This module does not make decisions about objects or pods, and does not use a
 //! cluster.
 
+mod choices;
 mod injection;
 mod local;
 mod pool;
@@ -14,7 +15,8 @@ mod sidecar;
 mod status;
 mod text;
 
-pub use injection::{ExistingConnector, Injection, Mode, OnMissed};
+pub use choices::{ExistingConnector, GpuAccess, Mode};
+pub use injection::{Injection, OnMissed};
 pub use local::{Disk, Ephemeral, Local, Memory, NodeDirectory};
 pub use pool::{
     Cache, DeletionPolicy, KVCachePool, KVCachePoolSpec, Monitoring, PodMonitor, Write,
@@ -27,7 +29,7 @@ pub use shared::{
     CaSource, CaSourceKind, ClaimName, FileSystem, ManagedRedis, Redis, RedisEndpoint, S3,
     SecretName, Shared,
 };
-pub use sidecar::{GpuAccess, ImagePullPolicy, Sidecar, UpdateStrategy, UpdateStrategyType};
+pub use sidecar::{ImagePullPolicy, Sidecar, UpdateStrategy, UpdateStrategyType};
 pub use status::{
     InjectionPaused, KVCachePoolStatus, ManagedServers, PausedOwner, Pods, Skipped, Tier,
     TierState, Version,

@@ -1,5 +1,6 @@
 //! `spec.sidecar`: the sidecar container.
 
+use super::choices::GpuAccess;
 use super::schema::{self, is_default};
 use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, ResourceRequirements};
 use kvcachepool_protocol::config::{LogLevel, TransferMode};
@@ -59,19 +60,6 @@ pub enum ImagePullPolicy {
     Always,
     /// Never.
     Never,
-}
-
-/// How the sidecar gets access to the GPUs of vLLM's container.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum GpuAccess {
-    /// Not at all.
-    #[default]
-    None,
-    /// By NVIDIA_VISIBLE_DEVICES, which the node's container runtime must support: all GPUs of the node, or those that vLLM's container
-    /// names itself.
-    VisibleDevices,
-    /// By the resource claims of vLLM's container: exactly the same GPUs.
-    ResourceClaim,
 }
 
 /// How running pods get a new version of the sidecar.
