@@ -152,6 +152,11 @@ class Pod:
         left = of("waiting_chunks")
         wait_for(lambda: of("waiting_chunks") < left and of("in_flight_bytes") > 0, 10, f"a {direction} under way")
 
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk of the sidecar's only domain."""
+        (domain,) = self.sidecar.status()["domains"]
+        return int(domain["chunk_bytes"])
+
     def settle(self) -> None:
         """Waits until all stored chunks are readable. Returns at once without a sidecar."""
         if self.sidecar.running():

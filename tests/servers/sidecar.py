@@ -24,6 +24,12 @@ def export_connector(folder: Path, *arguments: str) -> None:
     )
 
 
+def sizes(model: Path, *arguments: str) -> dict[str, Any]:
+    """What `size` computes from a model's config."""
+    command = [str(paths.sidecar_binary()), "size", str(model / "config.json"), "-o", "json", *arguments]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+
+
 class SidecarClient:
     """A client of a sidecar's admin HTTP."""
 

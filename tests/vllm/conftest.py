@@ -123,6 +123,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 
 
 @pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder that outlives the pods of a test."""
+    folder = paths.short_folder()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
 def redis() -> Iterator[RedisServer]:
     """A server that outlives the pods of a test."""
     server = RedisServer()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from servers import paths
 from servers.models import token_ids
@@ -16,14 +13,6 @@ from servers.routers import Dynamo, LlmD, Publisher, replayed
 from servers.waiting import wait_for
 
 Truth = Callable[..., list[int]]
-
-
-@pytest.fixture
-def disk() -> Iterator[Path]:
-    """A folder that outlives the pods of a test."""
-    folder = paths.short_folder()
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Events:

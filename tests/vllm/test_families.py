@@ -5,19 +5,15 @@ In bfloat16 an answer depends on where a prompt is split, so vLLM's own hit with
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from servers import paths
 from servers.models import model, token_ids
-from servers.paths import sidecar_binary
 from servers.pod import Pod
+from servers.sidecar import sizes
 from servers.waiting import wait_for
 
 NewPod = Callable[..., Pod]
@@ -35,21 +31,6 @@ _FAMILIES = [
 # Without AMX no backend of vLLM for CPUs supports prefixes with MLA.
 if "amx_tile" in Path("/proc/cpuinfo").read_text():
     _FAMILIES.append(pytest.param("mla", "bfloat16", 16, id="mla-amx"))
-
-
-@pytest.fixture
-def disk() -> Iterator[Path]:
-    """A folder that outlives the pods of a test."""
-    folder = paths.short_folder()
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def sizes(name: str, dtype: str, block: int, tokens: int) -> dict[str, Any]:
-    """What `size` computes from the model's config."""
-    command = [str(sidecar_binary()), "size", str(model(name) / "config.json"), "-o", "json"]
-    command += ["--dtype", dtype, "--block-size", str(block), "--tokens", str(tokens)]
-    return dict(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
 
 
 @pytest.mark.parametrize(("name", "dtype", "block"), _FAMILIES)
@@ -71,9 +52,8 @@ def test_answers_are_those_of_vllms_own_hits(new_pod: NewPod, disk: Path, name: 
     before = loaded()
     warm = pod.generate_again(prompt)
     assert (warm.local, warm.external, warm.tokens) == (0, local.local, local.tokens)
-    size = sizes(name, dtype, block, warm.external)
-    (domain,) = pod.sidecar.status()["domains"]
-    assert domain["chunk_bytes"] == size["chunk_bytes"]
+    size = sizes(model(name), "--dtype", dtype, f"--block-size={block}", f"--tokens={warm.external}")
+    assert pod.chunk_bytes() == size["chunk_bytes"]
     needed = size["prompt"]["loaded_bytes"]
     wait_for(lambda: loaded() > before, 10, "the worker's report")
     copied = loaded() - before
@@ -106,6 +86,5 @@ def test_speculation_changes_no_answer_and_the_drafts_kv_is_loaded(
     warm = pod.generate_again(prompt, max_tokens=24)
     assert (cold.external, warm.external) == (0, 1152)
     assert cold.tokens == warm.tokens == truth(prompt, max_tokens=24)
-    (domain,) = pod.sidecar.status()["domains"]
     layers = 8 if "model" in speculation else 4
-    assert domain["chunk_bytes"] == 256 * layers * 2 * 2 * 64 * 4
+    assert pod.chunk_bytes() == 256 * layers * 2 * 2 * 64 * 4

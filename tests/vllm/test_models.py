@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable
 
 from servers.engine import Engine, by_source
 from servers.models import model, token_ids
-from servers.paths import sidecar_binary
 from servers.pod import Answer, Pod
+from servers.sidecar import sizes
 from servers.waiting import wait_for
 
 Truth = Callable[..., list[int]]
 NewPod = Callable[..., Pod]
-
-
-def _chunk_bytes(pod: Pod) -> int:
-    """Of the sidecar's only domain."""
-    (domain,) = pod.sidecar.status()["domains"]
-    return int(domain["chunk_bytes"])
-
-
-def _computed_chunk_bytes(name: str, dtype: str, tp: int = 1) -> int:
-    """What `size` computes from the model's config."""
-    command = [
-        str(sidecar_binary()),
-        "size",
-        str(model(name) / "config.json"),
-        "--dtype",
-        dtype,
-        "--tp",
-        str(tp),
-        "-o",
-        "json",
-    ]
-    return int(json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["chunk_bytes"])
 
 
 def test_a_backend_without_prefix_support_answers_as_without_a_cache(new_pod: NewPod) -> None:
@@ -113,6 +89,6 @@ def test_two_workers(new_pod: NewPod, truth: Truth) -> None:
     warm = engine.generate(prompt)
     assert by_source(before, engine.counters())["external"] == 2944
     assert cold == warm == truth(prompt)
-    assert _chunk_bytes(pod) == _computed_chunk_bytes("tiny", "float32", tp=2)
+    assert pod.chunk_bytes() == sizes(model("tiny"), "--dtype=float32", "--tp=2")["chunk_bytes"]
     workers = [s for s in pod.sidecar.status()["sessions"] if s["role"].lower() == "worker" and s["connected"]]
     assert sorted(s["rank"] for s in workers) == [0, 1]

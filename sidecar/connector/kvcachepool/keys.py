@@ -61,9 +61,9 @@ class Geometry:
     chunk: int
     groups: tuple[GroupSize, ...]
 
-    def with_chunks_of(self, least: int) -> Geometry:
-        """The same with chunks of at least `least` tokens, as `effective_chunk_tokens` computes them."""
-        return replace(self, chunk=effective_chunk_tokens(least, self.scheduler_block, self.has_states))
+    def chunk_of(self, least: int) -> int:
+        """Tokens of a chunk of at least `least` tokens, see `effective_chunk_tokens`."""
+        return effective_chunk_tokens(least, self.scheduler_block, self.has_states)
 
     @property
     def has_states(self) -> bool:
@@ -156,7 +156,8 @@ def geometry(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_toke
         window = 1 if state else shape.window_tokens
         token_bytes = _bytes_per_token(group)
         groups.append(GroupSize(shape.block_tokens, window, shape.shards, token_bytes, shape.aligned, state))
-    return Geometry(scheduler_block, hash_block, 0, tuple(groups)).with_chunks_of(chunk_tokens)
+    made = Geometry(scheduler_block, hash_block, 0, tuple(groups))
+    return replace(made, chunk=made.chunk_of(chunk_tokens))
 
 
 def _bytes_per_token(group: Any) -> int:

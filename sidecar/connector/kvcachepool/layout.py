@@ -167,9 +167,18 @@ def _tp_shards(ranks: Ranks, spec: Any, row: dict[str, Any]) -> int:
     return min(ranks.tp, int(spec.max_tp_shards or ranks.tp))
 
 
-def _context_sharded(spec: Any) -> bool:
+def _context_sharded(spec: Any, row: dict[str, Any]) -> bool:
     """Whether this group's tokens are split over the decode context parallel ranks."""
-    return bool(getattr(spec, "dcp_sharded", not hasattr(spec, "mamba_cache_mode")))
+    return bool(getattr(spec, "dcp_sharded", row["group"] != STATE))
+
+
+def _window(spec: Any, row: dict[str, Any]) -> tuple[int, bool]:
+    """(tokens that a window spans, whether windows begin at multiples of that); (0, False) for other kinds."""
+    if row["group"] != "window":
+        return 0, False
+    if type(spec).__name__ == "ChunkedLocalAttentionSpec":
+        return int(spec.attention_chunk_size), True
+    return int(spec.sliding_window) + int(getattr(spec, "extra_retained_tokens", None) or 0), False
 
 
 def layer_specs(group: Any) -> dict[str, Any]:
@@ -184,8 +193,7 @@ def parts_of(ranks: Ranks, group: Any) -> tuple[int, bool]:
     found = set()
     for spec in layer_specs(group).values():
         row = _spec_row(spec)
-        window = getattr(spec, "sliding_window", None) if row["group"] == "window" else None
-        found.add((row["group"], window, _tp_shards(ranks, spec, row), _context_sharded(spec)))
+        found.add((row["group"], _window(spec, row), _tp_shards(ranks, spec, row), _context_sharded(spec, row)))
     if len(found) != 1:
         raise Unserved(
             "KvGroupUnsupported/MixedLayers", f"layers of one KV group differ in how they are cached: {found}"
@@ -214,10 +222,7 @@ def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
             )
         parts, sharded = parts_of(ranks, group)
         base = vllm_config.cache_config.block_size if len(groups) == 1 else spec.block_size
-        window, aligned = 0, type(spec).__name__ == "ChunkedLocalAttentionSpec"
-        if row["group"] == "window":
-            length = spec.attention_chunk_size if aligned else spec.sliding_window
-            window = int(length) + int(getattr(spec, "extra_retained_tokens", None) or 0)
+        window, aligned = _window(spec, row)
         shapes.append(
             GroupShape(
                 kind=row["group"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from . import keys
@@ -43,7 +44,7 @@ class Registration:
     def ensure(self) -> bool:
         """Sends REGISTER if it is due. Returns whether PROBEs and GRANTs follow a REGISTER on this connection."""
         client = self.client
-        if not client.connected or self.geometry != self.geometry.with_chunks_of(client.settings.chunk_tokens):
+        if not client.connected or self.geometry.chunk != self.geometry.chunk_of(client.settings.chunk_tokens):
             return False  # `take_chunk_tokens` has not been called yet for the HELLO of this connection
         if self._connection == client.connection:
             return True
@@ -70,8 +71,8 @@ class Registration:
 
     def take_chunk_tokens(self, chunk_tokens: int) -> bool:
         """Sets the chunk size of a HELLO. Returns whether it changed, so that lookups and stores must restart."""
-        new = self.geometry.with_chunks_of(chunk_tokens)
-        if new == self.geometry:
+        chunk = self.geometry.chunk_of(chunk_tokens)
+        if chunk == self.geometry.chunk:
             return False
-        self.geometry = new
+        self.geometry = replace(self.geometry, chunk=chunk)
         return True
