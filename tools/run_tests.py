@@ -21,9 +21,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 from servers import lmcache  # noqa: E402
 
 RUST_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
+RUST_FAILED = re.compile(r"^test (\S+)(?: - .*)? \.\.\. FAILED")
 RUST_IGNORED = re.compile(r"^test (\S+) \.\.\. ignored(?:, (.*))?")
 PYTEST_COUNT = re.compile(r"(\d+) (passed|failed|error|errors|skipped)\b")
 PYTEST_LAST = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* in [\d.]+s")
+PYTEST_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.*)")
 PYTEST_SKIP = re.compile(r"^SKIPPED (.*)")
 
 
@@ -33,6 +35,7 @@ class Result(NamedTuple):
     suite: str
     passed: int
     failed: int
+    failures: list[str]
     skipped: list[str]
     seconds: float
     status: int
@@ -68,6 +71,7 @@ def run(suite: str, prefix: str) -> Result:
     """Runs a suite; its output goes through as it comes, with a prefix for each line."""
     start = time.monotonic()
     passed = failed = status = 0
+    failures: list[str] = []
     skipped: list[str] = []
     for command in commands(suite):
         print(f"\n{prefix}=== {suite}: {' '.join(command)}", flush=True)
@@ -81,6 +85,8 @@ def run(suite: str, prefix: str) -> Result:
             if found := RUST_RESULT.match(line):
                 passed += int(found[1])
                 failed += int(found[2])
+            elif found := RUST_FAILED.match(line) or PYTEST_FAILED.match(line):
+                failures.append(found[1].rstrip()[:300])
             elif found := RUST_IGNORED.match(line):
                 skipped.append(f"{found[1]}: {found[2] or 'ignored'}")
             elif found := PYTEST_SKIP.match(line):
@@ -94,7 +100,7 @@ def run(suite: str, prefix: str) -> Result:
             break
     if status and not failed:
         failed = 1
-    return Result(suite, passed, failed, skipped, time.monotonic() - start, status)
+    return Result(suite, passed, failed, failures, skipped, time.monotonic() - start, status)
 
 
 def run_stage(stage: str) -> list[Result]:
@@ -117,6 +123,9 @@ def main(stages: list[str]) -> int:
     for result in results:
         state = "ok" if result.status == 0 else f"FAILED (exit status {result.status})"
         print(f"{result.suite:10} {result.passed:5} passed {result.failed:4} failed {result.seconds:7.0f} s   {state}")
+    for result in results:
+        for failure in result.failures:
+            print(f"failed    {result.suite}: {failure}")
     skips = [f"{result.suite}: {skip}" for result in results for skip in result.skipped]
     for skip in skips:
         print(f"skipped   {skip}")
