@@ -4,6 +4,8 @@ export CARGO_TARGET_DIR ?= $(KVCACHEPOOL_CACHE)/target
 export PATH := $(PATH):$(HOME)/.cargo/bin
 CACHE := $(KVCACHEPOOL_CACHE)
 VLLM ?= 0.32.0
+# What is upgraded from.
+VLLM_BEFORE := 0.31.0
 IMAGE ?= kvcachepool:dev
 PYTHON = $(CACHE)/venvs/vllm-$(VLLM)/bin/python
 # Where torch sees a GPU; that of the cache has a torch for CPUs.
@@ -47,6 +49,7 @@ test: setup  ## all tests that this machine can run
 	@tools/setup.sh servers
 	@tools/setup.sh sglang
 	@tools/setup.sh lmcache
+	@tools/setup.sh vllm $(VLLM_BEFORE)
 	@$(PYTHON) tools/run_tests.py rust connector,lmcache,chart,soak,stress+cluster vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@tools/setup.sh servers

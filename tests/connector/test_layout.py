@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvcachepool import layout, layout_detect
-from kvcachepool.forms import Member, Plane, form
+from kvcachepool.forms import Block, Member, Plane, block, form, portable
 from kvcachepool.keys import GroupSize
 from kvcachepool.layout import Ranks, ShardOf, Strip, Unserved, shard_of, shards_in_tp, strips
 from kvcachepool.layout_detect import merged, runs
@@ -237,8 +237,10 @@ def test_the_form_describes_the_numbers_of_a_block(
 def test_planes_that_do_not_match_the_layout_have_no_form() -> None:
     member = Member(0, 0, (1, 2, 4, 8), (64, 32, 8, 1), "torch.bfloat16", 2)
     planes = [Plane(0, 0, 128, 128)]
-    known = form(["L", "B", "H", "N", "C"], True, [member], planes)
-    assert known == [["channel", 2], ["token", 4], ["half", 2], ["channel", 4]]
+    order = ["L", "B", "H", "N", "C"]
+    known = block(order, [member], planes)
+    assert known == Block(layers=1, kernel_blocks=1, heads=2, tokens=4, state_bytes=16)
+    assert form(order, True, known, 2) == [["channel", 2], ["token", 4], ["half", 2], ["channel", 4]]
     swapped = member._replace(strides=(64, 8, 16, 1))
     for order, members, found in [
         (["L", "B", "N", "H", "C"], [member], planes),
@@ -250,17 +252,75 @@ def test_planes_that_do_not_match_the_layout_have_no_form() -> None:
         (["L", "B", "H", "C", "N"], [member], planes),
         (["L", "B", "H", "N", "C"], [member._replace(shape=(1, 8), strides=(8, 1))], planes),
     ]:
-        assert form(order, True, members, found) is None
+        assert block(order, members, found) is None
 
 
 def test_a_form_that_is_a_byte_off_in_a_large_cache_is_detected() -> None:
     nbytes, far = 8 * 256 * 2, 1 << 40
     layers = [Member(0, far + at * nbytes, (1, 8, 1, 256), (2048, 256, 256, 1), "torch.int16", 2) for at in range(80)]
     planes = [Plane(0, layer.offset, nbytes, nbytes) for layer in layers]
-    known = form(["L", "B", "N", "H", "C"], False, layers, planes)
-    assert known == [["layer", 80], ["channel", 8], ["channel", 256]]
+    order = ["L", "B", "N", "H", "C"]
+    known = block(order, layers, planes)
+    assert known == Block(layers=80, kernel_blocks=1, heads=8, tokens=1, state_bytes=512)
+    assert form(order, False, known, 2) == [["layer", 80], ["channel", 8], ["channel", 256]]
     planes[-1] = planes[-1]._replace(offset=planes[-1].offset + 1)
-    assert form(["L", "B", "N", "H", "C"], False, layers, planes) is None
+    assert block(order, layers, planes) is None
+
+
+def test_what_only_the_backend_knows_moves_as_a_whole() -> None:
+    sizes = Block(layers=3, kernel_blocks=1, heads=2, tokens=4, state_bytes=16)
+    for order, apart, moved in [
+        ("LBHNC", False, sizes),
+        ("LBNHC", False, sizes),
+        ("LBHNC", True, sizes._replace(tokens=1, state_bytes=64)),
+        ("LBNHC", True, None),
+    ]:
+        assert portable(list(order), apart, sizes) == moved
+
+
+def described(
+    monkeypatch: pytest.MonkeyPatch, name: str = "LBHNC", content: str = "halves", version: str = "0.32.0", **parallel: int
+) -> Any:
+    """What a layout says of portable objects."""
+    known = dict(layout.table())
+    known["backends"] = {"CPU_ATTN": known["backends"]["CPU_ATTN"] | {"layouts": [name], "content": content}}
+    monkeypatch.setattr(layout_detect, "table", lambda: known)
+    config, caches = cache("a", device_layout=name)
+    made = engine(list(caches), **parallel)
+    ranks = layout.ranks_of(made)
+    found = layout_detect.detect(made, config, caches, ranks, version)
+    return found.descriptor["groups"][0]["portable"]
+
+
+def test_the_meaning_of_objects_is_the_same_in_every_layout_topology_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = described(monkeypatch)
+    assert one | {"meaning": None} == {
+        "layers": LAYERS,
+        "kernel_blocks": 1,
+        "heads": HEADS,
+        "tokens": TOKENS,
+        "state_bytes": 2 * SIZE * 2,
+        "meaning": None,
+    }
+    for name in ("LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"):
+        assert described(monkeypatch, name) == one
+    assert described(monkeypatch, version="0.33.1") == one
+    assert described(monkeypatch, tensor_parallel_size=2) == one
+    # Tokens of a block are split over context parallel ranks.
+    assert described(monkeypatch, tensor_parallel_size=2, decode_context_parallel_size=2) is None
+
+
+def test_bytes_that_only_the_backend_knows_keep_backend_processor_block_and_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = described(monkeypatch, content="own")
+    assert (own["tokens"], own["state_bytes"]) == (1, TOKENS * 2 * SIZE * 2)
+    meaning = own["meaning"]
+    assert (meaning["backends"], meaning["isa"], meaning["block_tokens"]) == (["CPU_ATTN"], ["vec"], TOKENS)
+    assert meaning["format"] == ["0.31"]
+    assert described(monkeypatch, content="own", version="0.31.0") == own
+    assert described(monkeypatch, content="own", version="0.33.0")["meaning"]["format"] == ["0.33"]
+    assert described(monkeypatch, "LBNHC", content="own") is None
 
 
 def test_hybrid_groups_have_separate_planes() -> None:

@@ -56,8 +56,8 @@ def environment(folder: Path | None, **extra: str) -> dict[str, str]:
     return env | extra
 
 
-def _spawn(log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
-    command = [sys.executable, str(_CHILD), *map(str, fds)]
+def _spawn(python: Path, log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
+    command = [str(python), str(_CHILD), *map(str, fds)]
     return Process("vLLM's engine", command, log, env=env, pass_fds=fds)
 
 
@@ -100,7 +100,7 @@ def _fork(log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
 
 
 class Engine:
-    """One engine. `folder` is the pod's volume (None: no connector at all).
+    """One engine. `folder` is the pod's volume (None: no connector at all), `python` an interpreter with another vLLM.
 
     An operation without an answer for `answer_seconds` ends the engine, with the stacks of its threads in the error.
     """
@@ -113,6 +113,7 @@ class Engine:
         *,
         env: dict[str, str] | None = None,
         answer_seconds: float = 600,
+        python: Path | None = None,
         **arguments: Any,
     ) -> None:
         requests_read, requests_write = os.pipe()
@@ -125,8 +126,11 @@ class Engine:
         variables = environment(folder, TMPDIR=str(log.parent), **variables, **(env or {}))
         try:
             # With worker processes vLLM forks by itself, and needs a process that was not forked.
-            start = _spawn if parallel else _fork
-            self.process = start(log, variables, (requests_read, replies_write))
+            fds = (requests_read, replies_write)
+            if parallel or python:
+                self.process = _spawn(python or Path(sys.executable), log, variables, fds)
+            else:
+                self.process = _fork(log, variables, fds)
         finally:
             os.close(requests_read)
             os.close(replies_write)

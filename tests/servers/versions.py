@@ -7,6 +7,8 @@ from importlib.metadata import version
 # The oldest supported vLLM, and the newest that the tests have run with.
 OLDEST = (0, 30)
 NEWEST = (0, 32)
+#: The version that is upgraded to the newest (VLLM_BEFORE in the Makefile).
+BEFORE = "0.31.0"
 
 
 def too_old() -> bool:

@@ -115,6 +115,33 @@ impl HeadMajor {
         Ok(())
     }
 
+    /// Number of rows of a section in rank-verbatim order: its blocks, or one if it is one run. A section that is in no single buffer is
+    /// changed row by row.
+    pub fn rows(&self) -> usize {
+        self.loops[2].extent
+    }
+
+    pub fn row_bytes(&self) -> usize {
+        self.section_bytes / self.rows()
+    }
+
+    /// Calls `copy` for every run of a row: its place in the row, and in canonical order. A row outside of the section has none.
+    pub fn row(&self, row: usize, mut copy: impl FnMut(usize, usize)) {
+        let [heads, layers, blocks, kernel_blocks, tokens] = &self.loops;
+        if row >= blocks.extent {
+            return;
+        }
+        for outer in Loop::places(heads, (0, row * blocks.canonical)) {
+            for layer in Loop::places(layers, outer) {
+                for kernel_block in Loop::places(kernel_blocks, layer) {
+                    for (verbatim, canonical) in Loop::places(tokens, kernel_block) {
+                        copy(verbatim, canonical);
+                    }
+                }
+            }
+        }
+    }
+
     fn check(&self, verbatim: usize, canonical: usize) -> Result<(), PagesError> {
         let want = self.section_bytes;
         let sides = [

@@ -132,7 +132,9 @@ class _Describer:
                 self._own(f"UnknownIdentityField/{kind}.{name}")
         found: dict[str, Any] = {}
         for name in table.identity:
-            if hasattr(config, name) and not (name == "hf_text_config" and config.hf_text_config is config.hf_config):
+            if not hasattr(config, name) or (name == "hf_text_config" and config.hf_text_config is config.hf_config):
+                continue
+            if (kind, name) not in identity.AS_IF_ABSENT or getattr(config, name) != identity.AS_IF_ABSENT[kind, name]:
                 found[name] = self._value(kind, name, config, load)
         if kind == "ModelConfig":
             self._model(config, found, load)
@@ -321,12 +323,14 @@ def run_of(vllm_config: Any) -> str:
 
 
 def _plugins() -> list[str]:
-    """Installed plugins of vLLM with their versions. They may replace models and platforms."""
+    """Installed plugins of vLLM with their versions. They may replace models and platforms. vLLM's own have none."""
     found = set()
     for group in ("vllm.general_plugins", "vllm.platform_plugins"):
         for point in importlib.metadata.entry_points(group=group):
             package = point.dist
-            if package is not None and package.name != "kvcachepool":
+            if point.value.startswith("vllm."):
+                found.add(f"{point.name} vllm")
+            elif package is not None and package.name != "kvcachepool":
                 found.add(f"{point.name} {package.name} {package.version}")
     return sorted(found)
 

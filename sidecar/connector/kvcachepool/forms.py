@@ -1,8 +1,8 @@
 """Finds where the numbers of a block are.
 
-A codec that packs numbers by layer, token and channel must know which ones belong together. Only the connector knows
-vLLM's layout, so it describes the numbers in the layout descriptor, if a check finds every byte where the description
-says.
+A codec that packs numbers by layer, token and channel must know which ones belong together, and objects that every
+topology can read need the bytes of each head. Only the connector knows vLLM's layout, so it describes the numbers in
+the layout descriptor, if a check finds every byte where the description says.
 """
 
 from __future__ import annotations
@@ -40,11 +40,20 @@ class Member(NamedTuple):
         return self.shape[0], self.shape[1:], self.strides[1:], self.dtype
 
 
-def form(order: list[str], halves: bool, layers: list[Member], planes: list[Plane]) -> list[list[Any]] | None:
-    """The dimensions of the bytes of a group's block, from the outermost to the innermost: (what it counts, how many).
+class Block(NamedTuple):
+    """Sizes of a block of a group: a state is one token of one head in one layer. state_bytes: bytes of a state."""
+
+    layers: int
+    kernel_blocks: int
+    heads: int
+    tokens: int
+    state_bytes: int
+
+
+def block(order: list[str], layers: list[Member], planes: list[Plane]) -> Block | None:
+    """The sizes of a group's block, if its planes have every state where the order of dimensions says.
 
     order: the layout's dimensions; B is the kernel blocks of a block.
-    halves: a state is a key and a value. Returns None if the planes do not match the order.
     """
     import torch
 
@@ -58,9 +67,8 @@ def form(order: list[str], halves: bool, layers: list[Member], planes: list[Plan
     if order[-1] != "C" or steps["C"] != 1 or any(plane.nbytes % state for plane in planes):
         return None
     # Position of each state of a block by that order, and by the planes: storage, and bytes from its start.
-    outer = order[:-1]
     expected = torch.zeros((2,), dtype=torch.int64, device="cpu")
-    for dim in outer:
+    for dim in order[:-1]:
         if dim == "L":
             step = torch.tensor([(layer.storage, layer.offset) for layer in layers], device="cpu").T
         else:
@@ -72,6 +80,33 @@ def form(order: list[str], halves: bool, layers: list[Member], planes: list[Plan
     found = torch.stack((torch.cat(storages), torch.cat(starts)))
     if not torch.equal(expected.flatten(1), found):
         return None
-    axes = {"L": "layer", "B": "token", "H": "channel", "N": "token"}
-    dims: list[list[Any]] = [[axes[dim], sizes[dim]] for dim in outer if sizes[dim] > 1]
-    return dims + ([["half", 2], ["channel", sizes["C"] // 2]] if halves else [["channel", sizes["C"]]])
+    return Block(sizes["L"], sizes["B"], sizes["H"], sizes["N"], state)
+
+
+def form(order: list[str], halves: bool, sizes: Block, itemsize: int) -> list[list[Any]]:
+    """The dimensions of the numbers of a block, from the outermost to the innermost: (what it counts, how many).
+
+    halves: a state is a key and a value. itemsize: bytes of a number.
+    """
+    axes = {
+        "L": ("layer", sizes.layers),
+        "B": ("token", sizes.kernel_blocks),
+        "H": ("channel", sizes.heads),
+        "N": ("token", sizes.tokens),
+    }
+    dims = [list(axes[dim]) for dim in order[:-1] if axes[dim][1] > 1]
+    numbers = sizes.state_bytes // itemsize
+    return dims + ([["half", 2], ["channel", numbers // 2]] if halves else [["channel", numbers]])
+
+
+def portable(order: list[str], apart: bool, sizes: Block) -> Block | None:
+    """The block as the sidecar converts it for other topologies: with what moves as a whole as its states.
+
+    apart: only the backend knows the bytes of a head, so all tokens of a head in a kernel block are one state. Returns
+    None if they are not together.
+    """
+    if not apart:
+        return sizes
+    if order[-3:] != ["H", "N", "C"]:
+        return None
+    return sizes._replace(tokens=1, state_bytes=sizes.tokens * sizes.state_bytes)

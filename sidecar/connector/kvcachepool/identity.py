@@ -12,7 +12,7 @@ doubt, a setting is identity: that costs a cold cache after a change, but never 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LAYOUT = "part of the LayoutId"
 PLACE = "decides where or when something is computed or kept, not what"
@@ -22,7 +22,7 @@ SAMPLING = "decides which tokens are sampled, not the KV of given tokens"
 LIMITS = "a limit: what exceeds it is refused, not computed in another way"
 SPEED = "transport, waiting, scheduling, or the size of a buffer"
 LOGS = "logs, metrics, profiling and debugging"
-BUILD = "read when vLLM is built or started; the LayoutId has the version"
+BUILD = "read when vLLM is built or started"
 CACHED_COUNTS = "how many blocks there are and how long they are kept"
 DERIVED = "derived from settings and files that are identity"
 CONTENT = "location of files; their content is identity"
@@ -42,6 +42,10 @@ class Fields(NamedTuple):
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
+
+#: Fields that not all supported versions have: the value that means the same as no field. Without it, an upgrade would
+#: change the identity.
+AS_IF_ABSENT: dict[tuple[str, str], Any] = {("ParallelConfig", "sd_worker_cls"): "auto"}
 
 #: Class name -> its fields in all supported versions.
 CLASSES: dict[str, Fields] = {

@@ -8,7 +8,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from kvcachepool.forms import Member, Plane, form
+from kvcachepool import forms
+from kvcachepool.forms import Member, Plane
 from kvcachepool.layout import (
     STATE,
     GroupLayout,
@@ -94,6 +95,7 @@ def detect(
     if row is None or not row["served"]:
         raise Unserved(f"LayoutUnknown/{name}", "vLLM's KV cache layout is not supported")
     shapes = group_shapes(vllm_config, kv_cache_config)
+    minor = ".".join(engine_version.split(".")[:2])
     storages: dict[int, int] = {}
     flat: list[torch.Tensor] = []
     groups, described = [], []
@@ -135,12 +137,12 @@ def detect(
                 raise Unserved("LayoutUnknown/Bounds", "a KV block ends beyond its allocation")
         parts, sharded = parts_of(ranks, group)
         groups.append(GroupLayout(shape, shard_of(ranks, shape.shards, parts, sharded), tuple(planes)))
-        described.append(_describe(vllm_config, specs, shape, layers, planes, row, device, ranks))
+        described.append(_describe(vllm_config, specs, shape, layers, planes, row, device, ranks, minor))
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dcp": ranks.dcp}
     sizes["cp_interleave"] = int(getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", None) or 1)
     descriptor = {
         "engine": "vllm",
-        "engine_version": ".".join(engine_version.split(".")[:2]),
+        "engine_version": minor,
         "device": device,
         "kv_layout": row["name"],
         "parallel": sizes,
@@ -170,12 +172,14 @@ def _describe(
     row: dict[str, Any],
     device: str,
     ranks: Ranks,
+    minor: str,
 ) -> dict[str, Any]:
     """What decides the arrangement of one group, independent of the rank and of the number of blocks."""
     import torch
 
     modules = vllm_config.compilation_config.static_forward_context
-    backends, paths, contents, names = set(), set(), set(), set()
+    backends, paths, contents, names, formats = set(), set(), set(), set(), set()
+    apart = True
     for layer, spec in specs.items():
         module = modules.get(layer)
         if module is None:
@@ -192,6 +196,10 @@ def _describe(
         backends.add(backend)
         paths.add(str(getattr(module, "isa", "")))
         contents.add(known["content"])
+        same = known.get("same", [])
+        # The oldest version with the same format, or this one.
+        formats.add(same[0] if minor in same else minor)
+        apart = apart and known["content"] == "own" and known.get("heads_apart", False)
         names.add(name)
     # Sizes of a key and a value. States have none.
     sizes = {
@@ -204,8 +212,11 @@ def _describe(
     halves = contents == {"halves"} and sizes == {(members[0].shape[-1] / 2,) * 2}
     # The records of such a content may differ between generations of GPUs.
     generation = str(torch.cuda.get_device_capability()) if device == "cuda" and "own" in contents else ""
-    known_form = form(row["order"], halves, members, planes) if halves or contents == {"one"} else None
-    return {
+    block = None if shape.kind == STATE else forms.block(row["order"], members, planes)
+    known_form = None
+    if block and (halves or contents == {"one"}):
+        known_form = forms.form(row["order"], halves, block, members[0].itemsize)
+    described: dict[str, Any] = {
         "kind": shape.kind,
         "specs": sorted(names),
         "backends": sorted(backends),
@@ -229,6 +240,17 @@ def _describe(
             key=lambda item: json.dumps(item, sort_keys=True),
         ),
     }
+    described["portable"] = None
+    if block and ranks.dcp == 1 and (apart or "own" not in contents):
+        moved = forms.portable(row["order"], apart, block)
+        meaning = {key: described[key] for key in ("specs", "layers", "head_sizes", "records")}
+        meaning |= {"content": sorted(contents), "dtype": members[0].dtype}
+        if apart:
+            # Bytes that only the backend knows are the same only with the same backend, processor and block.
+            meaning |= {key: described[key] for key in ("backends", "isa", "generation", "block_tokens")}
+            meaning["format"] = sorted(formats)
+        described["portable"] = moved._asdict() | {"meaning": meaning} if moved else None
+    return described
 
 
 def _record(spec: Any) -> str:

@@ -3,10 +3,12 @@
 
 use crate::memory::FetchId;
 use crate::tier::{Cause, Kind, Stored};
+use kvcachepool_protocol::domain::Portable;
 use kvcachepool_protocol::key::{LayoutId, ModelId};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use kvcachepool_protocol::refs::SectionRef;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Work for the shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,8 +72,10 @@ pub struct FetchJob {
     pub fetch: FetchId,
     pub tier: Kind,
     pub name: ObjectName,
-    /// All sections that the object may have, in order. Sections of groups that keep a window may be missing.
+    /// All sections that the chunk may have, in order. Sections of groups that keep a window may be missing.
     pub sections: Vec<Target>,
+    /// The object's sections, if they differ from the chunk's.
+    pub portable: Option<Arc<Portable>>,
 }
 
 /// Write an object. Its slots are leased. Ends with [`Completion::Write`].
@@ -79,10 +83,12 @@ pub struct FetchJob {
 pub struct WriteJob {
     pub put: u64,
     pub tier: Kind,
-    /// Head of the object. The writer's id is zero: the shell fills in its own.
+    /// Head of the object, with the chunk's sections. The writer's id is zero: the shell fills in its own.
     pub object: Box<Object>,
-    /// Slots of the sections, in the object's order. The shell compares the bytes with the head's digests.
+    /// Slots of the sections, in that order. The shell compares the bytes with the head's digests.
     pub sections: Vec<Target>,
+    /// The object's sections, if they differ from the chunk's.
+    pub portable: Option<Arc<Portable>>,
     /// The object may exist already: look it up before reading the slots.
     pub look_first: bool,
 }
@@ -165,7 +171,7 @@ pub enum Completion {
 /// Result of a successful fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Landed {
-    /// Head of the object as stored in the tier.
+    /// Head of the object, with the chunk's sections as far as they were read.
     pub object: Box<Object>,
     /// xxh3-128, little-endian, of the bytes now in the slot, per section of the job. None: the object lacks the section, and nothing was
     /// written.

@@ -109,6 +109,12 @@ pub struct Backend {
     pub devices: Vec<String>,
     pub specs: Vec<String>,
     pub layouts: Vec<String>,
+    /// Of content [`Content::Own`]: the bytes of a head in a kernel block contain those of no other head.
+    #[serde(default)]
+    pub heads_apart: bool,
+    /// Of content [`Content::Own`]: minor versions with the same bytes, from the oldest.
+    #[serde(default)]
+    pub same: Vec<String>,
 }
 
 impl LayoutTable {

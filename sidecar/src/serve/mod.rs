@@ -13,7 +13,6 @@ mod listener;
 mod pidfd;
 mod process;
 mod reload;
-mod sections;
 mod shell;
 mod slow;
 mod tiers;

@@ -2,7 +2,6 @@
 
 use super::complaints::Complaints;
 use super::host::Live;
-use super::sections::read;
 use super::shell::Posted;
 use super::slow::Slow;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -12,7 +11,7 @@ use kvcachepool_engine::{
 use kvcachepool_protocol::config::{Config, TierMode};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use kvcachepool_protocol::table::ROW_BYTES;
-use kvcachepool_tiers::layers::{Layered, State, layered};
+use kvcachepool_tiers::layers::{Converter, Layered, State, layered};
 use kvcachepool_tiers::{
     Cause, Kind, Opening, Place, Put, Removal, Server, Span, Stored, Tier, TierError, Usage, Whose,
     clear, configured,
@@ -393,6 +392,13 @@ impl Shared {
         tier.ok_or_else(|| TierError::new(kind, Cause::Gone, "the tier is not open"))
     }
 
+    /// Reads and writes chunks of a tier.
+    fn converter(&self, kind: Kind) -> Result<Converter, TierError> {
+        let open = self.open.lock();
+        let converter = open.get(&kind).map(|layers| layers.converter.clone());
+        converter.ok_or_else(|| TierError::new(kind, Cause::Gone, "the tier is not open"))
+    }
+
     /// Reports a tier's state to the core, and its reason to status.
     fn is_now(&self, kind: Kind, down: Option<&TierError>) {
         match down {
@@ -465,15 +471,15 @@ impl Shared {
         let (hold, ended) = hold();
         let (told, began) = (|e| self.told(&e), Instant::now());
         let places = self.places(kind, &job.sections, &hold).map_err(told)?;
-        let tier = self.tier(kind).map_err(told)?;
+        let converter = self.converter(kind).map_err(told)?;
         let landed = tokio::select! {
-            landed = read(tier.as_ref(), &job.name, &places) => landed.map_err(told),
+            landed = converter.read(&job.name, places, job.portable) => landed.map_err(told),
             _ = cancelled => Err(Cause::Timeout),
         };
         if let Some(late) = self.slow.took(kind, began.elapsed(), &landed) {
             self.told(&late);
         }
-        drop((places, hold));
+        drop(hold);
         // Nothing is sent: the sender is dropped with the last hold.
         let _ = ended.await;
         landed
@@ -484,13 +490,14 @@ impl Shared {
         let (hold, ended) = hold();
         let places = self.places(job.tier, &job.sections, &hold)?;
         drop(hold);
-        let tier = self.tier(job.tier)?;
+        let converter = self.converter(job.tier)?;
         let object = Object {
             writer: self.writer,
             ..*job.object
         };
         let spans = places.into_iter().map(|place| place.span).collect();
-        let stored = tier.put(Put { object, spans }).await;
+        let put = Put { object, spans };
+        let stored = converter.write(put, job.portable).await;
         // Nothing is sent: the sender is dropped with the last hold.
         let _ = ended.await;
         stored

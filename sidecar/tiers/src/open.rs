@@ -3,7 +3,7 @@
 use super::directory::{self, Directory};
 use super::disk::{self, Disk};
 use super::filesystem::{self, FileSystem};
-use super::layers::{LimitOptions, Options, PackingOptions};
+use super::layers::{LimitOptions, Options, PackingOptions, Room};
 use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError, Writes};
@@ -59,7 +59,9 @@ pub fn configured(config: &Config) -> Vec<Opening> {
     let redis = Redis::of(&settings(&config.redis));
     let directory = (!config.redis.urls.is_empty()).then(|| redis.clone());
     let codec = config.write.codec.of_objects();
-    let packing = PackingOptions::of_tiers(codec, Kind::configured(config).count());
+    let tiers = Kind::configured(config).count();
+    let packing = PackingOptions::of_tiers(codec, tiers);
+    let converting = Room::new(config::CONVERTING_BYTES).of_tiers(tiers);
     let opening = |kind| {
         let mut opening = match kind {
             Kind::Disk => of_disk(
@@ -71,6 +73,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
             Kind::S3 => of_s3(config.s3.clone(), writes(config), directory.clone()),
         };
         opening.layers.packing = packing.of_another();
+        opening.layers.converting = converting.of_another();
         opening
     };
     Kind::configured(config).map(opening).collect()

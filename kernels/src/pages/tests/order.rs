@@ -23,7 +23,19 @@ proptest! {
         }
         let mut back = vec![0; section.len()];
         change.to_verbatim(&canonical, &mut back).unwrap();
-        prop_assert_eq!(back, section);
+        prop_assert_eq!(&back, &section);
+        // row by row, each byte of a row once
+        let run = change.run_bytes();
+        let mut copied = 0;
+        back.fill(0);
+        for (at, row) in back.chunks_mut(change.row_bytes()).enumerate() {
+            change.row(at, |to, from| {
+                row[to..to + run].copy_from_slice(&canonical[from..from + run]);
+                copied += run;
+            });
+        }
+        prop_assert_eq!((copied, back), (section.len(), section));
+        change.row(change.rows(), |_, _| panic!("a row outside of the section"));
     }
 
     #[test]

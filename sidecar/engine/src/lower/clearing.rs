@@ -83,10 +83,13 @@ impl<T: Table> Engine<T> {
             return;
         }
         for entry in 0..self.memory.index.len() {
-            if self.memory.index.entry(entry).is_some_and(|e| e.listed) {
+            let listed = self.memory.index.entry(entry).filter(|e| e.listed);
+            if let Some(layout) = listed.map(|e| e.name.layout) {
                 let record = self.memory.slots.record(entry);
-                let domain = (ModelId(record.model), LayoutId(record.layout));
-                self.lower.domains.insert(domain);
+                let origin = self.lower.origins.get(&layout);
+                // of a layout without an instance since the start, only objects with the same layout are known
+                let layout = origin.map_or(LayoutId(record.layout), |origin| origin.layout);
+                self.lower.domains.insert((ModelId(record.model), layout));
             }
         }
         for tier in &mut self.lower.tiers {

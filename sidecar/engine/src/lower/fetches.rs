@@ -419,6 +419,7 @@ impl<T: Table> Engine<T> {
             tier: t.config.kind,
             name: chunk.reach.object(chunk.key),
             sections: targets.clone(),
+            portable: chunk.reach.domain.portable.clone(),
         }));
         self.lower.in_flight.insert(
             fetch.number(),

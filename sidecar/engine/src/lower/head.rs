@@ -5,10 +5,11 @@ use super::super::memory::{Handle, NONE};
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use crate::effect::Target;
-use kvcachepool_protocol::domain::{Domain, SectionPlan};
-use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId};
+use kvcachepool_protocol::domain::{Domain, Portable, SectionPlan};
+use kvcachepool_protocol::key::{EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
 use kvcachepool_protocol::refs::SectionRef;
+use std::sync::Arc;
 
 /// Limit on an engine's name and version in an object's head. Bytes.
 const ENGINE_BYTES: usize = 16;
@@ -19,6 +20,9 @@ const ENGINE_VERSION_BYTES: usize = 32;
 pub(crate) struct Origin {
     plan: SectionPlan,
     form: Form,
+    /// Layout of the objects.
+    pub(super) layout: LayoutId,
+    pub(super) portable: Option<Arc<Portable>>,
     engine: String,
     engine_version: String,
 }
@@ -29,11 +33,14 @@ impl<T: Table> Engine<T> {
         if self.lower.tiers.is_empty() || domain.not_shareable.is_some() {
             return;
         }
-        self.lower.note_domain(domain.model_id, domain.layout_id);
+        self.lower
+            .note_domain(domain.model_id, domain.object_layout);
         let layout = self.memory.index.layout_number(domain.layout_id);
         let origin = || Origin {
             plan: domain.plan.clone(),
             form: domain.form,
+            layout: domain.object_layout,
+            portable: domain.portable.clone(),
             engine: within(engine, ENGINE_BYTES),
             engine_version: within(engine_version, ENGINE_VERSION_BYTES),
         };
@@ -65,7 +72,6 @@ impl<T: Table> Engine<T> {
             return Err("SectionsComing");
         }
         let origin = self.lower.origins.get(&e.name.layout).ok_or("Gone")?;
-        let layout = self.memory.index.layout(e.name.layout).ok_or("Gone")?;
         // other processes can write to the record, so its chunk key is compared
         let record = self.memory.slots.record(chunk.entry);
         let kind = KeyKind::try_from(record.kind).map_err(|_| "BadRecord")?;
@@ -113,7 +119,7 @@ impl<T: Table> Engine<T> {
             form: origin.form,
             cipher: Cipher::None,
             model,
-            layout,
+            layout: origin.layout,
             namespace,
             last_hash,
             parent: e.parent_key,

@@ -193,7 +193,7 @@ fn compare<T: Table>(
     let domain = &chunk.reach.domain;
     let same = object.kind == chunk.reach.kind
         && object.model == domain.model_id
-        && object.layout == domain.layout_id
+        && object.layout == domain.object_layout
         && object.namespace == chunk.reach.namespace
         && object.last_hash == chunk.last_hash
         && object.parent == chunk.parent.unwrap_or_default()

@@ -73,7 +73,7 @@ impl Reach {
     pub(crate) fn object(&self, key: ChunkKey) -> ObjectName {
         ObjectName {
             model: self.domain.model_id.hex16(),
-            layout: self.domain.layout_id.hex16(),
+            layout: self.domain.object_layout.hex16(),
             key,
             fidelity: Fidelity::Exact,
         }

@@ -374,13 +374,16 @@ impl<T: Table> Engine<T> {
         };
         tier.writes.puts += 1;
         tier.writes.put_bytes += waiting.bytes;
+        let tier = tier.config.kind;
         let put = self.lower.next_put;
         self.lower.next_put += 1;
+        let origin = self.lower.origins.get(&waiting.name.layout);
         self.effects.push(Effect::Write(WriteJob {
             put,
-            tier: tier.config.kind,
+            tier,
             object: Box::new(object),
             sections: targets.clone(),
+            portable: origin.and_then(|origin| origin.portable.clone()),
             look_first: waiting.look_first,
         }));
         self.lower.puts.insert(

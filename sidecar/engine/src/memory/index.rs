@@ -79,11 +79,6 @@ impl ChunkIndex {
         self.layouts.len() as u32 - 1
     }
 
-    /// The layout of a number.
-    pub fn layout(&self, number: u32) -> Option<LayoutId> {
-        self.layouts.get(number as usize).copied()
-    }
-
     /// Entries with this key, in all layouts.
     pub fn with_key(&self, key: &ChunkKey) -> Vec<u32> {
         let names = (0..self.layouts.len() as u32).map(|layout| Name { layout, key: *key });

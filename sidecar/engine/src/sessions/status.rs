@@ -53,7 +53,9 @@ impl<H: Host> Core<H> {
             return Err(self.no_arena_error());
         };
         for domain in self.instances.values().filter_map(|i| i.domain.as_ref()) {
-            engine.lower.note_domain(domain.model_id, domain.layout_id);
+            engine
+                .lower
+                .note_domain(domain.model_id, domain.object_layout);
         }
         let cleared = engine.clear();
         self.act(now, out);

@@ -29,6 +29,8 @@ pub(super) fn with_tiers_as(change: impl Fn(&mut TierConfig)) -> Rig {
     let domain = Domain {
         model_id: ModelId::default(),
         layout_id: rig.layout,
+        object_layout: rig.layout,
+        portable: None,
         model: empty.clone(),
         layout: empty,
         plan: rig.plan.clone(),

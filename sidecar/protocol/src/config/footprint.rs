@@ -2,6 +2,7 @@
 //! its arena. See the table in docs/internals/architecture.md.
 
 use super::{Codec, Config, HugePages, TransferMode};
+use crate::domain::MAX_PORTABLE_BYTES;
 use crate::geometry::Geometry;
 use crate::table::Row;
 
@@ -27,6 +28,8 @@ pub const PACKING_BYTES: u64 = 128 << 20;
 /// Bytes for unpacking, all tiers together, if the codec is `None`. Objects that other pods packed are still read. Fits into every
 /// sidecar's spare memory.
 pub const UNPACKING_BYTES: u64 = 80 << 20;
+/// Bytes for converting between the ranks' layout and that of objects, all tiers together: the longest object that is converted, twice.
+pub const CONVERTING_BYTES: u64 = 2 * MAX_PORTABLE_BYTES;
 /// Default of `gpu.contextMemory`: container memory for CUDA contexts of a sidecar with a GPU, whatever their number. An estimate, not
 /// measured on a GPU.
 pub const CONTEXT_BYTES: u64 = 512 << 20;
@@ -63,7 +66,11 @@ impl Config {
             _ => PACKING_BYTES,
         };
         let tiers = [disk, redis, folder, s3].into_iter().flatten();
-        tiers.map(|bytes| bytes + packing).sum()
+        let tiers: Vec<u64> = tiers.map(|bytes| bytes + packing).collect();
+        match tiers.as_slice() {
+            [] => 0,
+            tiers => tiers.iter().sum::<u64>() + CONVERTING_BYTES,
+        }
     }
 
     /// Bytes besides the arena that do not grow with it: lower tiers, CUDA contexts, a window.
@@ -123,11 +130,11 @@ mod tests {
         let mut config = Config::default();
         assert_eq!(config.tiers_bytes(), 0);
         config.s3.bucket = "kv-cache".into();
-        assert_eq!(config.tiers_bytes(), TIER_BYTES);
+        assert_eq!(config.tiers_bytes(), TIER_BYTES + CONVERTING_BYTES);
         config.s3.max_concurrency = 1;
-        assert_eq!(config.tiers_bytes(), TIER_BYTES);
+        assert_eq!(config.tiers_bytes(), TIER_BYTES + CONVERTING_BYTES);
         config.s3.max_concurrency = 1_024;
-        assert_eq!(config.tiers_bytes(), 512 << 20);
+        assert_eq!(config.tiers_bytes(), (512 << 20) + CONVERTING_BYTES);
     }
 
     #[test]
@@ -136,20 +143,29 @@ mod tests {
         config.write.codec = Codec::Int8;
         assert_eq!(config.tiers_bytes(), 0);
         config.s3.bucket = "kv-cache".into();
-        assert_eq!(config.tiers_bytes(), TIER_BYTES + PACKING_BYTES);
+        assert_eq!(
+            config.tiers_bytes(),
+            TIER_BYTES + PACKING_BYTES + CONVERTING_BYTES
+        );
         config.redis.urls = vec!["redis://127.0.0.1".into()];
-        assert_eq!(config.tiers_bytes(), 2 * (TIER_BYTES + PACKING_BYTES));
+        assert_eq!(
+            config.tiers_bytes(),
+            2 * (TIER_BYTES + PACKING_BYTES) + CONVERTING_BYTES
+        );
         config.write.codec = Codec::None;
-        assert_eq!(config.tiers_bytes(), 2 * TIER_BYTES);
+        assert_eq!(config.tiers_bytes(), 2 * TIER_BYTES + CONVERTING_BYTES);
     }
 
     #[test]
     fn a_shared_folder_is_a_tier_like_the_others() {
         let mut config = Config::default();
         config.file_system.path = Some("/mnt/kv".into());
-        assert_eq!(config.tiers_bytes(), TIER_BYTES);
+        assert_eq!(config.tiers_bytes(), TIER_BYTES + CONVERTING_BYTES);
         config.write.codec = Codec::Int8;
-        assert_eq!(config.tiers_bytes(), TIER_BYTES + PACKING_BYTES);
+        assert_eq!(
+            config.tiers_bytes(),
+            TIER_BYTES + PACKING_BYTES + CONVERTING_BYTES
+        );
     }
 
     #[test]
@@ -158,7 +174,10 @@ mod tests {
         config.s3.bucket = "kv-cache".into();
         let without = config.container_memory_bytes();
         config.gpu.context_memory = ByteSize(CONTEXT_BYTES);
-        assert_eq!(config.extras_bytes(), TIER_BYTES + CONTEXT_BYTES);
+        assert_eq!(
+            config.extras_bytes(),
+            TIER_BYTES + CONVERTING_BYTES + CONTEXT_BYTES
+        );
         assert_eq!(config.container_memory_bytes(), without + CONTEXT_BYTES);
     }
 }

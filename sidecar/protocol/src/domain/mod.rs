@@ -5,6 +5,7 @@ mod canonical;
 mod numbers;
 mod opaque;
 mod plan;
+mod portable;
 mod register;
 
 pub use canonical::{
@@ -15,4 +16,5 @@ pub use plan::{
     BadPlan, GroupKind, GroupPlan, MAX_GROUPS, MAX_OPAQUE_BYTES, MAX_SECTIONS, SectionPlan,
     slot_rows,
 };
+pub use portable::{MAX_PORTABLE_BYTES, Portable, PortableGroup};
 pub use register::{Domain, RankPart, Refused, SchedulerPart, join, model_identity};

@@ -16,6 +16,8 @@ static DOMAIN: LazyLock<Option<Arc<Domain>>> = LazyLock::new(|| {
     Some(Arc::new(Domain {
         model_id: ModelId(identity),
         layout_id: LayoutId(identity),
+        object_layout: LayoutId(identity),
+        portable: None,
         model: descriptor.clone(),
         layout: descriptor,
         plan: SectionPlan::opaque(MAX_SECTIONS as u64 * PIECE_BYTES_MIN)?,

@@ -1,11 +1,12 @@
 //! Validates REGISTER messages of the ranks and of the scheduler one by one, and joins them to a domain.
 
 use super::numbers::form;
-use super::{BadDescriptor, BadPlan, Descriptor, GroupKind, GroupPlan, SectionPlan};
+use super::{BadDescriptor, BadPlan, Descriptor, GroupKind, GroupPlan, Portable, SectionPlan};
 use crate::key::{LayoutId, ModelId};
 use crate::message::{ErrorCode, Group, Hashing, Register};
 use crate::object::{Fidelity, Form};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// Maximum ranks of an instance.
 const MAX_WORLD: u32 = 1_024;
@@ -197,8 +198,12 @@ impl SchedulerPart {
 pub struct Domain {
     /// Identity of the KV values.
     pub model_id: ModelId,
-    /// Identity of the layout.
+    /// Identity of the layout in memory.
     pub layout_id: LayoutId,
+    /// Identity of the layout in objects.
+    pub object_layout: LayoutId,
+    /// How objects differ from chunks in memory. `None`: they do not, and `object_layout` is `layout_id`.
+    pub portable: Option<Arc<Portable>>,
     /// Canonical descriptor behind `model_id`.
     pub model: Descriptor,
     /// Canonical descriptor behind `layout_id`.
@@ -274,9 +279,15 @@ pub fn join(
     } else {
         unshared_reasons(&model.to_value()).into_iter().next()
     };
+    let portable = Portable::of(&first.layout, &first.plan);
+    let (portable, object_layout) = portable.map_or((None, first.layout_id), |(portable, id)| {
+        (Some(Arc::new(portable)), id)
+    });
     Ok(Domain {
         model_id: ModelId(model.identity()),
         layout_id: first.layout_id,
+        object_layout,
+        portable,
         model,
         layout: first.layout.clone(),
         plan: first.plan.clone(),

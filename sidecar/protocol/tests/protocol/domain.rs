@@ -572,3 +572,120 @@ proptest! {
         prop_assert!(rows.windows(2).all(|w| w[0] > w[1] && w[1] * 2 + 1 >= w[0]));
     }
 }
+
+/// The domain of an instance with one group of 8 heads in 2 layers, 32 tokens and 16 bytes a state.
+fn portable(ranks: u32, block_tokens: u32, change: impl Fn(&mut Value)) -> Domain {
+    let heads = 8 / ranks;
+    let mut layout = json!({
+        "engine": "vllm", "engine_version": "0.32", "kv_layout": "LBHNC", "parallel": {"tp": ranks, "pp": 1},
+        "groups": [{"portable": {
+            "layers": 2, "kernel_blocks": 1, "heads": heads, "tokens": block_tokens, "state_bytes": 16,
+            "meaning": {"dtype": "torch.bfloat16"},
+        }}],
+    });
+    change(&mut layout);
+    let bytes = 2 * u64::from(heads) * u64::from(block_tokens) * 16;
+    let part = |shard| {
+        let register = Register {
+            world: ranks,
+            local_world: ranks,
+            layout: layout.to_string(),
+            groups: vec![Group {
+                block_tokens,
+                ..group("full", bytes, ranks, shard)
+            }],
+            ..worker(vec![])
+        };
+        RankPart::check(&register).unwrap()
+    };
+    let parts: Vec<_> = (0..ranks).map(part).collect();
+    let scheduler = SchedulerPart::check(&Register {
+        world: ranks,
+        local_world: ranks,
+        ..scheduler()
+    });
+    join(
+        &scheduler.unwrap(),
+        &parts.iter().collect::<Vec<_>>(),
+        Fidelity::Exact,
+    )
+    .unwrap()
+}
+
+#[test]
+fn objects_have_one_layout_for_all_topologies_and_versions() {
+    let one = portable(1, 16, |_| {});
+    assert_ne!(one.object_layout, one.layout_id);
+    let group = one.portable.as_ref().unwrap().groups[0];
+    assert_eq!((group.heads, group.parts, group.locate(0)), (8, 1, (0, 0)));
+    for (ranks, block_tokens) in [(2, 16), (8, 16), (1, 32), (4, 64)] {
+        let other = portable(ranks, block_tokens, |layout| {
+            layout["engine_version"] = "0.33".into();
+            layout["kv_layout"] = "NHD".into();
+        });
+        assert_eq!(other.object_layout, one.object_layout);
+        assert_eq!(other.model_id, one.model_id);
+        assert_ne!(other.layout_id, one.layout_id);
+        let group = other.portable.unwrap().groups[0];
+        assert_eq!((group.heads, group.parts), (8 / ranks, ranks));
+    }
+}
+
+#[test]
+fn what_changes_the_meaning_of_bytes_is_another_layout() {
+    let one = portable(2, 16, |_| {}).object_layout;
+    let other: [&dyn Fn(&mut Value); 3] = [
+        &|layout| layout["groups"][0]["portable"]["meaning"]["dtype"] = "torch.float16".into(),
+        &|layout| layout["groups"][0]["portable"]["meaning"]["head_sizes"] = json!([[4, 4]]),
+        &|layout| layout["parallel"]["pp"] = 2.into(),
+    ];
+    for change in other {
+        let other = portable(2, 16, change);
+        assert!(other.portable.is_some());
+        assert_ne!(other.object_layout, one);
+    }
+}
+
+#[test]
+fn objects_that_nobody_else_can_read_have_the_layout_of_the_ranks() {
+    let none: [&dyn Fn(&mut Value); 7] = [
+        &|layout| layout["groups"][0]["portable"] = Value::Null,
+        &|layout| layout["groups"] = json!([]),
+        &|layout| layout["kv_layout"] = "another".into(),
+        &|layout| layout["parallel"]["pp"] = 3.into(),
+        &|layout| layout["parallel"]["pp"] = 0.into(),
+        // not the bytes of a block
+        &|layout| layout["groups"][0]["portable"]["heads"] = 3.into(),
+        &|layout| layout["groups"][0]["portable"]["layers"] = u64::MAX.into(),
+    ];
+    for change in none {
+        let domain = portable(2, 16, change);
+        assert_eq!(domain.portable, None);
+        assert_eq!(domain.object_layout, domain.layout_id);
+    }
+    // A chunk that is too long to convert.
+    let large = |block_bytes: u64| {
+        let layout = json!({
+            "engine": "vllm", "kv_layout": "LBHNC", "parallel": {"pp": 1},
+            "groups": [{"portable": {
+                "layers": 1, "kernel_blocks": 1, "heads": 1, "tokens": 1, "state_bytes": block_bytes, "meaning": {},
+            }}],
+        });
+        let register = Register {
+            world: 1,
+            local_world: 1,
+            layout: layout.to_string(),
+            groups: vec![group("full", block_bytes, 1, 0)],
+            ..worker(vec![])
+        };
+        let scheduler = Register {
+            world: 1,
+            local_world: 1,
+            ..scheduler()
+        };
+        let (scheduler, rank) = (SchedulerPart::check(&scheduler), RankPart::check(&register));
+        join(&scheduler.unwrap(), &[&rank.unwrap()], Fidelity::Exact).unwrap()
+    };
+    assert!(large(MAX_PORTABLE_BYTES / 16).portable.is_some());
+    assert_eq!(large(MAX_PORTABLE_BYTES / 16 + 1).portable, None);
+}

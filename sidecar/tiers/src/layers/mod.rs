@@ -2,6 +2,7 @@
 
 mod breaker;
 mod chance;
+mod converting;
 mod counts;
 mod deadline;
 mod guarded;
@@ -15,6 +16,7 @@ pub(crate) mod scripted;
 mod verify;
 
 pub use breaker::{Breaker, Options as BreakerOptions, Side, State};
+pub use converting::Converter;
 pub use counts::{Counts, SECONDS, Tally};
 pub use deadline::Options as DeadlineOptions;
 pub use guarded::Guarded;
@@ -22,25 +24,44 @@ pub use limits::{Budget, Limits, Load, Options as LimitOptions};
 pub use op::Op;
 pub use packing::{Amount, Packed, PackingOptions};
 pub use retry::Options as RetryOptions;
+pub use scratch::Room;
 
 use super::Tier;
+use kvcachepool_protocol::config::CONVERTING_BYTES;
 use packing::Packing;
 use std::sync::Arc;
 
 /// Settings of all layers.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Options {
     pub deadline: DeadlineOptions,
     pub retry: RetryOptions,
     pub breaker: BreakerOptions,
     pub limits: LimitOptions,
     pub packing: PackingOptions,
+    /// Memory for objects that are converted.
+    pub converting: Room,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            deadline: Default::default(),
+            retry: Default::default(),
+            breaker: Default::default(),
+            limits: Default::default(),
+            packing: Default::default(),
+            converting: Room::new(CONVERTING_BYTES),
+        }
+    }
 }
 
 /// A tier with its layers, and the parts that status reads.
 #[derive(Debug, Clone)]
 pub struct Layered {
     pub tier: Arc<dyn Tier>,
+    /// Reads and writes chunks.
+    pub converter: Converter,
     pub guarded: Arc<Guarded>,
     pub packed: Arc<Packed>,
 }
@@ -56,9 +77,12 @@ pub fn layered(tier: Arc<dyn Tier>, options: &Options) -> Layered {
         options.deadline,
         guarded.verify.corrupt.clone(),
     );
+    let packed = packing.packed();
+    let tier: Arc<dyn Tier> = Arc::new(packing);
     Layered {
-        packed: packing.packed(),
-        tier: Arc::new(packing),
+        converter: Converter::new(tier.clone(), options.converting.clone(), options.deadline),
+        tier,
+        packed,
         guarded,
     }
 }

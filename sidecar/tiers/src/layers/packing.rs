@@ -22,7 +22,6 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
-use tokio::time::timeout;
 
 #[derive(Debug)]
 pub struct Packing {
@@ -101,15 +100,9 @@ impl Packing {
 
     /// Room for `bytes`, for an operation that moves `moved` bytes. `None`: the whole room is smaller.
     async fn room_for(&self, bytes: u64, op: Op, moved: u64) -> Result<Option<Hold>, TierError> {
-        let longest = self.deadline.longest(op, moved, 1);
-        let taken = timeout(longest, self.room.take(bytes)).await;
-        taken.map_err(|_| {
-            let (op, seconds) = (op.name(), longest.as_secs_f64());
-            let detail = format!(
-                "no room to pack or unpack for {seconds:.1} s, because other operations use it; {op} was not tried"
-            );
-            TierError::new(self.inner.info().kind, Cause::Busy, detail)
-        })
+        let kind = self.inner.info().kind;
+        let room = self.room.take_within(kind, self.deadline, op, bytes, moved);
+        room.await
     }
 
     async fn take_away(&self, name: &ObjectName) {
@@ -220,7 +213,7 @@ impl Packing {
 }
 
 /// Runs outside the socket threads. Once begun, it runs to its end and holds its spans, even when the caller stops waiting.
-async fn apart<T: Send + 'static>(
+pub(super) async fn apart<T: Send + 'static>(
     kind: Kind,
     work: impl FnOnce() -> Result<T, TierError> + Send + 'static,
 ) -> Result<T, TierError> {

@@ -1,12 +1,12 @@
 //! Private memory: a mapping for each operation that needs one, with a limit over all of them.
 
+use super::{Op, deadline};
 use crate::{Cause, Kind, Span, TierError};
 use kvcachepool_memory::mapping::Mapping;
-use kvcachepool_protocol::config::{PACKING_BYTES, UNPACKING_BYTES};
-use kvcachepool_protocol::object::Codec;
 use std::any::Any;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 /// Alignment for direct I/O.
 const ALIGN: u64 = 4096;
@@ -26,12 +26,8 @@ pub struct Room {
 }
 
 impl Room {
-    /// The amount reserved in the container's memory: more with a codec than for unpacking only.
-    pub fn new(codec: Codec) -> Self {
-        let bytes = match codec {
-            Codec::None => UNPACKING_BYTES,
-            _ => PACKING_BYTES,
-        };
+    /// An amount that is reserved in the container's memory.
+    pub fn new(bytes: u64) -> Self {
         let all = bytes / MI;
         Self {
             left: Arc::new(Semaphore::new(all as usize)),
@@ -68,6 +64,26 @@ impl Room {
         let own = self.own.clone().acquire_many_owned(own).await;
         let left = self.left.clone().acquire_many_owned(wanted as u32).await;
         Some(Arc::new((own.ok(), left.ok())))
+    }
+
+    /// The same, waiting at most as long as the operation may take that needs it, which moves `moved` bytes.
+    pub async fn take_within(
+        &self,
+        kind: Kind,
+        deadline: deadline::Options,
+        op: Op,
+        bytes: u64,
+        moved: u64,
+    ) -> Result<Option<Hold>, TierError> {
+        let longest = deadline.longest(op, moved, 1);
+        let taken = timeout(longest, self.take(bytes)).await;
+        taken.map_err(|_| {
+            let (op, seconds) = (op.name(), longest.as_secs_f64());
+            let detail = format!(
+                "no room to convert or pack for {seconds:.1} s, because other operations use it; {op} was not tried"
+            );
+            TierError::new(kind, Cause::Busy, detail)
+        })
     }
 
     /// Room from any share, if it is free now: for callers that already hold room.

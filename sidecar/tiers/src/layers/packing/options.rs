@@ -1,6 +1,7 @@
 //! How a tier packs objects, and how tiers share the room for packing.
 
 use crate::layers::scratch::Room;
+use kvcachepool_protocol::config::{PACKING_BYTES, UNPACKING_BYTES};
 use kvcachepool_protocol::object::Codec;
 
 /// Settings of the layer around one tier. Clones share the room.
@@ -13,13 +14,13 @@ pub struct PackingOptions {
 impl PackingOptions {
     /// The codec, and room for packing.
     pub fn new(codec: Codec) -> Self {
-        let room = Room::new(codec);
+        let room = room(codec);
         Self { codec, room }
     }
 
     /// The same for a sidecar with this many tiers, each of which uses [`Self::of_another`].
     pub fn of_tiers(codec: Codec, tiers: usize) -> Self {
-        let room = Room::new(codec).of_tiers(tiers);
+        let room = room(codec).of_tiers(tiers);
         Self { codec, room }
     }
 
@@ -43,6 +44,14 @@ impl PackingOptions {
     pub(in crate::layers) fn room(&self) -> Room {
         self.room.clone()
     }
+}
+
+/// More with a codec than for unpacking only.
+fn room(codec: Codec) -> Room {
+    Room::new(match codec {
+        Codec::None => UNPACKING_BYTES,
+        _ => PACKING_BYTES,
+    })
 }
 
 impl Default for PackingOptions {

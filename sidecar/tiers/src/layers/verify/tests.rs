@@ -5,7 +5,6 @@ use crate::testing::shelf::Shelf;
 use crate::testing::suite::{Memory, Sample, bytes_of};
 use crate::{Kind, Stored};
 use kvcachepool_protocol::config::UNPACKING_BYTES;
-use kvcachepool_protocol::object::Codec;
 use std::time::Duration;
 
 fn tier(inner: Arc<dyn Tier>) -> Guarded {
@@ -115,7 +114,7 @@ async fn what_the_tier_itself_calls_corrupt_is_removed_once() {
 #[tokio::test]
 async fn what_another_process_wrote_to_is_not_let_through_and_the_object_stays() {
     for lengths in LENGTHS {
-        let (rig, room) = (Rig::new(), Room::new(Codec::None));
+        let (rig, room) = (Rig::new(), Room::new(UNPACKING_BYTES));
         let verify = Verify::new(Arc::new(rig.shelf.clone()), room.clone());
         let counted = || [verify.corrupt.load(Relaxed), verify.scribbled.load(Relaxed)];
         let sample = Sample::new(1, 0, lengths);
@@ -152,7 +151,7 @@ async fn what_another_process_wrote_to_is_not_let_through_and_the_object_stays()
 
 #[tokio::test(start_paused = true)]
 async fn a_get_that_is_dropped_while_it_reads_again_gives_its_room_back() {
-    let (scripted, room) = (Scripted::new(), Room::new(Codec::None));
+    let (scripted, room) = (Scripted::new(), Room::new(UNPACKING_BYTES));
     let verify = Verify::new(scripted.clone(), room.clone());
     let (memory, sample) = (Memory::new(1 << 20), Sample::new(1, 0, &[100]));
     let get = sample.get_all(&memory);

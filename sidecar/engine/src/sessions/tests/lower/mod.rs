@@ -167,6 +167,7 @@ fn fetches(w: &mut World) -> Vec<Fetch> {
                 tier,
                 name,
                 sections,
+                ..
             }) => found.push(Fetch {
                 id: fetch,
                 tier,
