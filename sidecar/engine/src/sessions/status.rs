@@ -321,6 +321,7 @@ impl<H: Host> Core<H> {
                 Some(Domain {
                     model_id: model.hex(),
                     layout_id: layout.hex(),
+                    object_layout: d.object_layout.hex(),
                     model: d.model.to_value(),
                     layout: d.layout.to_value(),
                     chunk_tokens: d.plan.chunk_tokens(),

@@ -82,7 +82,7 @@ fn write(out: &mut String, s: &Status) -> std::fmt::Result {
             out,
             "domain {i:<3} model {} layout {}, chunk of {} tokens, {}{}",
             short(&d.model_id),
-            short(&d.layout_id),
+            short(&d.object_layout),
             d.chunk_tokens,
             size(d.chunk_bytes),
             note(&d.reason)

@@ -24,6 +24,9 @@ pub struct Converter {
     deadline: deadline::Options,
 }
 
+/// Sections of an object by group and pipeline stage, with their lengths.
+type Sections = BTreeMap<(u32, u32), u64>;
+
 /// Where a section of a chunk lies in its object.
 #[derive(Debug)]
 struct Part {
@@ -99,7 +102,7 @@ impl Part {
 }
 
 /// The object's sections that some sections of a chunk belong to, with their lengths. `None`: the layout does not have them.
-fn sections_of(parts: &[Part]) -> Option<BTreeMap<(u32, u32), u64>> {
+fn sections_of(parts: &[Part]) -> Option<Sections> {
     let mut sections = BTreeMap::new();
     for part in parts {
         let bytes = sections.entry(part.section).or_insert(part.section_bytes);
@@ -254,7 +257,7 @@ impl Converter {
         &self,
         portable: &Portable,
         places: &[Place],
-    ) -> Result<(Vec<Part>, BTreeMap<(u32, u32), u64>), TierError> {
+    ) -> Result<(Vec<Part>, Sections), TierError> {
         let parts = places.iter().map(|place| Part::new(portable, place));
         let parts: Option<Vec<_>> = parts.collect();
         let parts = parts.and_then(|parts| sections_of(&parts).map(|sections| (parts, sections)));
@@ -268,7 +271,7 @@ impl Converter {
     async fn scratch(
         &self,
         parts: &[Part],
-        sections: &BTreeMap<(u32, u32), u64>,
+        sections: &Sections,
         op: Op,
     ) -> Result<Scratch, TierError> {
         let kind = self.tier.info().kind;
