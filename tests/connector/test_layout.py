@@ -312,8 +312,25 @@ def test_the_meaning_of_objects_is_the_same_in_every_layout_topology_and_version
         assert described(monkeypatch, name) == one
     assert described(monkeypatch, version="0.33.1") == one
     assert described(monkeypatch, tensor_parallel_size=2) == one
+    stages = described(monkeypatch, pipeline_parallel_size=2)["meaning"]
+    assert (stages["version"], stages["kv_layout"]) == ("0.32", "LBHNC")
     # Tokens of a block are split over context parallel ranks.
     assert described(monkeypatch, tensor_parallel_size=2, decode_context_parallel_size=2) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "sizes", "heads"),
+    [("halves", {(32, 32)}, 4), ("halves", {(32, 48)}, 2), ("halves", {(32, 32), (16, 16)}, 2), ("one", {(64, 0)}, 2)],
+    ids=["keys of all heads first", "scales behind", "two sizes", "several heads of one vector"],
+)
+def test_a_state_that_is_not_the_key_and_the_value_of_a_head_is_not_portable(
+    content: str, sizes: set[tuple[int, int]], heads: int
+) -> None:
+    block = Block(layers=1, kernel_blocks=1, heads=heads, tokens=4, state_bytes=64)
+    member = Member(0, 0, (1, heads, 4, 64), (256 * heads, 256, 64, 1), "torch.uint8", 1)
+    assert layout_detect._is_state(block._replace(heads=2), {"halves"}, {(32, 32)}, [spec()], member)
+    assert layout_detect._is_state(block._replace(heads=1), {"one"}, {(64, 0)}, [spec()], member)
+    assert not layout_detect._is_state(block, {content}, sizes, [spec()], member)
 
 
 def test_bytes_that_only_the_backend_knows_keep_backend_processor_block_and_version(

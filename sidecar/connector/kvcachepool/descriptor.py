@@ -328,7 +328,7 @@ def _plugins() -> list[str]:
     for group in ("vllm.general_plugins", "vllm.platform_plugins"):
         for point in importlib.metadata.entry_points(group=group):
             package = point.dist
-            if point.value.startswith("vllm."):
+            if point.value.startswith("vllm.plugins.lora_resolvers."):
                 found.add(f"{point.name} vllm")
             elif package is not None and package.name != "kvcachepool":
                 found.add(f"{point.name} {package.name} {package.version}")

@@ -241,16 +241,32 @@ def _describe(
         ),
     }
     described["portable"] = None
-    if block and ranks.dcp == 1 and (apart or "own" not in contents):
+    if block and ranks.dcp == 1 and (apart or _is_state(block, contents, sizes, list(specs.values()), members[0])):
         moved = forms.portable(row["order"], apart, block)
         meaning = {key: described[key] for key in ("specs", "layers", "head_sizes", "records")}
         meaning |= {"content": sorted(contents), "dtype": members[0].dtype}
+        if ranks.pp > 1:
+            # How vLLM groups and orders the layers of a stage is not described by their number.
+            meaning |= {"version": minor, "kv_layout": row["name"]}
         if apart:
             # Bytes that only the backend knows are the same only with the same backend, processor and block.
             meaning |= {key: described[key] for key in ("backends", "isa", "generation", "block_tokens")}
             meaning["format"] = sorted(formats)
         described["portable"] = moved._asdict() | {"meaning": meaning} if moved else None
     return described
+
+
+def _is_state(
+    block: forms.Block, contents: set[str], sizes: set[tuple[int, int]], specs: list[Any], member: Member
+) -> bool:
+    """Whether a state of the block is what the content says: a key and a value, or one vector, of one KV head. Formats
+    with scales, or with all keys before all values, are not.
+    """
+    if len(sizes) != 1 or len(contents) != 1 or block.heads != (1 if contents == {"one"} else specs[0].num_kv_heads):
+        return False
+    ((key, value),) = sizes
+    numbers = {"halves": key + value, "one": key}.get(next(iter(contents)))
+    return numbers is not None and block.state_bytes == numbers * member.itemsize
 
 
 def _record(spec: Any) -> str:

@@ -11,6 +11,7 @@ use kvcachepool_protocol::message::{
     Role,
 };
 use kvcachepool_protocol::table::ROW_BYTES;
+use serde_json::json;
 use std::collections::VecDeque;
 
 impl World {
@@ -157,7 +158,6 @@ impl World {
             return register;
         };
         register.model = r#"{"name":"m"}"#.into();
-        register.layout = r#"{"name":"LBHNC"}"#.into();
         register.device = if self.p.gpu {
             "cuda".into()
         } else {
@@ -182,6 +182,16 @@ impl World {
         if self.p.window_group {
             register.groups.push(group("window"));
         }
+        // Objects have a layout of their own.
+        let portable = |group: &Group| {
+            json!({"portable": {
+                "layers": 1, "kernel_blocks": 1, "heads": 1, "tokens": 1, "state_bytes": group.block_bytes,
+                "meaning": {},
+            }})
+        };
+        let groups: Vec<_> = register.groups.iter().map(portable).collect();
+        let layout = json!({"engine": "vllm", "kv_layout": "LBHNC", "parallel": {"pp": 1}, "groups": groups});
+        register.layout = layout.to_string();
         register
     }
 

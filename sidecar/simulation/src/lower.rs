@@ -189,7 +189,7 @@ impl World {
             form: Form::default(),
             cipher: Cipher::None,
             model: domain.model_id,
-            layout: domain.layout_id,
+            layout: domain.object_layout,
             namespace,
             last_hash: EngineHash(piece.hash),
             parent: piece.parent.as_ref().map(key).unwrap_or_default(),

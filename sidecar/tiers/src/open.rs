@@ -3,7 +3,7 @@
 use super::directory::{self, Directory};
 use super::disk::{self, Disk};
 use super::filesystem::{self, FileSystem};
-use super::layers::{LimitOptions, Options, PackingOptions, Room};
+use super::layers::{LimitOptions, Options, PackingOptions, Rooms};
 use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError, Writes};
@@ -61,7 +61,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
     let codec = config.write.codec.of_objects();
     let tiers = Kind::configured(config).count();
     let packing = PackingOptions::of_tiers(codec, tiers);
-    let converting = Room::new(config::CONVERTING_BYTES).of_tiers(tiers);
+    let converting = Rooms::of_tiers(tiers);
     let opening = |kind| {
         let mut opening = match kind {
             Kind::Disk => of_disk(

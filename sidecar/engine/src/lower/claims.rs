@@ -8,6 +8,7 @@ use super::super::table::Table;
 use super::super::{Engine, Time};
 use crate::effect::{Effect, LookupJob};
 use crate::tier::{Cause, Kind};
+use kvcachepool_protocol::key::LayoutId;
 use kvcachepool_protocol::message::Event;
 use kvcachepool_protocol::object::{Fidelity, ObjectName};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,11 +31,12 @@ struct Claim {
 }
 
 impl Claim {
-    fn object(&self, name: &Name) -> ObjectName {
-        let (model, layout) = self.domain;
+    /// Its object. `layout`: that of the domain's objects.
+    fn object(&self, name: &Name, layout: Option<LayoutId>) -> ObjectName {
+        let (model, of_memory) = self.domain;
         ObjectName {
             model: model.hex16(),
-            layout: layout.hex16(),
+            layout: layout.unwrap_or(of_memory).hex16(),
             key: name.key,
             fidelity: Fidelity::Exact,
         }
@@ -153,8 +155,11 @@ impl<T: Table> Engine<T> {
                 .of
                 .range((from, Bound::Unbounded))
                 .take(NAMES_PER_LOOKUP);
-            next.map(|(name, claim)| (*name, claim.object(name)))
-                .collect()
+            next.map(|(name, claim)| {
+                let origin = self.lower.origins.get(&name.layout);
+                (*name, claim.object(name, origin.map(|o| o.layout)))
+            })
+            .collect()
         };
         let mut next = claims
             .last

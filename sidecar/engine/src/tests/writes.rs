@@ -5,7 +5,7 @@ use crate::config::{Config, TierConfig, WritePolicy};
 use crate::tier::{Cause, Kind, Stored};
 use crate::{Completion, Effect, WriteJob};
 use kvcachepool_protocol::domain::{Descriptor, Domain};
-use kvcachepool_protocol::key::ModelId;
+use kvcachepool_protocol::key::{LayoutId, ModelId};
 use kvcachepool_protocol::object::{Element, Form};
 
 /// Of each chunk.
@@ -29,7 +29,7 @@ pub(super) fn with_tiers_as(change: impl Fn(&mut TierConfig)) -> Rig {
     let domain = Domain {
         model_id: ModelId::default(),
         layout_id: rig.layout,
-        object_layout: rig.layout,
+        object_layout: LayoutId([9; 32]),
         portable: None,
         model: empty.clone(),
         layout: empty,

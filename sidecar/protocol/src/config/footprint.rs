@@ -24,12 +24,12 @@ const TIER_BYTES: u64 = 32 << 20;
 /// Bytes per S3 request besides its payload buffer: what a connection reads ahead or has queued to send, about 400 KiB.
 const S3_REQUEST_BYTES: u64 = 512 << 10;
 /// Bytes for packing and unpacking per tier: packed objects in flight, and one unpacked section of each.
-pub const PACKING_BYTES: u64 = 128 << 20;
+pub const PACKING_BYTES: u64 = 256 << 20;
 /// Bytes for unpacking, all tiers together, if the codec is `None`. Objects that other pods packed are still read. Fits into every
 /// sidecar's spare memory.
 pub const UNPACKING_BYTES: u64 = 80 << 20;
-/// Bytes for converting between the ranks' layout and that of objects, all tiers together: the longest object that is converted, twice.
-pub const CONVERTING_BYTES: u64 = 2 * MAX_PORTABLE_BYTES;
+/// Bytes for converting between the ranks' layout and that of objects in each direction, all tiers together: for the longest object.
+pub const CONVERTING_BYTES: u64 = MAX_PORTABLE_BYTES;
 /// Default of `gpu.contextMemory`: container memory for CUDA contexts of a sidecar with a GPU, whatever their number. An estimate, not
 /// measured on a GPU.
 pub const CONTEXT_BYTES: u64 = 512 << 20;
@@ -69,7 +69,7 @@ impl Config {
         let tiers: Vec<u64> = tiers.map(|bytes| bytes + packing).collect();
         match tiers.as_slice() {
             [] => 0,
-            tiers => tiers.iter().sum::<u64>() + CONVERTING_BYTES,
+            tiers => tiers.iter().sum::<u64>() + 2 * CONVERTING_BYTES,
         }
     }
 
@@ -130,11 +130,11 @@ mod tests {
         let mut config = Config::default();
         assert_eq!(config.tiers_bytes(), 0);
         config.s3.bucket = "kv-cache".into();
-        assert_eq!(config.tiers_bytes(), TIER_BYTES + CONVERTING_BYTES);
+        assert_eq!(config.tiers_bytes(), TIER_BYTES + 2 * CONVERTING_BYTES);
         config.s3.max_concurrency = 1;
-        assert_eq!(config.tiers_bytes(), TIER_BYTES + CONVERTING_BYTES);
+        assert_eq!(config.tiers_bytes(), TIER_BYTES + 2 * CONVERTING_BYTES);
         config.s3.max_concurrency = 1_024;
-        assert_eq!(config.tiers_bytes(), (512 << 20) + CONVERTING_BYTES);
+        assert_eq!(config.tiers_bytes(), (512 << 20) + 2 * CONVERTING_BYTES);
     }
 
     #[test]
@@ -145,26 +145,26 @@ mod tests {
         config.s3.bucket = "kv-cache".into();
         assert_eq!(
             config.tiers_bytes(),
-            TIER_BYTES + PACKING_BYTES + CONVERTING_BYTES
+            TIER_BYTES + PACKING_BYTES + 2 * CONVERTING_BYTES
         );
         config.redis.urls = vec!["redis://127.0.0.1".into()];
         assert_eq!(
             config.tiers_bytes(),
-            2 * (TIER_BYTES + PACKING_BYTES) + CONVERTING_BYTES
+            2 * (TIER_BYTES + PACKING_BYTES) + 2 * CONVERTING_BYTES
         );
         config.write.codec = Codec::None;
-        assert_eq!(config.tiers_bytes(), 2 * TIER_BYTES + CONVERTING_BYTES);
+        assert_eq!(config.tiers_bytes(), 2 * TIER_BYTES + 2 * CONVERTING_BYTES);
     }
 
     #[test]
     fn a_shared_folder_is_a_tier_like_the_others() {
         let mut config = Config::default();
         config.file_system.path = Some("/mnt/kv".into());
-        assert_eq!(config.tiers_bytes(), TIER_BYTES + CONVERTING_BYTES);
+        assert_eq!(config.tiers_bytes(), TIER_BYTES + 2 * CONVERTING_BYTES);
         config.write.codec = Codec::Int8;
         assert_eq!(
             config.tiers_bytes(),
-            TIER_BYTES + PACKING_BYTES + CONVERTING_BYTES
+            TIER_BYTES + PACKING_BYTES + 2 * CONVERTING_BYTES
         );
     }
 
@@ -176,7 +176,7 @@ mod tests {
         config.gpu.context_memory = ByteSize(CONTEXT_BYTES);
         assert_eq!(
             config.extras_bytes(),
-            TIER_BYTES + CONVERTING_BYTES + CONTEXT_BYTES
+            TIER_BYTES + 2 * CONVERTING_BYTES + CONTEXT_BYTES
         );
         assert_eq!(config.container_memory_bytes(), without + CONTEXT_BYTES);
     }

@@ -9,8 +9,8 @@ use crate::key::LayoutId;
 use crate::layouts::{LAYOUTS_JSON, Layout, LayoutTable};
 use serde_json::json;
 
-/// Longest chunk of a portable layout. It is converted in memory of the sidecar, see `config::CONVERTING_BYTES`.
-pub const MAX_PORTABLE_BYTES: u64 = 96 << 20;
+/// Most bytes of a chunk and a block of a portable layout. They are in memory of the sidecar during a conversion.
+pub const MAX_PORTABLE_BYTES: u64 = 128 << 20;
 
 /// How the sections of each group become those of an object, in order of the groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,9 @@ impl PortableGroup {
 impl Portable {
     /// What the connector says of a layout, and the identity of the layout in objects. `None`: the objects have the layout of the ranks.
     pub(super) fn of(layout: &Descriptor, plan: &SectionPlan) -> Option<(Self, LayoutId)> {
-        if plan.chunk_bytes(plan.chunk_tokens()) > MAX_PORTABLE_BYTES {
+        let block_bytes = plan.groups().iter().map(|group| group.block_bytes).max();
+        let chunk_bytes = plan.chunk_bytes(plan.chunk_tokens());
+        if chunk_bytes.saturating_add(block_bytes?) > MAX_PORTABLE_BYTES {
             return None;
         }
         let described = layout.to_value();

@@ -686,6 +686,7 @@ fn objects_that_nobody_else_can_read_have_the_layout_of_the_ranks() {
         let (scheduler, rank) = (SchedulerPart::check(&scheduler), RankPart::check(&register));
         join(&scheduler.unwrap(), &[&rank.unwrap()], Fidelity::Exact).unwrap()
     };
-    assert!(large(MAX_PORTABLE_BYTES / 16).portable.is_some());
-    assert_eq!(large(MAX_PORTABLE_BYTES / 16 + 1).portable, None);
+    // 16 blocks of a chunk, and one
+    assert!(large(MAX_PORTABLE_BYTES / 17).portable.is_some());
+    assert_eq!(large(MAX_PORTABLE_BYTES / 17 + 1).portable, None);
 }

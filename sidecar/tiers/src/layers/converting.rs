@@ -10,6 +10,7 @@ use super::{Op, deadline};
 use crate::{Cause, Get, Place, Put, Span, Stored, Tier, TierError};
 use kvcachepool_engine::Landed;
 use kvcachepool_kernels::pages::{BlockShape, HeadMajor};
+use kvcachepool_protocol::config::CONVERTING_BYTES;
 use kvcachepool_protocol::domain::Portable;
 use kvcachepool_protocol::object::{Axis, Dim, Form, Object, ObjectName, Section};
 use std::collections::BTreeMap;
@@ -20,8 +21,34 @@ use xxhash_rust::xxh3::Xxh3;
 #[derive(Debug, Clone)]
 pub struct Converter {
     tier: Arc<dyn Tier>,
-    room: Room,
+    rooms: Rooms,
     deadline: deadline::Options,
+}
+
+/// Memory for conversions in each direction, so that slow writes do not delay reads.
+#[derive(Debug, Clone)]
+pub struct Rooms {
+    read: Room,
+    write: Room,
+}
+
+impl Rooms {
+    /// The memory that the container has for them, divided among this many tiers.
+    pub fn of_tiers(tiers: usize) -> Self {
+        let room = || Room::new(CONVERTING_BYTES).of_tiers(tiers);
+        Self {
+            read: room(),
+            write: room(),
+        }
+    }
+
+    /// The same memory, for another tier.
+    pub fn of_another(&self) -> Self {
+        Self {
+            read: self.read.of_another(),
+            write: self.write.of_another(),
+        }
+    }
 }
 
 /// Sections of an object by group and pipeline stage, with their lengths.
@@ -114,10 +141,10 @@ fn sections_of(parts: &[Part]) -> Option<Sections> {
 }
 
 impl Converter {
-    pub(super) fn new(tier: Arc<dyn Tier>, room: Room, deadline: deadline::Options) -> Self {
+    pub(super) fn new(tier: Arc<dyn Tier>, rooms: Rooms, deadline: deadline::Options) -> Self {
         Self {
             tier,
-            room,
+            rooms,
             deadline,
         }
     }
@@ -219,7 +246,11 @@ impl Converter {
                 let Some(section) = at.map(|at| &scratch.spans[at]) else {
                     continue;
                 };
-                if part.take(&place.span, section) != Some(head.raw_digest) {
+                let taken = part.take(&place.span, section).ok_or_else(|| {
+                    let detail = "a slot's place in the arena no longer exists";
+                    TierError::new(kind, Cause::Gone, detail)
+                })?;
+                if taken != head.raw_digest {
                     let detail = "the bytes in memory do not match the header's digests; nothing was written";
                     return Err(TierError::new(kind, Cause::Corrupt, detail));
                 }
@@ -279,8 +310,12 @@ impl Converter {
         let moved = lengths.iter().sum::<u64>();
         let row = parts.iter().map(|part| part.order.row_bytes()).max();
         let bytes = moved + row.unwrap_or(0) as u64;
-        let room = self.room.take_within(kind, self.deadline, op, bytes, moved);
-        let hold = room.await?.ok_or_else(|| {
+        let room = match op {
+            Op::Put => &self.rooms.write,
+            _ => &self.rooms.read,
+        };
+        let taken = room.take_within(kind, self.deadline, op, bytes, moved);
+        let hold = taken.await?.ok_or_else(|| {
             let detail = "the object needs more memory to convert than its limit";
             TierError::new(kind, Cause::Shape, detail)
         })?;

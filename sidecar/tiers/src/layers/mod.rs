@@ -16,7 +16,7 @@ pub(crate) mod scripted;
 mod verify;
 
 pub use breaker::{Breaker, Options as BreakerOptions, Side, State};
-pub use converting::Converter;
+pub use converting::{Converter, Rooms};
 pub use counts::{Counts, SECONDS, Tally};
 pub use deadline::Options as DeadlineOptions;
 pub use guarded::Guarded;
@@ -24,10 +24,8 @@ pub use limits::{Budget, Limits, Load, Options as LimitOptions};
 pub use op::Op;
 pub use packing::{Amount, Packed, PackingOptions};
 pub use retry::Options as RetryOptions;
-pub use scratch::Room;
 
 use super::Tier;
-use kvcachepool_protocol::config::CONVERTING_BYTES;
 use packing::Packing;
 use std::sync::Arc;
 
@@ -40,7 +38,7 @@ pub struct Options {
     pub limits: LimitOptions,
     pub packing: PackingOptions,
     /// Memory for objects that are converted.
-    pub converting: Room,
+    pub converting: Rooms,
 }
 
 impl Default for Options {
@@ -51,7 +49,7 @@ impl Default for Options {
             breaker: Default::default(),
             limits: Default::default(),
             packing: Default::default(),
-            converting: Room::new(CONVERTING_BYTES),
+            converting: Rooms::of_tiers(1),
         }
     }
 }

@@ -248,8 +248,12 @@ async fn sections_that_the_layout_does_not_have_are_an_error_with_a_name() {
         let read = converter.read(&name, vec![wrong], Some(instance.portable(1)));
         assert_eq!(read.await.unwrap_err().cause, Cause::Shape);
     }
+    let rooms = Rooms {
+        read: Room::new(1 << 20),
+        write: Room::new(1 << 20),
+    };
     let small = Converter {
-        room: Room::new(1 << 20),
+        rooms,
         ..converter.clone()
     };
     let mut huge = instance.chunk(1);
