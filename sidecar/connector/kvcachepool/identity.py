@@ -60,7 +60,9 @@ CLASSES: dict[str, Fields] = {
             ROUNDING: _words("compilation_config optimization_level performance_mode"),
             DERIVED: ("quant_config",),
             SAMPLING: _words("watermark_config structured_outputs_config reasoning_config aux_output_config"),
-            LOGS: _words("observability_config logging_config profiler_config instance_id shutdown_timeout"),
+            LOGS: _words(
+                "observability_config logging_config profiler_config instance_id shutdown_timeout watchdog_config"
+            ),
             SPEED: _words("kv_transfer_config kv_events_config ec_manager_config"),
             "items of such engines are never shared (`multimodal_named_by_user`)": ("ec_transfer_config",),
             "weights that change at run time are kept apart when they change": ("weight_transfer_config",),
@@ -137,6 +139,7 @@ CLASSES: dict[str, Fields] = {
                 " num_gpu_blocks num_cpu_blocks kv_cache_size_tokens kv_cache_max_concurrency kv_cache_memory_bytes"
                 " kv_offloading_size kv_offloading_backend cache_hit_alignment_tokens mamba_cache_mode"
                 " enable_mamba_shared_prefix_checkpoint enable_mamba_fine_grained_prefix_cache"
+                " simple_cpu_offload_num_blocks"
             ),
             "such models have no KV cache": ("is_attention_free",),
         },
@@ -159,13 +162,14 @@ CLASSES: dict[str, Fields] = {
         identity=_words(
             "backend minimax_m3_msa_decode_backend backend_per_kind flash_attn_version use_trtllm_attention"
             " disable_flashinfer_q_quantization mla_prefill_backend use_prefill_query_quantization indexer_kv_dtype"
-            " indexer_sparse_logits hisparse_config use_non_causal sparse_mla_force_mqa"
+            " indexer_sparse_logits hisparse_config use_non_causal sparse_mla_force_mqa trtllm_ragged_backend"
+            " minimax_m3_indexer_cp"
         ),
         irrelevant={
             ROUNDING: _words(
                 "flash_attn_max_num_splits_for_cuda_graph tokenspeed_mla_min_split_kv tq_max_kv_splits_for_cuda_graph"
                 " sparse_mla_prefill_workspace_factor flex_attn_block_m flex_attn_block_n flex_attn_q_block_size"
-                " flex_attn_kv_block_size"
+                " flex_attn_kv_block_size indexer_tp_shard_min_rows"
             ),
         },
     ),
@@ -217,7 +221,7 @@ CLASSES: dict[str, Fields] = {
         },
     ),
     "KernelConfig": Fields(
-        identity=_words("moe_backend linear_backend linear_backend_per_quant sparse_indexer_topk_backend"),
+        identity=_words("moe_backend linear_backend linear_backend_per_quant sparse_indexer_topk_backend monokernel"),
         irrelevant={
             ROUNDING: _words(
                 "ir_op_priority enable_flashinfer_autotune enable_rocm_segmented_attn_autotune"
@@ -239,7 +243,7 @@ CLASSES: dict[str, Fields] = {
         identity=_words(
             "method num_speculative_tokens draft_model_config draft_load_config quantization moe_backend"
             " attention_backend kv_cache_dtype index_share_for_mtp_iteration use_heterogeneous_vocab parallel_drafting"
-            " disable_eagle_block_drop dspark_draft_topk"
+            " disable_eagle_block_drop dspark_draft_topk disable_lookahead_block_hashes"
         ),
         irrelevant={
             CONTENT: _words("model revision code_revision"),
@@ -252,7 +256,8 @@ CLASSES: dict[str, Fields] = {
                 "prompt_lookup_max prompt_lookup_min num_speculative_tokens_per_batch_size"
                 " suffix_decoding_max_tree_depth suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor"
                 " suffix_decoding_min_token_prob rejection_sample_method synthetic_acceptance_rates"
-                " synthetic_acceptance_length enable_adaptive_verification draft_sample_method"
+                " synthetic_acceptance_length enable_adaptive_verification draft_sample_method fly_window_size"
+                " fly_entropy_threshold fly_entropy_top_k xpress_topc draft_lm_head_quantization"
             ),
         },
     ),
@@ -273,6 +278,7 @@ ENVIRONMENT = Fields(
         " VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER VLLM_B12X_MOE_FP4_FORCE_A16 VLLM_USE_FLASHINFER_MOE_INT4"
         " VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE"
         " VLLM_MOE_ROUTING_SIMULATION_STRATEGY VLLM_DEEPEP_V2_ALLOW_MULTIPLE_REDUCTION VLLM_XPU_INC_WNA16_BACKEND"
+        " VLLM_STEP5_SHARD_SP_SHARED_EXPERT"
         " VLLM_ENABLE_HPC_OPS VLLM_DISABLE_DSV4_MEGAMOE_SHARED_EXPERT_FUSION VLLM_USE_V2_MODEL_RUNNER"
         # ROCm.
         " VLLM_ROCM_USE_AITER VLLM_ROCM_USE_AITER_CUSTOM_AR VLLM_ROCM_USE_AITER_LINEAR"
@@ -287,7 +293,7 @@ ENVIRONMENT = Fields(
         " VLLM_ROCM_MOE_PADDING VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"
         " VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16 VLLM_ROCM_QUICK_REDUCE_MAX_SIZE_BYTES_MB"
         " VLLM_ROCM_QUICK_REDUCE_MIN_SIZE_BYTES_MB VLLM_ROCM_QUICK_REDUCE_QUANTIZATION_MIN_SIZE_KB"
-        " VLLM_ROCM_FP8_MFMA_PAGE_ATTN"
+        " VLLM_ROCM_FP8_MFMA_PAGE_ATTN VLLM_ROCM_MUSE_MOE_ONLINE_QUANT VLLM_ROCM_MUSE_MOE_REDUCE_DTYPE"
         # What is computed, and from what.
         " VLLM_MLA_DISABLE VLLM_KV_CACHE_LAYOUT VLLM_PP_LAYER_PARTITION"
         " VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE VLLM_TEST_FORCE_LOAD_FORMAT VLLM_PLUGINS"
@@ -316,11 +322,12 @@ ENVIRONMENT = Fields(
             " VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS VLLM_SYSTEM_START_DATE"
             " VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY VLLM_ENFORCE_STRICT_TOOL_CALLING"
             " VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS VLLM_ENABLE_RESPONSES_API_STORE VLLM_ENABLE_COHERE_API"
+            " VLLM_CHAT_TEMPLATE_FUEL"
         ),
         SAMPLING: _words(
             "VLLM_USE_FLASHINFER_SAMPLER VLLM_XPU_USE_SAMPLER_KERNEL VLLM_XGRAMMAR_CACHE_MB"
             " VLLM_REGEX_COMPILATION_TIMEOUT_S VLLM_V1_USE_OUTLINES_CACHE"
-            " VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN"
+            " VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT"
         ),
         LIMITS: _words(
             "VLLM_IMAGE_FETCH_TIMEOUT VLLM_VIDEO_FETCH_TIMEOUT VLLM_AUDIO_FETCH_TIMEOUT VLLM_MEDIA_FETCH_MAX_RETRIES"
@@ -329,6 +336,8 @@ ENVIRONMENT = Fields(
             " VLLM_MAX_IMAGE_PIXELS VLLM_ALLOW_LONG_MAX_MODEL_LEN VLLM_MAX_N_SEQUENCES VLLM_MAX_COMPLETION_PROMPTS"
             " VLLM_MAX_STOP_STRINGS VLLM_MAX_NUM_BAD_WORDS VLLM_MAX_BAD_WORDS_TOTAL_TOKENS"
             " VLLM_SKIP_MODEL_NAME_VALIDATION VLLM_ALLOW_INSECURE_SERIALIZATION VLLM_API_KEY"
+            " VLLM_HTTP_MAX_REQUEST_BODY_SIZE VLLM_MAX_MEDIA_REQUEST_DECODE_BYTES"
+            " VLLM_MAX_MEDIA_REQUEST_DOWNLOAD_SIZE_MB"
         ),
         ROUNDING: _words(
             "VLLM_TRITON_USE_TD VLLM_USE_STANDALONE_COMPILE VLLM_ENABLE_PREGRAD_PASSES VLLM_USE_BREAKABLE_CUDAGRAPH"
@@ -343,7 +352,7 @@ ENVIRONMENT = Fields(
             " VLLM_DCP_Q_REPLICATE VLLM_USE_DIRECT_DCP_A2A VLLM_USE_DIRECT_DCP_Q_GATHER"
             " VLLM_USE_DIRECT_DCP_KV_GATHER VLLM_LORA_DISABLE_PDL VLLM_LORA_ENABLE_DUAL_STREAM"
             " VLLM_DISABLE_SHARED_EXPERTS_STREAM VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD"
-            " VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD"
+            " VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD VLLM_COHERE2_ATTN_MOE_DUAL_STREAM_TOKEN_THRESHOLD"
         ),
         PLACE: _words(
             "VLLM_REPLICATE_EMBED VLLM_HOST_IP VLLM_PORT VLLM_RPC_BASE_PATH VLLM_LOOPBACK_IP LOCAL_RANK"
@@ -383,7 +392,8 @@ ENVIRONMENT = Fields(
             " VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS VLLM_USE_SIMPLE_KV_OFFLOAD VLLM_USE_SPINLOOP_EXT"
         ),
         LOGS: _words(
-            "VLLM_GPU_SYNC_CHECK VLLM_RINGBUFFER_WARNING_INTERVAL VLLM_PATTERN_MATCH_DEBUG VLLM_DEBUG_DUMP_PATH"
+            "VLLM_GPU_SYNC_CHECK VLLM_REQUEST_BODY_LOG_LEVEL"
+            " VLLM_RINGBUFFER_WARNING_INTERVAL VLLM_PATTERN_MATCH_DEBUG VLLM_DEBUG_DUMP_PATH"
             " VLLM_DEBUG_LOG_API_SERVER_RESPONSE VLLM_USAGE_STATS_SERVER VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK"
             " VLLM_USAGE_SOURCE VLLM_CONFIGURE_LOGGING VLLM_LOGGING_CONFIG_PATH VLLM_LOGGING_LEVEL"
             " VLLM_LOGGING_STREAM VLLM_LOGGING_PREFIX VLLM_LOGGING_COLOR NO_COLOR FORCE_COLOR VLLM_LOG_STATS_INTERVAL"
