@@ -10,6 +10,7 @@ IMAGE ?= kvcachepool:dev
 PYTHON = $(CACHE)/venvs/vllm-$(VLLM)/bin/python
 # Where torch sees a GPU; that of the cache has a torch for CPUs.
 GPU_PYTHON ?= python3
+SOURCE ?= 0.33.0
 FUZZ_SECONDS ?= 10
 SOAK_SECONDS ?= 1800
 SECONDS ?= 600
@@ -19,7 +20,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-lmcache test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress workload docs wheel image push dist push-chart sign check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-vllm-source test-cluster test-lmcache test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress workload compatibility docs wheel image push dist push-chart sign check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -55,6 +56,11 @@ test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@tools/setup.sh servers
 	@tools/setup.sh sglang
 	@$(PYTHON) tools/run_tests.py connector vllm
+test-vllm-source: setup  ## what imports alone can say about a vLLM without a wheel for CPUs: SOURCE=0.33.0
+	@tools/setup.sh vllm-source $(SOURCE)
+	@cargo build --quiet --bin kvcachepool-sidecar
+	@KVCACHEPOOL_VLLM_SOURCES=$(CACHE)/vllm-source/$(SOURCE)/vllm $(PYTHON) -m pytest -p no:cacheprovider tests/connector/test_identity.py
+	@PYTHONPATH=$(CACHE)/vllm-source/$(SOURCE) $(PYTHON) -m pytest -p no:cacheprovider $(addprefix tests/connector/test_,internals.py descriptor.py layout.py plugin.py kv_events.py)
 test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=file on that one where they can
 	@tools/setup.sh cluster
 	@$(PYTHON) tools/run_tests.py cluster
@@ -95,6 +101,9 @@ workload: setup  ## requests of a kind to a server or to several caches: NAME=lo
 	@$(if $(findstring lmcache,$(ARGS)),tools/setup.sh lmcache)
 	@$(if $(findstring --compare,$(ARGS)),cargo build --quiet --bin kvcachepool-sidecar)
 	@PYTHONPATH=tests exec $(PYTHON) -m workload $(or $(NAME),--help) $(ARGS)
+compatibility: setup  ## run the tests of models and write what they prove into docs/reference/compatibility.md
+	@cargo build --quiet --bin kvcachepool-sidecar
+	@$(PYTHON) tools/compatibility.py record
 docs:  ## the documentation as a site: target/site/index.html
 	@tools/setup.sh base
 	@tools/setup.sh docs
@@ -125,7 +134,7 @@ check: setup  ## formatting, lints, licences, docs, generated files, types, a sh
 	python3 tools/prose.py
 	$(PYTHON) -m ruff check sidecar/connector tests tools
 	$(PYTHON) -m ruff format --check sidecar/connector tests tools
-	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tests/stress tests/workload tests/lmcache_adapters tools/run_tests.py tools/chart_values.py tools/dist/bundle.py
+	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tests/stress tests/workload tests/lmcache_adapters tools/run_tests.py tools/chart_values.py tools/compatibility.py tools/dist/bundle.py
 	@$(MAKE) --no-print-directory fuzz
 fuzz:  ## every fuzz target for FUZZ_SECONDS
 	@tools/setup.sh check

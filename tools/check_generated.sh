@@ -20,6 +20,7 @@ for field in version appVersion; do
 done
 cargo run -q --locked -p kvcachepool-operator --example generate -- --check || failed=1
 python3 tools/identity_page.py --check || failed=1
+python3 tools/compatibility.py --check || failed=1
 "${PYTHON:-python3}" tools/chart_values.py --check || failed=1
 tools/ptx.sh check || failed=1
 tools/render_manifests.sh --check || failed=1

@@ -118,7 +118,7 @@ class Engine:
     ) -> None:
         requests_read, requests_write = os.pipe()
         replies_read, replies_write = os.pipe()
-        parallel = arguments.get("tensor_parallel_size", 1) > 1
+        parallel = any(arguments.get(f"{kind}_parallel_size", 1) > 1 for kind in ("tensor", "pipeline"))
         variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if parallel else "0"}
         if not parallel:
             # All cores for the forward pass. With other tests running, the copy thread still gets its share.

@@ -35,12 +35,26 @@ _SHAPES: dict[str, dict[str, Any]] = {
     ),
     # Gated delta nets beside full attention, three to one: states of 128 KiB per layer, and few experts.
     "gdn": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    # The same with states of 17 KiB and more KV per token, for blocks of 32 tokens.
+    "gdn-short": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4, head_dim=64),
     # The same with 16 layers and about 130 M parameters.
     "gdn-mid": dict(hidden_size=1024, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=4, head_dim=64),
     # Attention sinks, windows in every other layer, and experts.
     "sinks": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
     # Attention within chunks of tokens in three of four layers.
     "chunked": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    # The same with chunks of few blocks.
+    "chunked-short": dict(
+        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64
+    ),
+    # Short convolutions beside full attention, three to one.
+    "conv": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    # Kinds that vLLM for CPUs does not run. Mamba beside full attention, in each layer and in three of four layers:
+    "mamba2": dict(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    "mamba1": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2),
+    # MLA with an indexer, and KDA beside MLA.
+    "indexer": dict(hidden_size=256, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4),
+    "kda": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
 }
 _WINDOW_TOKENS = {"window": 512, "window-short": 96}
 
@@ -101,31 +115,53 @@ def _config(name: str) -> Any:
         initializer_range=0.08,
         **_SHAPES[name],
     )
-    if name == "mla":
-        return transformers.DeepseekV2Config(
-            **shape,
-            num_key_value_heads=4,
-            kv_lora_rank=512,
-            q_lora_rank=None,
-            qk_nope_head_dim=64,
-            qk_rope_head_dim=64,
-            v_head_dim=64,
-            first_k_dense_replace=3,
-            n_routed_experts=2,
-            n_shared_experts=1,
-            num_experts_per_tok=1,
-            moe_intermediate_size=256,
-        )
     experts = dict(num_experts_per_tok=1, moe_intermediate_size=256)
+    latent = dict(
+        kv_lora_rank=512,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        first_k_dense_replace=3,
+        n_routed_experts=2,
+        n_shared_experts=1,
+        **experts,
+    )
+    if name == "mla":
+        return transformers.DeepseekV2Config(**shape, num_key_value_heads=4, q_lora_rank=None, **latent)
+    if name == "indexer":
+        indexer = dict(index_n_heads=4, index_head_dim=128, index_topk=512)
+        return transformers.DeepseekV32Config(**shape, q_lora_rank=128, **latent, **indexer)
+    if name == "kda":
+        return transformers.KimiLinearConfig(**shape, pad_token_id=0)
+    if name == "conv":
+        # The last names are those of the files on the hub, which vLLM reads.
+        last = dict(
+            conv_dim=256,
+            block_dim=256,
+            block_ff_dim=768,
+            block_multiple_of=256,
+            block_ffn_dim_multiplier=1.0,
+            block_auto_adjust_ff_dim=False,
+        )
+        return transformers.Lfm2Config(**shape, layer_types=["conv"] * 3 + ["full_attention"], **last)
+    if name == "mamba1":
+        return transformers.JambaConfig(
+            **shape, attn_layer_period=4, attn_layer_offset=3, num_experts=2, num_experts_per_tok=1
+        )
+    if name == "mamba2":
+        return transformers.FalconH1Config(
+            **shape, mamba_d_ssm=512, mamba_n_heads=8, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=64
+        )
     if name.startswith("gdn"):
+        heads = 1 if name == "gdn-short" else shape["num_attention_heads"]
         return transformers.Qwen3NextConfig(
             **shape | experts,
             num_experts=2,
             shared_expert_intermediate_size=256,
             linear_key_head_dim=64,
             linear_value_head_dim=64,
-            linear_num_key_heads=shape["num_attention_heads"],
-            linear_num_value_heads=shape["num_attention_heads"],
+            linear_num_key_heads=heads,
+            linear_num_value_heads=heads,
             mamba_ssm_dtype="float32",  # vLLM for CPUs has no other one
         )
     if name == "sinks":
@@ -136,14 +172,14 @@ def _config(name: str) -> Any:
             sliding_window=128,
             layer_types=["sliding_attention", "full_attention"] * 2,
         )
-    if name == "chunked":
+    if name.startswith("chunked"):
         return transformers.Llama4TextConfig(
             **shape,
             intermediate_size_mlp=512,
             num_local_experts=2,
             num_experts_per_tok=1,
             interleave_moe_layer_step=2,
-            attention_chunk_size=1024,
+            attention_chunk_size=1024 if name == "chunked" else 128,
             layer_types=["chunked_attention"] * 3 + ["full_attention"],
             no_rope_layers=[1, 1, 1, 0],
             architectures=["Llama4ForCausalLM"],

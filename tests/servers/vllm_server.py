@@ -37,8 +37,19 @@ class VllmClient:
         """The current /metrics."""
         return Samples.parse(web.get(f"{self.url}/metrics")[1])
 
-    def complete(self, prompt: str | list[int], prompt_tokens: int, *, max_tokens: int = 16, **extra: Any) -> Reply:
-        """Streams one completion. Its sources are read once vLLM's counters have grown by `prompt_tokens`."""
+    def complete(
+        self,
+        prompt: str | list[int],
+        prompt_tokens: int,
+        *,
+        max_tokens: int = 16,
+        rank: int | None = None,
+        **extra: Any,
+    ) -> Reply:
+        """Streams one completion. Its sources are read once vLLM's counters have grown by `prompt_tokens`.
+
+        With data parallelism `rank` chooses the engine.
+        """
         before = self.metrics()
         body = {
             "model": "model",
@@ -51,7 +62,8 @@ class VllmClient:
         }
         connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
         start = time.monotonic()
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"} | ({} if rank is None else {"X-data-parallel-rank": str(rank)})
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
         answer = connection.getresponse()
         assert answer.status == 200, f"{answer.status}: {answer.read()!r}"
         text, first = "", 0.0

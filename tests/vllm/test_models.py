@@ -1,13 +1,14 @@
-"""Models with other layouts of KV, other weights, and a model with two workers."""
+"""A backend without prefixes, models with other weights, and two engines that share a sidecar."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from servers.engine import Engine, by_source
+from servers.engine import Engine
+from servers.families import TWO_REPLICAS, prove
 from servers.models import model, token_ids
-from servers.pod import Answer, Pod
-from servers.sidecar import sizes
+from servers.pod import Pod
+from servers.vllm_server import VllmServer
 from servers.waiting import wait_for
 
 Truth = Callable[..., list[int]]
@@ -51,44 +52,43 @@ def test_other_weights_and_other_dtype_share_nothing(new_pod: NewPod, truth: Tru
     assert len(domains) == 3
 
 
-def test_two_workers_of_a_model_with_states(new_pod: NewPod) -> None:
-    """Each rank has its heads' part of the states."""
-    pod = new_pod().start(
-        "gdn",
-        dtype="bfloat16",
-        tensor_parallel_size=2,
-        distributed_executor_backend="mp",
+def test_two_replicas_share_a_sidecar(new_pod: NewPod, truth: Truth) -> None:
+    """With data parallelism each engine loads what the other one stored."""
+    pod = new_pod()
+    pod.sidecar.start()
+    server = VllmServer(
+        pod.folder,
+        model("tiny"),
+        pod.folder / "serve.log",
+        *("--dtype", "float32", "--max-model-len", "8192", "--data-parallel-size", "2"),
         env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-    )
-    prompt = token_ids(3000, 305)
-    pod.generate(prompt)
-    # With worker processes vLLM 0.32 has a state only where it sees a prefix for the second time.
-    assert pod.generate(prompt).local == 0
-    local = pod.generate(prompt)
-    assert local.local == 2816
+    ).wait_ready(600)
+    try:
+        for rank in (0, 1):
+            server.complete(token_ids(300, 320 + rank), 300, rank=rank, max_tokens=1)
 
-    def loaded() -> Answer | None:
-        answer = pod.generate_again(prompt)
-        return answer if answer.external == 2816 else None
+        def both() -> bool:
+            sessions = [s for s in pod.sidecar.status()["sessions"] if s["connected"] and s["ready"] and not s["off"]]
+            return sorted(s["role"].lower() for s in sessions) == ["scheduler"] * 2 + ["worker"] * 2
 
-    warm = wait_for(loaded, 60, "a hit on all blocks, with the states of both ranks")
-    assert warm.tokens == local.tokens
+        wait_for(both, 20, "the sessions of both engines")
 
+        def share(storing: int, loading: int, seed: int) -> int:
+            """Tokens that one engine loads of a prompt that the other one computed."""
+            prompt = token_ids(3000, seed)
+            chunks = pod.sidecar.status()["memory"]["chunks"] + 12
+            cold = server.complete(prompt, 3000, rank=storing, max_tokens=8)
+            wait_for(lambda: pod.sidecar.status()["memory"]["chunks"] >= chunks, 20, "the prompt's chunks")
+            pod.settle()
+            warm = server.complete(prompt, 3000, rank=loading, max_tokens=8)
+            assert (cold.sources["local"], cold.sources["external"], warm.sources["local"]) == (0, 0, 0)
+            expected = [f"w{token}" if token > 2 else "?" for token in truth(prompt)]
+            assert warm.text.split() == cold.text.split() == expected
+            return warm.sources["external"]
 
-def test_two_workers(new_pod: NewPod, truth: Truth) -> None:
-    pod = new_pod().start(
-        tensor_parallel_size=2, distributed_executor_backend="mp", env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    )
-    engine = pod.engine
-    prompt = token_ids(3000, 303)
-    cold = engine.generate(prompt)
-    pod.settle()
-    wait_for(lambda: pod.sidecar.status()["memory"]["chunks"] >= 12, 20, "all chunks of the prompt stored")
-    engine.reset()
-    before = engine.counters()
-    warm = engine.generate(prompt)
-    assert by_source(before, engine.counters())["external"] == 2944
-    assert cold == warm == truth(prompt)
-    assert pod.chunk_bytes() == sizes(model("tiny"), "--dtype=float32", "--tp=2")["chunk_bytes"]
-    workers = [s for s in pod.sidecar.status()["sessions"] if s["role"].lower() == "worker" and s["connected"]]
-    assert sorted(s["rank"] for s in workers) == [0, 1]
+        loaded = share(0, 1, 322)
+        assert share(1, 0, 323) == loaded == 2944
+        assert len(pod.sidecar.status()["domains"]) == 1
+    finally:
+        server.stop()
+    prove("full", TWO_REPLICAS, prompt=3000, memory=loaded)
