@@ -13,4 +13,4 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=[config.name for config in CONFIGS])
     chosen = parser.parse_args()
-    stress(chosen.seconds, chosen.seed, chosen.only)
+    stress(chosen.seconds, chosen.seed, [config for config in CONFIGS if chosen.only in (None, config.name)])

@@ -56,6 +56,11 @@ class Config:
     other: str | None = None
     lora: bool = False
     disk: bool = False
+    #: Least lead of a token's log probability that proves something: less is within what the order of additions makes
+    #: of the numbers of the model.
+    margin: float = 1e-3
+    #: Share of the answers that may have a token with a smaller lead.
+    undecided: float = 0.2
     #: Requests that run or wait at once.
     at_once: int = 8
     #: Reason for which the cache is off in this vLLM; then no token may come from it.
@@ -97,10 +102,31 @@ class Config:
         return kinds
 
 
+#: Families of models. A short run has one of them. Short convolutions are not among them: vLLM for CPUs gives such a
+#: model other answers with prefix caching than without it, also without a cache behind it.
+FAMILIES = (
+    Config("window", "window-short", disk=True),
+    Config("sinks", "sinks", disk=True),
+    Config("chunked", "chunked-short", {"num_gpu_blocks_override": 100}, disk=True),
+    Config(
+        "gdn",
+        "gdn-short",
+        {"dtype": "bfloat16", "num_gpu_blocks_override": 40},
+        disk=True,
+        margin=0.05,
+        undecided=0.6,
+    ),
+)
 CONFIGS = (
     Config("llama", "tiny", _LORA, other="tiny-other", lora=True),
     Config("llama-disk", "tiny", other="tiny-other", disk=True),
-    Config("window", "window-short", disk=True),
+    *FAMILIES,
     Config("mla", "mla", {"attention_backend": "CPU_MLA"}, at_once=1, off="PrefixUnsupported"),
     Config("llama-two-ranks", "tiny", _TWO_RANKS, other="tiny-other", disk=True),
 )
+
+
+def short_run(day: int) -> tuple[Config, ...]:
+    """Configurations of a run of two minutes: one family, another one each day."""
+    family = FAMILIES[day % len(FAMILIES)]
+    return tuple(config for config in CONFIGS if config is family or config not in FAMILIES)

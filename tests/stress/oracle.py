@@ -12,10 +12,6 @@ from stress import adapters
 from stress.configs import Config
 from stress.prompts import MAX_TOKENS
 
-#: Tokens of which the second best is as good as the best within what the order of additions makes of float32 prove
-#: nothing: a request counts up to the first of them.
-_MARGIN = 1e-3
-
 
 class Question(NamedTuple):
     """The inputs of an answer: weights by the name of the model, an adapter's content, the prompt."""
@@ -34,7 +30,7 @@ class Oracle:
         self._answers: dict[tuple[str, Question], list[int]] = {}
 
     def answers(self, config: Config, questions: Iterable[Question]) -> dict[Question, list[int]]:
-        """The first tokens of each answer, up to one that float32 does not decide."""
+        """The first tokens of each answer, up to one whose lead is less than the config's margin."""
         kind = config.oracle_name
         asked = set(questions)
         for weights in sorted({question.weights for question in asked}):
@@ -62,7 +58,7 @@ class Oracle:
         for index, question in enumerate(questions):
             output, leads = outputs[str(index)], margins[str(index)]
             assert len(output.tokens) == len(leads) == MAX_TOKENS, output
-            undecided = (at for at, lead in enumerate(leads) if lead < _MARGIN)
+            undecided = (at for at, lead in enumerate(leads) if lead < config.margin)
             self._answers[config.oracle_name, question] = output.tokens[: next(undecided, MAX_TOKENS)]
 
     def _engine(self, config: Config, weights: str) -> Engine:

@@ -42,6 +42,7 @@ class Rig(Traffic):
         if used:
             raise StressFailed(f"{used} tokens came from a cache without a sidecar")
         self.counts.add("control_requests", self.counts.kinds.pop("finished"))
+        self.counts.kinds.pop("undecided", None)
         self.engine.reset(seconds=RESET_SECONDS)
         self._sources.clear()
 
