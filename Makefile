@@ -101,9 +101,9 @@ workload: setup  ## requests of a kind to a server or to several caches: NAME=lo
 	@$(if $(findstring lmcache,$(ARGS)),tools/setup.sh lmcache)
 	@$(if $(findstring --compare,$(ARGS)),cargo build --quiet --bin kvcachepool-sidecar)
 	@PYTHONPATH=tests exec $(PYTHON) -m workload $(or $(NAME),--help) $(ARGS)
-compatibility: setup  ## run the tests of models and write what they prove into docs/reference/compatibility.md
+compatibility: setup  ## run the tests of models and write what they prove into docs/reference/compatibility.md: ONLY=gdn
 	@cargo build --quiet --bin kvcachepool-sidecar
-	@$(PYTHON) tools/compatibility.py record
+	@$(PYTHON) tools/compatibility.py record $(if $(ONLY),-k $(ONLY))
 docs:  ## the documentation as a site: target/site/index.html
 	@tools/setup.sh base
 	@tools/setup.sh docs

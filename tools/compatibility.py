@@ -1,6 +1,7 @@
 """Writes the tables of models in docs/reference/compatibility.md from what tests proved; `--check` only compares.
 
-`compatibility.py record` runs these tests before, and records their results in tests/vllm/families.json.
+`compatibility.py record` runs these tests before, and records their results in tests/vllm/families.json. Further
+arguments are options of pytest: with `-k gdn` the results of other tests stay as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -27,20 +27,22 @@ _OWN = "tests/vllm/test_families.py::test_the_page_says_what_these_tests_prove_a
 _TESTS = ("tests/vllm/test_families.py", "tests/vllm/test_models.py")
 
 
-def record() -> None:
-    """Runs the tests and replaces the record. Exits if one fails."""
+def record(options: list[str]) -> None:
+    """Runs the tests, with these options of pytest, and records what they proved. Exits if one fails."""
     with tempfile.NamedTemporaryFile("r") as proved:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *_TESTS, "--deselect", _OWN]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *_TESTS, "--deselect", _OWN, *options]
         done = subprocess.run(command, cwd=ROOT, env=os.environ | {families.PROVED: proved.name})
         if done.returncode:
             sys.exit(done.returncode)
-        found: dict[str, dict[str, Any]] = {}
-        for name, mode, facts in map(json.loads, proved):
-            found.setdefault(name, {})[mode] = facts
-    kept = families.record()["families"]
-    ordered = {each.name: found.get(each.name) or kept.get(each.name) for each in families.FAMILIES}
-    recorded = {"vllm": families.vllm_version(), "families": {name: facts for name, facts in ordered.items() if facts}}
-    families.RECORD.write_text(json.dumps(recorded, indent=2) + "\n")
+        found = {(name, mode): facts for name, mode, facts in map(json.loads, proved)}
+    recorded = families.record()["families"]
+    kept = {(name, mode): facts for name, modes in recorded.items() for mode, facts in modes.items()}
+    results = {
+        each.name: {mode: facts for mode in each.modes if (facts := (kept | found).get((each.name, mode)))}
+        for each in families.FAMILIES
+    }
+    tested = {name: modes for name, modes in results.items() if modes}
+    families.RECORD.write_text(json.dumps({"vllm": families.vllm_version(), "families": tested}, indent=2) + "\n")
 
 
 def page() -> str:
@@ -116,8 +118,8 @@ def _refused() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    if "record" in sys.argv:
-        record()
+    if sys.argv[1:2] == ["record"]:
+        record(sys.argv[2:])
     if "--check" not in sys.argv:
         PAGE.write_text(page())
     elif PAGE.read_text() != page():

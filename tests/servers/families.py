@@ -41,6 +41,8 @@ class Family(NamedTuple):
     refused: dict[str, str] = {}
     #: Flag of /proc/cpuinfo without which vLLM for CPUs does not run the family.
     cpu_flag: str | None = None
+    #: Model whose stages both have every kind of layer, if the other one has too few.
+    staged: str | None = None
     #: Bytes of a token and of a state, for a model that `kvcachepool-sidecar size` does not know.
     theory: tuple[int, int] | None = None
 
@@ -128,8 +130,9 @@ FAMILIES = (
         "gdn",
         "bfloat16",
         256,
-        (ONE_RANK, TWO_RANKS),
+        (ONE_RANK, TWO_RANKS, TWO_STAGES),
         {N_GRAMS: _STATES_NEED_TRITON, DRAFT_MODEL: _DRAFTS_IN_ONE_GROUP},
+        staged="gdn-deep",
     ),
     Family(
         "conv",

@@ -37,6 +37,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "gdn": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
     # The same with states of 17 KiB and more KV per token, for blocks of 32 tokens.
     "gdn-short": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4, head_dim=64),
+    # The same with full attention in each half.
+    "gdn-deep": dict(hidden_size=256, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
     # The same with 16 layers and about 130 M parameters.
     "gdn-mid": dict(hidden_size=1024, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=4, head_dim=64),
     # Attention sinks, windows in every other layer, and experts.

@@ -106,7 +106,8 @@ def test_answers_are_those_of_vllms_own_hits(new_pod: NewPod, disk: Path, family
 @pytest.mark.parametrize(("family", "mode"), each(TWO_RANKS, TWO_STAGES))
 def test_two_workers_answer_as_vllms_own_hits(new_pod: NewPod, family: Family, mode: str) -> None:
     """Each rank has its heads' part of KV and states, and each stage those of its layers."""
-    pod = new_pod().start(family.model, dtype=family.dtype, **_TOPOLOGIES[mode])
+    name = family.staged if mode == TWO_STAGES and family.staged else family.model
+    pod = new_pod().start(name, dtype=family.dtype, **_TOPOLOGIES[mode])
     prompt = token_ids(PROMPT, 305)
     cold = pod.generate(prompt)
     assert (cold.local, cold.external) == (0, 0)
@@ -125,7 +126,7 @@ def test_two_workers_answer_as_vllms_own_hits(new_pod: NewPod, family: Family, m
     if family.dtype == "float32":
         assert loaded.tokens == cold.tokens
     if mode == TWO_RANKS and not family.theory:
-        size = sizes(model(family.model), "--dtype", family.dtype, f"--block-size={family.block}", "--tp=2")
+        size = sizes(model(name), "--dtype", family.dtype, f"--block-size={family.block}", "--tp=2")
         assert pod.chunk_bytes() == size["chunk_bytes"]
     workers = [s for s in pod.sidecar.status()["sessions"] if s["role"].lower() == "worker" and s["connected"]]
     assert sorted(s["rank"] for s in workers) == [0, 1]
