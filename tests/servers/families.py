@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from servers.models import model
 from servers.paths import ROOT
 from servers.sidecar import sizes
+from servers.versions import OLDEST, at_least
 
 RECORD = ROOT / "tests" / "vllm" / "families.json"
 #: Environment variable: a file to which proved facts are appended, instead of a comparison with the record.
@@ -41,6 +42,8 @@ class Family(NamedTuple):
     refused: dict[str, str] = {}
     #: Flag of /proc/cpuinfo without which vLLM for CPUs does not run the family.
     cpu_flag: str | None = None
+    #: First version of vLLM that runs the family on CPUs.
+    since: tuple[int, int] = OLDEST
     #: Model whose stages both have every kind of layer, if the other one has too few.
     staged: str | None = None
     #: Bytes of a token and of a state, for a model that `kvcachepool-sidecar size` does not know.
@@ -55,8 +58,8 @@ class Family(NamedTuple):
         return size["chunk_bytes"], size["prompt"]["loaded_bytes"]
 
     def runs_here(self) -> bool:
-        """Whether this machine's CPU runs the family."""
-        return self.cpu_flag is None or _cpu_has(self.cpu_flag)
+        """Whether this vLLM runs the family on this machine's CPU."""
+        return at_least(self.since) and (self.cpu_flag is None or _cpu_has(self.cpu_flag))
 
 
 class Untested(NamedTuple):
@@ -72,7 +75,7 @@ class Untested(NamedTuple):
 
     def fails_here(self) -> bool:
         """Whether the vLLM of the record fails on this machine's CPU."""
-        return recorded_vllm() and (self.cpu_flag is None or not _cpu_has(self.cpu_flag))
+        return self.cpu_flag is None or not _cpu_has(self.cpu_flag)
 
 
 def _cpu_has(flag: str) -> bool:
@@ -143,6 +146,7 @@ FAMILIES = (
         128,
         (ONE_RANK, TWO_RANKS),
         {N_GRAMS: _STATES_NEED_TRITON, DRAFT_MODEL: _DRAFTS_IN_ONE_GROUP},
+        since=(0, 32),
         # One layer with two KV heads of 64 numbers, and three with two earlier inputs of 256.
         theory=(2 * 2 * 64 * 2, 3 * 2 * 256 * 2),
     ),
@@ -170,7 +174,7 @@ def family(name: str) -> Family:
 
 
 def those_with(mode: str) -> list[Family]:
-    """Families that are tested in this way, and that run on this machine."""
+    """Families that are tested in this way, and that run here."""
     return [each for each in FAMILIES if mode in each.modes and each.runs_here()]
 
 

@@ -13,12 +13,17 @@ BEFORE = "0.31.0"
 
 def too_old() -> bool:
     """Whether this vLLM is too old for the connector."""
-    return _minor() < OLDEST
+    return not at_least(OLDEST)
 
 
 def newest() -> bool:
     """Whether this vLLM has all names that the connector knows. An older one lacks some."""
-    return _minor() >= NEWEST
+    return at_least(NEWEST)
+
+
+def at_least(minor: tuple[int, int]) -> bool:
+    """Whether this vLLM is of this minor version or a newer one."""
+    return _minor() >= minor
 
 
 def _minor() -> tuple[int, ...]:
