@@ -20,6 +20,8 @@ pub const INJECTION: &str = "kvcachepool.io/injection";
 pub const CONFIG: &str = "kvcachepool.io/config";
 /// Annotation: the sidecar before its image was changed in place, as JSON `{image, hash, at}`.
 pub const EXCHANGED: &str = "kvcachepool.io/exchanged";
+/// Annotation that the plugin sets on a pod, so that the kubelet updates the pod's files: the time of the last reload.
+pub const RELOADED_AT: &str = "kvcachepool.io/reloaded-at";
 /// Annotation of a pool's object: hash of what the operator last applied.
 pub const APPLIED: &str = "kvcachepool.io/applied";
 /// Annotation that a user sets on a pod: memory of this pod, instead of the pool's `local.memory.perPod`.

@@ -1,12 +1,11 @@
 //! The canary's pod. It requests no resources, and the strictest pod security level admits it.
 
-use crate::defaults::Defaults;
 use crate::names::{CANARY_POOL, INIT_CONTAINER, POOL, SIDECAR_CONTAINER};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-/// The pod that is sent to the API server.
-pub fn canary_pod(defaults: &Defaults) -> Value {
+/// The pod that is sent to the API server. Its image is never pulled.
+pub fn canary_pod(image: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -20,7 +19,7 @@ pub fn canary_pod(defaults: &Defaults) -> Value {
             "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{
                 "name": "canary",
-                "image": defaults.image,
+                "image": image,
                 "resources": {
                     "requests": {"cpu": "1m", "memory": "1Mi"},
                     "limits": {"cpu": "1m", "memory": "1Mi"},

@@ -153,7 +153,7 @@ async fn check(canary: &Canary) -> CanaryResult {
         dry_run: true,
         field_manager: None,
     };
-    let pod: Pod = match serde_json::from_value(canary_pod(&canary.defaults)) {
+    let pod: Pod = match serde_json::from_value(canary_pod(&canary.defaults.image)) {
         Ok(pod) => pod,
         Err(e) => return CanaryResult::Unknown(e.to_string()),
     };

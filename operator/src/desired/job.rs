@@ -69,6 +69,63 @@ pub fn purge(
     defaults: &Defaults,
 ) -> Result<Purge, Vec<Problem>> {
     let mut settings = settings(pool, defaults)?;
+    let shared = keep_shared(pool, &mut settings.config, others, unreadable);
+    if servers(pool).is_empty() {
+        // Managed servers are deleted with the pool.
+        settings.config.redis = config::Redis::default();
+    }
+    if settings.config.file_system.path.is_none() {
+        settings.claim = None;
+    }
+    let left = has_shared_tier(&settings.config);
+    let job = left.then(|| {
+        let account = purge_account(pool);
+        let template = tool(&settings, &["purge"], account);
+        let name = purge_name(pool);
+        job(pool, &name, ATTEMPTS, PURGE_TIME_MAX, PURGE_LEFT, template)
+    });
+    Ok(Purge { job, shared })
+}
+
+/// The purge of an existing pool, on request: its result is one line of JSON per tier in the Job's log. `chance` is the random suffix of
+/// the Job's name. The pool's managed servers are purged too.
+pub fn purge_now(
+    pool: &KVCachePool,
+    mut settings: Settings,
+    (others, unreadable): (&[&KVCachePool], Option<&str>),
+    (account, dry_run): (Option<&str>, bool),
+    time_max: Duration,
+    chance: &str,
+) -> Purge {
+    let shared = keep_shared(pool, &mut settings.config, others, unreadable);
+    if settings.config.file_system.path.is_none() {
+        settings.claim = None;
+    }
+    let left = has_shared_tier(&settings.config);
+    let job = left.then(|| {
+        let command = ["purge", "--output", "json", "--dry-run"];
+        let command = if dry_run { &command } else { &command[..3] };
+        let account = account.unwrap_or(purge_account(pool));
+        let template = tool(&settings, command, account);
+        let name = format!("kvcp-purge-{}-{chance}", pool.name_any());
+        job(pool, &name, 1, time_max, CHECK_LEFT, template)
+    });
+    Purge { job, shared }
+}
+
+/// The service account that purges the pool's tiers.
+fn purge_account(pool: &KVCachePool) -> &str {
+    let named = pool.annotations().get(names::PURGE_ACCOUNT);
+    named.map_or("default", |name| name)
+}
+
+/// Removes tiers that another pool uses too from a config. Returns them, each with the pool that shares it.
+fn keep_shared(
+    pool: &KVCachePool,
+    config: &mut Config,
+    others: &[&KVCachePool],
+    unreadable: Option<&str>,
+) -> Vec<(&'static str, String)> {
     let mut shared = Vec::new();
     let mut sharer = |tier, is: &dyn Fn(&KVCachePool) -> bool| {
         let found = others.iter().find(|other| is(other));
@@ -78,31 +135,22 @@ pub fn purge(
         name.is_some()
     };
     let servers = servers(pool);
-    if servers.is_empty()
-        || sharer("redis", &|other| {
+    if !servers.is_empty()
+        && sharer("redis", &|other| {
             !servers.is_disjoint(&self::servers(other))
         })
     {
-        settings.config.redis = config::Redis::default();
+        config.redis = config::Redis::default();
     }
     let claim = claim(pool);
-    if claim.is_none() || sharer("filesystem", &|other| self::claim(other) == claim) {
-        settings.config.file_system = config::FileSystem::default();
-        settings.claim = None;
+    if claim.is_some() && sharer("filesystem", &|other| self::claim(other) == claim) {
+        config.file_system = config::FileSystem::default();
     }
     let folder = folder(pool);
-    if folder.is_none() || sharer("s3", &|other| self::folder(other) == folder) {
-        settings.config.s3 = config::S3::default();
+    if folder.is_some() && sharer("s3", &|other| self::folder(other) == folder) {
+        config.s3 = config::S3::default();
     }
-    let left = has_shared_tier(&settings.config);
-    let account = pool.annotations().get(names::PURGE_ACCOUNT);
-    let account = account.map_or("default", |name| name);
-    let job = left.then(|| {
-        let template = tool(&settings, &["purge"], account);
-        let name = purge_name(pool);
-        job(pool, &name, ATTEMPTS, PURGE_TIME_MAX, PURGE_LEFT, template)
-    });
-    Ok(Purge { job, shared })
+    shared
 }
 
 /// Hosts and ports of an external Redis. Database numbers are ignored: the same server with another number counts as shared, and is not
@@ -293,6 +341,48 @@ mod tests {
         let pool = of(json!({"deletionPolicy": "Delete", "shared": {"s3": s3("")}}));
         assert!(purges(&pool));
         assert!(!purges(&of(json!({"shared": {"s3": s3("")}}))));
+    }
+
+    #[test]
+    fn a_purge_on_request_counts_or_deletes_what_only_this_pool_uses() {
+        let managed = json!({"managed": {"memoryPerShard": "1Gi"}});
+        let pool = of(json!({"shared": {"redis": managed, "s3": s3("prod")}}));
+        let other = another(json!({"shared": {"s3": s3("prod")}}));
+        let of = |others: &[&KVCachePool], account, dry_run| {
+            let settings = settings(&pool, &defaults()).unwrap();
+            let limit = Duration::from_secs(60);
+            purge_now(
+                &pool,
+                settings,
+                (others, None),
+                (account, dry_run),
+                limit,
+                "abcde",
+            )
+        };
+        let command = |purge: &Purge| {
+            let spec = &purge.job.as_ref().unwrap()["spec"]["template"]["spec"];
+            let words = spec["containers"][0]["command"].as_array().unwrap();
+            let words = words.iter().filter_map(Value::as_str).collect::<Vec<_>>();
+            (words.join(" "), spec["serviceAccountName"].clone())
+        };
+        let file = "--config /etc/kvcachepool/pod/config.v1.yaml";
+        let (words, account) = command(&of(&[], None, true));
+        let program = words.split(' ').next().unwrap().to_owned();
+        assert_eq!(
+            words,
+            format!("{program} purge --output json --dry-run {file}")
+        );
+        assert_eq!(account, "default");
+        let deletes = of(&[&other], Some("vllm"), false);
+        let (words, account) = command(&deletes);
+        assert_eq!(words, format!("{program} purge --output json {file}"));
+        assert_eq!(account, "vllm");
+        assert_eq!(deletes.shared, [("s3", "elsewhere/other".to_owned())]);
+        let job = deletes.job.unwrap();
+        let text = job["spec"]["template"]["metadata"]["annotations"][names::CONFIG].as_str();
+        let (config, _) = Config::parse(text.unwrap(), true).unwrap();
+        assert!(config.s3.bucket.is_empty() && !config.redis.urls.is_empty());
     }
 
     #[test]

@@ -15,6 +15,8 @@ mod tests;
 pub use plan::Lifetimes;
 pub use run::{Mode, Upkeep, run};
 
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use std::future::Future;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -27,6 +29,17 @@ async fn in_time<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Resul
         Ok(answer) => answer,
         Err(late) => Err(kube::Error::Service(Box::new(late))),
     }
+}
+
+/// Number of certificates in a PEM text, and expiry of the last one that expires, in Unix seconds. `None` without a certificate.
+#[must_use]
+pub fn last_expiry(pem: &str) -> Option<(usize, u64)> {
+    let blocks = authority::blocks(pem);
+    let ends = |block: &String| {
+        let certificate = CertificateDer::from_pem_slice(block.as_bytes()).ok()?;
+        authority::expiry(&[certificate]).ok()
+    };
+    Some((blocks.len(), blocks.iter().filter_map(ends).max()?))
 }
 
 /// A failed step of the maintenance. It is retried.
