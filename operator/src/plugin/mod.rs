@@ -1,25 +1,36 @@
-//! The kubectl plugin. `status` prints pools, `explain` checks the steps from a pod's label to its attached vLLM, `check` runs a Job that
-//! checks a pool's shared tiers, `size` computes what a pool holds of a model's KV. `args` is the command line, `read` reads the cluster;
-//! `overview` and `explain` are pure and format what was read. The plugin uses the caller's permissions. It changes nothing, except that
-//! `check` creates and deletes a Job.
+//! The kubectl plugin. `args` is the command line, `read` reads the cluster, and each command has its module: `overview` (status), `explain`
+//! and `size` format what was read; `check` and `purge` run a Job (`job`) with the settings of a pool's sidecars (`settings`); `doctor` checks
+//! the installation; `logs`, `report`, `reload` and `injection` (pause, resume) operate it. The plugin uses the caller's permissions.
 
 mod args;
 mod check;
+mod doctor;
 mod explain;
+mod injection;
+mod job;
+mod logs;
 mod overview;
+mod purge;
 mod read;
+mod reload;
+mod report;
+mod settings;
 mod size;
 mod table;
 
+use crate::api::Mode;
 use args::{Args, Command, Output};
 use clap::{CommandFactory, Parser};
+use std::error::Error;
 use std::process::ExitCode;
 
 /// Runs the plugin with this process's arguments.
 pub fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(printed) => {
-            println!("{}", printed.text.trim_end());
+            if !printed.text.is_empty() {
+                println!("{}", printed.text.trim_end());
+            }
             printed.code
         }
         Err(e) => {
@@ -35,72 +46,112 @@ struct Printed {
     code: ExitCode,
 }
 
-impl From<String> for Printed {
-    fn from(text: String) -> Self {
-        let code = ExitCode::SUCCESS;
+impl Printed {
+    fn new(text: String, succeeded: bool) -> Self {
+        let code = match succeeded {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        };
         Self { text, code }
     }
 }
 
-fn run(args: &Args) -> Result<Printed, Box<dyn std::error::Error>> {
+impl From<String> for Printed {
+    fn from(text: String) -> Self {
+        Self::new(text, true)
+    }
+}
+
+fn run(args: &Args) -> Result<Printed, Box<dyn Error>> {
     // With two providers linked, the first TLS connection could not choose one. A provider that is already installed is fine.
     let _set = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(async {
-        let connect = || read::Cluster::connect(&args.kube);
-        match &args.command {
-            Command::Status {
-                pool,
-                all_namespaces,
-                output,
-            } => {
-                let seen = connect()
-                    .await?
-                    .pools(pool.as_deref(), *all_namespaces)
-                    .await?;
-                match output {
-                    Output::Text => Ok(overview::text(&seen).into()),
-                    Output::Json => Ok(read::json(&overview::json(&seen))?.into()),
-                }
-            }
-            Command::Explain { pod, output } => {
-                let explained = explain::explain(&connect().await?.evidence(pod).await?);
-                match output {
-                    Output::Text => Ok(explained.text().into()),
-                    Output::Json => Ok(read::json(&explained)?.into()),
-                }
-            }
-            Command::Check(args) => {
-                let report = check::check(&connect().await?, args).await?;
-                let text = match args.output {
-                    Output::Text => check::text(&report),
-                    Output::Json => read::json(&report)?,
-                };
-                let code = match report.ready {
-                    true => ExitCode::SUCCESS,
-                    false => ExitCode::FAILURE,
-                };
-                Ok(Printed { text, code })
-            }
-            Command::Size(args) => {
-                let pool = match &args.pool {
-                    Some(name) => Some(connect().await?.one(name).await?),
-                    None => None,
-                };
-                let report = size::size(args, pool.as_ref())?;
-                match args.output {
-                    Output::Text => Ok(report.to_string().into()),
-                    Output::Json => Ok(read::json(&report)?.into()),
-                }
-            }
-            Command::Completions { shell } => {
-                let mut script = Vec::new();
-                let name = "kubectl-kvcachepool";
-                clap_complete::generate(*shell, &mut Args::command(), name, &mut script);
-                Ok(String::from_utf8(script)?.into())
+    runtime.block_on(command(args))
+}
+
+async fn command(args: &Args) -> Result<Printed, Box<dyn Error>> {
+    let connect = || read::Cluster::connect(&args.kube);
+    Ok(match &args.command {
+        Command::Status {
+            pool,
+            all_namespaces,
+            output,
+        } => {
+            let cluster = connect().await?;
+            let seen = cluster.pools(pool.as_deref(), *all_namespaces).await?;
+            match output {
+                Output::Text => overview::text(&seen).into(),
+                output => output
+                    .format(&overview::json(&seen), ToString::to_string)?
+                    .into(),
             }
         }
+        Command::Explain { pod, output } => {
+            let explained = explain::explain(&connect().await?.evidence(pod).await?);
+            output.format(&explained, explain::Explained::text)?.into()
+        }
+        Command::Check(args) => {
+            let report = check::check(&connect().await?, args).await?;
+            Printed::new(args.output.format(&report, check::text)?, report.ready)
+        }
+        Command::Size(args) => {
+            let pool = match &args.pool {
+                Some(name) => Some(connect().await?.one(name).await?),
+                None => None,
+            };
+            let report = size::size(args, pool.as_ref())?;
+            args.output.format(&report, ToString::to_string)?.into()
+        }
+        Command::Doctor(args) => {
+            let operator = args.operator.operator_namespace.as_deref();
+            let found = doctor::doctor(&connect().await?, operator, args.all_namespaces).await;
+            let text = args.output.format(&found, doctor::Diagnosis::text)?;
+            Printed::new(text, !found.failed())
+        }
+        Command::Logs(args) => {
+            let read = logs::logs(&connect().await?, args).await?;
+            Printed::new(String::new(), read)
+        }
+        Command::Report(args) => {
+            let written = report::report(&connect().await?, args).await?;
+            for error in &written.errors {
+                eprintln!("warning: not in the report: {error}");
+            }
+            let path = written.path.display();
+            format!(
+                "{path} has {} files. Look through it before you publish it.",
+                written.files
+            )
+            .into()
+        }
+        Command::Reload(args) => {
+            let report = reload::reload(&connect().await?, args).await?;
+            let text = args.output.format(&report, reload::Report::text)?;
+            Printed::new(text, !report.failed())
+        }
+        Command::Pause(args) => set_injection(&connect().await?, args, Mode::Disabled).await?,
+        Command::Resume(args) => set_injection(&connect().await?, args, Mode::Enabled).await?,
+        Command::Purge(args) => {
+            let report = purge::purge(&connect().await?, args).await?;
+            let text = args.output.format(&report, purge::Report::text)?;
+            Printed::new(text, report.error.is_empty())
+        }
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            let name = "kubectl-kvcachepool";
+            clap_complete::generate(*shell, &mut Args::command(), name, &mut script);
+            String::from_utf8(script)?.into()
+        }
     })
+}
+
+async fn set_injection(
+    cluster: &read::Cluster,
+    args: &args::Injection,
+    mode: Mode,
+) -> Result<Printed, Box<dyn Error>> {
+    let report = injection::set(cluster, &args.pool, mode).await?;
+    Ok(args.output.format(&report, injection::Report::text)?.into())
 }

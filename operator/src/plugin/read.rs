@@ -13,7 +13,6 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{DeserializeGuard, NamespaceResourceScope};
 use kube::{Api, Client, Config, Resource};
 use kvcachepool_protocol::status::Status;
-use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
 use thiserror::Error;
@@ -50,16 +49,18 @@ pub enum ReadError {
     /// The argument is not a pod.
     #[error("{0} is not a pod; write pod/NAME")]
     NotAPod(String),
+    /// The pod requests no pool.
+    #[error("pod {0} has no label or annotation kvcachepool.io/pool, so it has no sidecar")]
+    NoPool(String),
     /// The runtime or the output failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
     /// The result cannot be serialized.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-}
-
-pub fn json(value: &impl Serialize) -> Result<String, serde_json::Error> {
-    serde_json::to_string_pretty(value)
+    /// The result cannot be serialized as YAML.
+    #[error(transparent)]
+    Yaml(#[from] serde_yaml::Error),
 }
 
 /// A cluster and a namespace.
@@ -81,27 +82,33 @@ pub struct Pools {
 impl Cluster {
     /// Connects with a kubeconfig, or from within a pod.
     pub async fn connect(kube: &Kube) -> Result<Self, ReadError> {
-        let config = match &kube.context {
-            Some(context) => {
-                let options = KubeConfigOptions {
-                    context: Some(context.clone()),
-                    ..KubeConfigOptions::default()
-                };
-                let file = Kubeconfig::read().map_err(|e| ReadError::Config(e.to_string()))?;
-                Config::from_custom_kubeconfig(file, &options)
-                    .await
-                    .map_err(|e| ReadError::Config(e.to_string()))?
-            }
-            None => Config::infer()
-                .await
-                .map_err(|e| ReadError::Config(e.to_string()))?,
-        };
+        let config = config(kube)
+            .await
+            .map_err(|e| ReadError::Config(e.to_string()))?;
         let namespace = kube
             .namespace
             .clone()
             .unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|e| ReadError::Config(e.to_string()))?;
         Ok(Self { client, namespace })
+    }
+
+    /// The client, for reads outside of the namespace.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Name of the namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The same cluster with another namespace.
+    pub fn within(&self, namespace: &str) -> Self {
+        Self {
+            client: self.client.clone(),
+            namespace: namespace.to_owned(),
+        }
     }
 
     /// The API for a kind of object in the namespace.
@@ -158,26 +165,44 @@ impl Cluster {
         })
     }
 
-    async fn pods(&self, pool: &str) -> Result<Vec<Pod>, ReadError> {
-        let params = ListParams::default().labels(&format!("{}={pool}", names::POOL));
+    /// The pods with the label of a pool, in the order of their names.
+    pub async fn pods(&self, pool: &str) -> Result<Vec<Pod>, ReadError> {
+        let pods = self.raw_pods(&format!("{}={pool}", names::POOL)).await?;
+        Ok(pods.into_iter().filter_map(Pod::read).collect())
+    }
+
+    /// Pods as stored, by a label selector, in the order of their names.
+    pub async fn raw_pods(&self, selector: &str) -> Result<Vec<Value>, ReadError> {
+        let params = ListParams::default().labels(selector);
         let list = self.pod_api().list(&params).await.map_err(failed("pods"))?;
-        Ok(list
-            .items
-            .into_iter()
-            .filter_map(|pod| Pod::read(raw(pod)))
-            .collect())
+        Ok(list.items.into_iter().map(raw).collect())
+    }
+
+    /// The pods of a pool, or the one of pod/NAME, which must have a pool.
+    pub async fn pods_of(&self, of: &str) -> Result<Vec<Pod>, ReadError> {
+        let Some((kind, _)) = of.split_once('/') else {
+            self.one(of).await?;
+            return self.pods(of).await;
+        };
+        if matches!(kind, "kvcachepool" | "kvcachepools" | "kvpool") {
+            return Err(ReadError::NotAPod(of.to_owned()));
+        }
+        let name = pod_name(of)?;
+        let pod = self.raw_pod(name).await?;
+        let without = || ReadError::NoPool(name.to_owned());
+        Ok(vec![Pod::read(pod).ok_or_else(without)?])
+    }
+
+    async fn raw_pod(&self, name: &str) -> Result<Value, ReadError> {
+        let what = format!("pod {name} in namespace {}", self.namespace);
+        let found = self.pod_api().get_opt(name).await.map_err(failed(&what))?;
+        Ok(raw(found.ok_or(ReadError::NotFound(what))?))
     }
 
     /// Everything that is needed to explain a pod.
     pub async fn evidence(&self, pod: &str) -> Result<Evidence, ReadError> {
-        let name = match pod.split_once('/') {
-            None => pod,
-            Some(("pod" | "pods" | "po", name)) => name,
-            Some(_) => return Err(ReadError::NotAPod(pod.to_owned())),
-        };
-        let what = format!("pod {name} in namespace {}", self.namespace);
-        let found = self.pod_api().get_opt(name).await.map_err(failed(&what))?;
-        let pod = raw(found.ok_or(ReadError::NotFound(what))?);
+        let name = pod_name(pod)?;
+        let pod = self.raw_pod(name).await?;
         let pool = match requested_pool(&pod) {
             Some(name) => Some(self.pool(name).await?),
             None => None,
@@ -206,17 +231,22 @@ impl Cluster {
     }
 
     /// Queries a sidecar through the API server, because pods are seldom reachable from a user's machine.
-    async fn sidecar(&self, pod: &str) -> Result<Status, String> {
+    pub async fn sidecar(&self, pod: &str) -> Result<Status, String> {
+        let text = self.proxied(pod, names::ADMIN_PORT, "v1/status").await?;
+        serde_json::from_str(&text).map_err(|e| format!("its status cannot be read: {e}"))
+    }
+
+    /// Reads a path of a pod's HTTP server through the API server.
+    pub async fn proxied(&self, pod: &str, port: u16, path: &str) -> Result<String, String> {
         let path = format!(
-            "/api/v1/namespaces/{}/pods/{pod}:{}/proxy/v1/status",
-            self.namespace,
-            names::ADMIN_PORT
+            "/api/v1/namespaces/{}/pods/{pod}:{port}/proxy/{path}",
+            self.namespace
         );
         let request = Request::get(path)
             .body(Vec::new())
             .map_err(|e| e.to_string())?;
-        match timeout(SIDECAR_TIME_MAX, self.client.request::<Status>(request)).await {
-            Ok(Ok(status)) => Ok(status),
+        match timeout(SIDECAR_TIME_MAX, self.client.request_text(request)).await {
+            Ok(Ok(text)) => Ok(text),
             Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
                 Err("you lack the permission `get` on `pods/proxy` in this namespace".to_owned())
             }
@@ -231,12 +261,52 @@ impl Cluster {
     }
 }
 
+/// The name of a pod, from NAME or pod/NAME.
+pub fn pod_name(of: &str) -> Result<&str, ReadError> {
+    match of.split_once('/') {
+        None => Ok(of),
+        Some(("pod" | "pods" | "po", name)) => Ok(name),
+        Some(_) => Err(ReadError::NotAPod(of.to_owned())),
+    }
+}
+
+/// The connection that the flags describe.
+async fn config(kube: &Kube) -> Result<Config, Box<dyn std::error::Error>> {
+    let options = KubeConfigOptions {
+        context: kube.context.clone(),
+        cluster: kube.cluster.clone(),
+        user: kube.user.clone(),
+    };
+    let named = [&kube.context, &kube.cluster, &kube.user];
+    let mut config = match &kube.kubeconfig {
+        Some(path) => {
+            Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?
+        }
+        None if named.iter().any(|name| name.is_some()) => {
+            Config::from_custom_kubeconfig(Kubeconfig::read()?, &options).await?
+        }
+        None => Config::infer().await?,
+    };
+    if let Some(user) = &kube.impersonate {
+        config.auth_info.impersonate = Some(user.clone());
+        config.auth_info.impersonate_groups = Some(kube.impersonate_groups.clone());
+    }
+    if !kube.request_timeout.is_zero() {
+        let limit = Some(kube.request_timeout);
+        (config.connect_timeout, config.read_timeout) = (limit, limit);
+        config.write_timeout = limit;
+        config.reset_reader_on_write = true;
+    }
+    Ok(config)
+}
+
 /// The pod as raw JSON.
 fn raw(pod: DynamicObject) -> Value {
     serde_json::to_value(pod).unwrap_or_default()
 }
 
-fn failed(what: &str) -> impl FnOnce(kube::Error) -> ReadError {
+/// Names what could not be read.
+pub fn failed(what: &str) -> impl FnOnce(kube::Error) -> ReadError {
     let what = what.to_owned();
     move |source| match source {
         kube::Error::Api(status) if status.code == 404 => ReadError::UnknownKind(what),

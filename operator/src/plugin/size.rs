@@ -1,7 +1,7 @@
 //! `size`: the bytes of a model's KV, and what a pod of a pool holds of it.
 
 use super::args::Size;
-use super::check::accepted;
+use super::settings::accepted;
 use crate::api::KVCachePool;
 use kvcachepool_protocol::sizing::Report;
 

@@ -1,0 +1,402 @@
+//! Judges the installation: the cluster, the CRD, the operator, the webhook and the user's rights. Pure.
+
+use super::facts::{CRD, Fact, Facts, LEASE, WEBHOOK};
+use super::judge_pools;
+use super::{Finding, Level};
+use crate::api::crd;
+use crate::canary::pod::injected;
+use crate::pki::last_expiry;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
+use kube::ResourceExt;
+use std::collections::BTreeSet;
+
+/// The oldest supported minor version of Kubernetes 1.
+const KUBERNETES_MIN: u32 = 33;
+/// An authority that expires within this time is not being renewed.
+const EXPIRES_SOON_S: u64 = 7 * 24 * 3600;
+/// Fields that a message names.
+const NAMED: usize = 5;
+
+pub fn finding(check: &'static str, level: Level, message: impl Into<String>) -> Finding {
+    let message = message.into();
+    Finding {
+        check,
+        level,
+        message,
+    }
+}
+
+/// The finding of a fact that could not be read.
+fn unknown(check: &'static str, why: &str) -> Finding {
+    finding(check, Level::Unknown, why)
+}
+
+/// All findings.
+pub fn judge(facts: &Facts) -> Vec<Finding> {
+    let single = [kubernetes, definition, operator, leader];
+    let mut findings: Vec<_> = single.iter().map(|check| check(facts)).collect();
+    findings.extend(webhook(facts));
+    findings.push(canary(facts));
+    findings.extend(rights(facts));
+    findings.extend(judge_pools::judge(facts, operator_version(facts)));
+    findings
+}
+
+fn kubernetes(facts: &Facts) -> Finding {
+    let check = "kubernetes";
+    match &facts.kubernetes {
+        Err(why) => finding(
+            check,
+            Level::Fail,
+            format!("the API server does not answer: {why}"),
+        ),
+        Ok(minor) if *minor < KUBERNETES_MIN => finding(
+            check,
+            Level::Fail,
+            format!(
+                "Kubernetes 1.{minor} is too old: injection needs 1.{KUBERNETES_MIN} or newer; upgrade the cluster"
+            ),
+        ),
+        Ok(minor) => finding(check, Level::Ok, format!("Kubernetes 1.{minor}")),
+    }
+}
+
+fn definition(facts: &Facts) -> Finding {
+    let check = "crd";
+    let stored = match &facts.crd {
+        Err(why) => return unknown(check, why),
+        Ok(None) => {
+            return finding(
+                check,
+                Level::Fail,
+                format!(
+                    "there is no CustomResourceDefinition {CRD}: install the chart, or apply the file of the release with CRDs"
+                ),
+            );
+        }
+        Ok(Some(stored)) => stored,
+    };
+    let conditions = stored.status.as_ref().and_then(|s| s.conditions.as_ref());
+    let not_established = conditions
+        .into_iter()
+        .flatten()
+        .find(|c| c.type_ == "Established" && c.status != "True");
+    if let Some(condition) = not_established {
+        let message = condition.message.clone().unwrap_or_default();
+        return finding(
+            check,
+            Level::Fail,
+            format!("the API server does not serve it: {message}"),
+        );
+    }
+    let (mine, theirs) = (fields(&crd()), fields(stored));
+    let named = |set: BTreeSet<&String>| {
+        let names: Vec<_> = set.iter().take(NAMED).map(|s| s.as_str()).collect();
+        names.join(", ")
+    };
+    let missing: BTreeSet<_> = mine.difference(&theirs).collect();
+    let new: BTreeSet<_> = theirs.difference(&mine).collect();
+    let version = env!("CARGO_PKG_VERSION");
+    if !missing.is_empty() {
+        // An older operator does not need the fields of a newer plugin.
+        let of_operator = operator_version(facts).is_none_or(|v| v == version);
+        let level = if of_operator {
+            Level::Fail
+        } else {
+            Level::Warn
+        };
+        return finding(
+            check,
+            level,
+            format!(
+                "the CRD is older than version {version} and lacks {} fields, such as {}; helm upgrades it with crds.enabled=true, otherwise apply the CRDs of the release",
+                missing.len(),
+                named(missing)
+            ),
+        );
+    }
+    if !new.is_empty() {
+        return finding(
+            check,
+            Level::Warn,
+            format!(
+                "the CRD is newer than this plugin ({version}) and has {} fields more, such as {}; install the plugin of the operator's version",
+                new.len(),
+                named(new)
+            ),
+        );
+    }
+    finding(
+        check,
+        Level::Ok,
+        format!("it has the fields of version {version}"),
+    )
+}
+
+/// Paths of all fields of all versions.
+fn fields(crd: &CustomResourceDefinition) -> BTreeSet<String> {
+    let mut paths = BTreeSet::new();
+    for version in &crd.spec.versions {
+        let schema = version.schema.as_ref();
+        if let Some(root) = schema.and_then(|s| s.open_api_v3_schema.as_ref()) {
+            collect(&version.name, root, &mut paths);
+        }
+    }
+    paths
+}
+
+fn collect(at: &str, node: &JSONSchemaProps, paths: &mut BTreeSet<String>) {
+    for (name, child) in node.properties.iter().flatten() {
+        let path = format!("{at}.{name}");
+        collect(&path, child, paths);
+        paths.insert(path);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &node.items {
+        collect(&format!("{at}[]"), items, paths);
+    }
+}
+
+/// Whether all containers of the pod are ready, or why not.
+fn readiness(pod: &Pod) -> Result<(), String> {
+    let status = pod.status.clone().unwrap_or_default();
+    let mut conditions = status.conditions.into_iter().flatten();
+    if conditions.any(|c| c.type_ == "Ready" && c.status == "True") {
+        return Ok(());
+    }
+    let states = status.container_statuses.into_iter().flatten();
+    let waiting = states
+        .filter_map(|c| c.state?.waiting?.reason)
+        .next()
+        .or(status.reason)
+        .unwrap_or_else(|| "its readiness probe fails; GET /readyz names the reason".to_owned());
+    Err(waiting)
+}
+
+fn operator(facts: &Facts) -> Finding {
+    let check = "operator";
+    let namespace = &facts.namespace;
+    let pods = match &facts.operator {
+        Err(why) => return unknown(check, why),
+        Ok(pods) => pods,
+    };
+    let bad: Vec<_> = pods
+        .iter()
+        .filter_map(|pod| Some(format!("{} ({})", pod.name_any(), readiness(pod).err()?)))
+        .collect();
+    let ready = pods.len() - bad.len();
+    let logs = "see: kubectl kvcachepool logs --operator";
+    match (ready, bad.is_empty()) {
+        (0, true) => finding(
+            check,
+            Level::Fail,
+            format!(
+                "there is no pod of the operator in namespace {namespace}; install the chart, or name its namespace with --operator-namespace"
+            ),
+        ),
+        (0, false) => finding(
+            check,
+            Level::Fail,
+            format!(
+                "no pod of the operator is ready: {}; {logs}",
+                bad.join(", ")
+            ),
+        ),
+        (_, false) => finding(
+            check,
+            Level::Warn,
+            format!(
+                "{ready} of {} pods of the operator are ready, not {}; {logs}",
+                pods.len(),
+                bad.join(", ")
+            ),
+        ),
+        (_, true) => finding(
+            check,
+            Level::Ok,
+            format!("{ready} pods are ready in namespace {namespace}"),
+        ),
+    }
+}
+
+fn leader(facts: &Facts) -> Finding {
+    let check = "leader";
+    let spec = match &facts.lease {
+        Err(why) => return unknown(check, why),
+        Ok(lease) => lease.as_ref().and_then(|l| l.spec.clone()),
+    };
+    let spec = spec.unwrap_or_default();
+    let holder = spec.holder_identity.unwrap_or_default();
+    let name = holder.split('_').next().unwrap_or_default();
+    let lasts = i64::from(spec.lease_duration_seconds.unwrap_or(0));
+    let age = spec
+        .renew_time
+        .map_or(i64::MAX, |t| facts.now.duration_since(t.0).as_secs());
+    let none = "no replica reconciles pools: their objects and statuses do not change";
+    if holder.is_empty() {
+        return finding(
+            check,
+            Level::Fail,
+            format!("Lease {LEASE} has no holder, so {none}; check the operator's pods"),
+        );
+    }
+    if age > lasts.saturating_mul(2) {
+        return finding(
+            check,
+            Level::Fail,
+            format!(
+                "{name} has not renewed Lease {LEASE} for {age} s, so {none}; check the operator's pods and their connection to the API server"
+            ),
+        );
+    }
+    finding(check, Level::Ok, format!("{name} leads"))
+}
+
+fn webhook(facts: &Facts) -> Vec<Finding> {
+    let check = "webhook";
+    let found = match &facts.webhook {
+        Err(why) => return vec![unknown(check, why)],
+        Ok(found) => found,
+    };
+    let entries = found.as_ref().and_then(|f| f.webhooks.as_ref());
+    let Some(entries) = entries.filter(|entries| !entries.is_empty()) else {
+        return vec![finding(
+            check,
+            Level::Fail,
+            format!(
+                "there is no MutatingWebhookConfiguration {WEBHOOK} with entries, so no pod gets a sidecar; install the chart with its webhook"
+            ),
+        )];
+    };
+    let blocking: Vec<_> = entries
+        .iter()
+        .filter(|e| e.failure_policy.as_deref() == Some("Fail"))
+        .map(|e| e.name.as_str())
+        .collect();
+    let configuration = match blocking.is_empty() {
+        true => finding(
+            check,
+            Level::Ok,
+            format!("{WEBHOOK} has {} entries", entries.len()),
+        ),
+        false => finding(
+            check,
+            Level::Warn,
+            format!(
+                "{} has failurePolicy Fail: no labelled pod starts while the operator is down; restore Ignore",
+                blocking.join(", ")
+            ),
+        ),
+    };
+    let bundles = entries.iter().map(|entry| {
+        let bundle = entry.client_config.ca_bundle.as_ref();
+        let pem = bundle.map(|b| String::from_utf8_lossy(&b.0).into_owned());
+        bundle_finding(&entry.name, pem.as_deref().unwrap_or_default(), facts)
+    });
+    // One finding: the worst of all entries.
+    let worst = bundles.max_by_key(|f| f.level);
+    std::iter::once(configuration).chain(worst).collect()
+}
+
+fn bundle_finding(entry: &str, pem: &str, facts: &Facts) -> Finding {
+    let check = "certificate";
+    let advice = "check the operator's log, or cert-manager's if it owns the certificate";
+    let Some((count, ends)) = last_expiry(pem) else {
+        return finding(
+            check,
+            Level::Fail,
+            format!(
+                "the caBundle of {entry} has no certificate, so the API server does not call the webhook; {advice}"
+            ),
+        );
+    };
+    let now = facts.now.as_second().unsigned_abs();
+    let days = ends.saturating_sub(now) / 86_400;
+    match ends {
+        _ if ends <= now => finding(
+            check,
+            Level::Fail,
+            format!(
+                "the caBundle of {entry} has expired, so the API server does not call the webhook; {advice}"
+            ),
+        ),
+        _ if ends - now < EXPIRES_SOON_S => finding(
+            check,
+            Level::Warn,
+            format!("the caBundle of {entry} expires in {days} days and was not renewed; {advice}"),
+        ),
+        _ => finding(
+            check,
+            Level::Ok,
+            format!("the caBundle has {count} certificates and is valid for {days} days"),
+        ),
+    }
+}
+
+fn canary(facts: &Facts) -> Finding {
+    let check = "injection";
+    match &facts.canary {
+        Err(why) => unknown(check, why),
+        Ok(pod) if injected(pod) => finding(
+            check,
+            Level::Ok,
+            "a labelled pod that was created by dry run got a sidecar",
+        ),
+        Ok(_) => finding(
+            check,
+            Level::Fail,
+            format!(
+                "a labelled pod that was created by dry run in namespace {} got no sidecar: the API server does not reach the webhook or does not trust its certificate; check the endpoints of its Service and firewalls to port 10250 of the nodes",
+                facts.namespace
+            ),
+        ),
+    }
+}
+
+fn rights(facts: &Facts) -> Vec<Finding> {
+    let check = "rights";
+    let mut findings = Vec::new();
+    for (right, allowed) in &facts.rights {
+        let group = match right.group {
+            "" => String::new(),
+            group => format!(".{group}"),
+        };
+        let what = format!("{} {}{group}", right.verb, right.resource);
+        match allowed {
+            Ok(true) => {}
+            Ok(false) => findings.push(finding(
+                check,
+                Level::Warn,
+                format!(
+                    "you may not {what} in this namespace, which these commands need: {}",
+                    right.commands
+                ),
+            )),
+            Err(why) => findings.push(unknown(check, &format!("{what}: {why}"))),
+        }
+    }
+    if findings.is_empty() {
+        let message = "you have the rights that all commands need in this namespace";
+        findings.push(finding(check, Level::Ok, message));
+    }
+    findings
+}
+
+/// Version of the operator's pods. `None` if unknown, or several.
+pub fn operator_version(facts: &Facts) -> Option<&str> {
+    let mut versions = versions(&facts.operator).into_iter();
+    let first = versions.next()?;
+    versions.next().is_none().then_some(first)
+}
+
+/// Versions of the operator's pods.
+pub fn versions(pods: &Fact<Vec<Pod>>) -> BTreeSet<&str> {
+    let pods = pods.as_ref().map(|pods| &**pods).unwrap_or_default();
+    let label = |pod| {
+        let pod: &Pod = pod;
+        pod.labels().get("app.kubernetes.io/version")
+    };
+    pods.iter().filter_map(label).map(String::as_str).collect()
+}
