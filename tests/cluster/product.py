@@ -206,7 +206,18 @@ def operator_events(kubernetes: Kubernetes, namespace: str) -> list[tuple[str, s
 
 
 def plugin(kubernetes: Kubernetes, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`kubectl kvcachepool ...`: kubectl finds the plugin on PATH."""
+    """Runs `kubectl kvcachepool ...` to its end."""
+    process = plugin_process(kubernetes, *arguments)
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def plugin_process(kubernetes: Kubernetes, *arguments: str) -> subprocess.Popen[str]:
+    """Starts `kubectl kvcachepool ...`: kubectl finds the plugin on PATH."""
     env = kubernetes.env()
     env["PATH"] = f"{target() / 'debug'}:{env['PATH']}"
-    return subprocess.run(["kubectl", "kvcachepool", *arguments], env=env, capture_output=True, text=True, timeout=60)
+    command = ["kubectl", "kvcachepool", *arguments]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

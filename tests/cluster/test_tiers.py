@@ -15,7 +15,7 @@ from cluster.cluster import Cluster
 from cluster.engine import Engine
 from cluster.kubernetes import Kubernetes, Object
 from cluster.leadership import leader, replicas
-from cluster.product import RIGHTS, SYSTEM, Operator, conditions, pod, pool, sidecar, status
+from cluster.product import RIGHTS, SYSTEM, Operator, conditions, plugin, pod, pool, sidecar, status
 from servers.sidecar import SidecarClient
 
 VALUES = RIGHTS
@@ -239,6 +239,23 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
     assert status(kubernetes, namespace, "demo")["pods"]["outdated"] == 0
     assert _servers(kubernetes, namespace)[first] == server
     assert _children(kubernetes, namespace, "secret") == secret
+
+    # On request a Job counts the objects of the pool, and deletes them.
+    kubernetes.kubectl("delete", "pod", "one", namespace=namespace)
+    for flag in ("--dry-run", "--yes"):
+        before = _held(kubernetes, namespace, 2)
+        purged = plugin(kubernetes, "purge", "demo", flag, "-n", namespace, "-o", "json")
+        assert purged.returncode == 0, purged.stdout + purged.stderr
+        answer = json.loads(purged.stdout)
+        assert answer["dryRun"] == (flag == "--dry-run")
+        assert [(each["tier"], each["objects"]) for each in answer["tiers"]] == [("redis", sum(before))]
+        assert sum(before) > 0
+    assert _held(kubernetes, namespace, 2) == [0, 0]
+    left = kubernetes.kubectl("get", "jobs", "-o", "name", namespace=namespace)
+    assert left == "", "the plugin deletes its Jobs"
+    refused = plugin(kubernetes, "purge", "demo", "-n", namespace)
+    assert refused.returncode != 0
+    assert "--yes" in refused.stderr
 
 
 def test_deleted_objects_are_recreated_and_all_are_deleted_with_the_pool(
