@@ -67,7 +67,8 @@ spec:
   shortDescription: Explain and check KV caches of vLLM pods
   description: |
     Shows pools of KV cache (KVCachePool), says for each pod why it is cached or not, checks the
-    shared tiers of a pool, and computes sizes.
+    shared tiers of a pool and the whole installation, collects a report without secrets, and
+    computes sizes.
   platforms:
 """
 _KREW_PLATFORM = """\
