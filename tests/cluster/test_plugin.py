@@ -286,10 +286,11 @@ def test_pause_and_resume_decide_about_new_pods(
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         assert (answer["mode"], answer["changed"]) == (mode, changed)
-        wanted = mode == "Enabled"
-        kubernetes.wait_for(
-            lambda wanted=wanted: gets_a_sidecar() == wanted, 30, f"pods follow {mode}", namespace=namespace
-        )
+
+        def follows(mode: str = mode) -> bool:
+            return gets_a_sidecar() == (mode == "Enabled")
+
+        kubernetes.wait_for(follows, 30, f"new pods follow {mode}", namespace=namespace)
 
 
 def test_the_connection_is_chosen_by_kubectls_flags(kubernetes: Kubernetes, ways: str) -> None:

@@ -278,7 +278,7 @@ impl Report<'_> {
                 return None;
             }
         };
-        pods.sort_by_key(|pod| is_ready(pod));
+        pods.sort_by_key(is_ready);
         let most = usize::from(self.args.max_pods);
         if pods.len() > most {
             let left = pods.len() - most;
