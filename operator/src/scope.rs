@@ -34,6 +34,20 @@ impl Scope {
         self.namespaces.is_empty() || self.namespaces.iter().any(|one| one == namespace)
     }
 
+    /// The API of a kind in each of these namespaces, or of all.
+    pub fn apis<K>(&self, client: &Client) -> Vec<Api<K>>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        match &*self.namespaces {
+            [] => vec![Api::all(client.clone())],
+            some => some
+                .iter()
+                .map(|namespace| Api::namespaced(client.clone(), namespace))
+                .collect(),
+        }
+    }
+
     /// Watches a kind in these namespaces. Failed watches restart with growing waits.
     pub fn watch<K>(&self, client: &Client, config: &Config) -> Events<K>
     where

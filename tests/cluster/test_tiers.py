@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -240,22 +241,33 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
     assert _servers(kubernetes, namespace)[first] == server
     assert _children(kubernetes, namespace, "secret") == secret
 
-    # On request a Job counts the objects of the pool, and deletes them.
+
+def test_a_purge_on_request_counts_the_objects_of_a_pool_and_deletes_them(
+    cluster: Cluster, operator: Operator, namespace: str, valkey_image: str
+) -> None:
+    kubernetes = cluster.kubernetes
+    cluster.import_image(images.stand_in())
+    kubernetes.kubectl("label", "namespace", namespace, _RESTRICTED)
+    kubernetes.apply(_pool(valkey_image, 1), namespace=namespace)
+    first = "kvcachepool-demo-0"
+    kubernetes.wait_for(lambda: first in _servers(kubernetes, namespace), 90, "a server", namespace=namespace)
+    engine, prompts = Engine(cluster, namespace, "one"), 8
+    kubernetes.apply(engine.manifest("demo", prompts=prompts, chunks=1), namespace=namespace)
+    kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
+    engine.wait_for(lambda: _held(kubernetes, namespace, 1) == [prompts], "every chunk is in Redis", 90)
     kubernetes.kubectl("delete", "pod", "one", namespace=namespace)
-    for flag in ("--dry-run", "--yes"):
-        before = _held(kubernetes, namespace, 2)
+    for flag, objects in (("--dry-run", prompts), ("--yes", prompts), ("--dry-run", 0)):
         purged = plugin(kubernetes, "purge", "demo", flag, "-n", namespace, "-o", "json")
         assert purged.returncode == 0, purged.stdout + purged.stderr
         answer = json.loads(purged.stdout)
         assert answer["dryRun"] == (flag == "--dry-run")
-        assert [(each["tier"], each["objects"]) for each in answer["tiers"]] == [("redis", sum(before))]
-        assert sum(before) > 0
-    assert _held(kubernetes, namespace, 2) == [0, 0]
+        assert [(each["tier"], each["objects"]) for each in answer["tiers"]] == [("redis", objects)]
+    assert _held(kubernetes, namespace, 1) == [0]
     left = kubernetes.kubectl("get", "jobs", "-o", "name", namespace=namespace)
     assert left == "", "the plugin deletes its Jobs"
-    refused = plugin(kubernetes, "purge", "demo", "-n", namespace)
-    assert refused.returncode != 0
-    assert "--yes" in refused.stderr
+    unconfirmed = plugin(kubernetes, "purge", "demo", "-n", namespace)
+    assert unconfirmed.returncode != 0
+    assert "--yes" in unconfirmed.stderr
 
 
 def test_deleted_objects_are_recreated_and_all_are_deleted_with_the_pool(
@@ -328,3 +340,69 @@ def test_a_managed_server_whose_image_cannot_be_pulled_is_named(
     kubernetes.wait_for(
         lambda: exported("managed_servers", state="desired") == 0, 30, "the gauges are removed", namespace=namespace
     )
+
+
+def _most_unready(history: list[Object], servers: set[str]) -> int:
+    """The largest number of these servers that were not Ready at the same time, from the changes of their pods."""
+    ready, most = dict.fromkeys(servers, True), 0
+    for change in history:
+        found = change["object"]
+        name = found["metadata"]["name"]
+        if name not in servers:
+            continue
+        conditions_of = found.get("status", {}).get("conditions", [])
+        answers = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions_of)
+        ready[name] = answers and change["type"] != "DELETED"
+        most = max(most, sum(not each for each in ready.values()))
+    return most
+
+
+def test_another_default_image_replaces_one_server_at_a_time_in_all_pools_together(
+    cluster: Cluster, operator: Operator, namespace: str, valkey_image: str
+) -> None:
+    kubernetes = cluster.kubernetes
+    other = dataclasses.replace(images.valkey(), name="localhost/valkey:2")
+    cluster.import_image(other)
+
+    def default_image(image: str) -> None:
+        operator.upgrade(*RIGHTS, "--set", f"defaults.redisImage={image}")
+
+    few = {"requests": {"cpu": "50m"}}
+    managed = {"shards": 2, "memoryPerShard": "192Mi", "resources": few}
+    names = ("first", "second", "third")
+    servers = {f"kvcachepool-{name}-{shard}" for name in names for shard in range(2)}
+
+    def run(image: str) -> bool:
+        found = kubernetes.pods(namespace, "app.kubernetes.io/name=kvcachepool-redis")
+        there = {each["metadata"]["name"] for each in found if each["spec"]["containers"][0]["image"] == image}
+        return there == servers == set(_servers(kubernetes, namespace))
+
+    try:
+        default_image(valkey_image)
+        kubernetes.apply([pool(name, shared={"redis": {"managed": managed}}) for name in names], namespace=namespace)
+        kubernetes.wait_for(lambda: run(valkey_image), 120, "all servers", namespace=namespace)
+
+        # The operator has reported the pools, so what changes from here on is not due to an edit.
+        def reported() -> bool:
+            counts = [status(kubernetes, namespace, name).get("managedServers", {}) for name in names]
+            return all(each.get("ready") == 2 for each in counts)
+
+        kubernetes.wait_for(reported, 60, "the statuses", namespace=namespace)
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        since = kubernetes.request("GET", pods)["metadata"]["resourceVersion"]
+        default_image(other.name)
+        kubernetes.wait_for(lambda: run(other.name), 240, "all servers with the other image", namespace=namespace)
+        assert _most_unready(kubernetes.changes(pods, since), servers) == 1
+        # An edit of a pool does not wait, not even for the servers of another pool that do not start.
+        stuck = managed | {"image": "registry.invalid/valkey:1"}
+        kubernetes.apply(pool("first", shared={"redis": {"managed": stuck}}), namespace=namespace)
+        edited = managed | {"image": valkey_image}
+        kubernetes.apply(pool("second", shared={"redis": {"managed": edited}}), namespace=namespace)
+
+        def replaced() -> bool:
+            found = kubernetes.pods(namespace, "app.kubernetes.io/instance=second")
+            return len(found) == 2 and all(each["spec"]["containers"][0]["image"] == valkey_image for each in found)
+
+        kubernetes.wait_for(replaced, 90, "the servers of the edited pool", namespace=namespace)
+    finally:
+        operator.upgrade(*RIGHTS)

@@ -39,6 +39,13 @@ pub enum Outcome {
     Reverted,
 }
 
+impl Application {
+    /// Whether other fields are applied than the last time, or it is unknown.
+    pub fn changes_fields(&self) -> bool {
+        self.last.as_ref().is_none_or(|last| last.hash != self.hash)
+    }
+}
+
 impl Applied {
     /// Returns what to apply, or `None` if the object has not changed since it was last applied. `live` is the object in the watch's
     /// cache; `None` if its kind is not watched.

@@ -22,6 +22,7 @@ mod report;
 mod sample;
 mod session;
 mod step;
+mod upgrades;
 
 pub use context::Context;
 pub use session::run;

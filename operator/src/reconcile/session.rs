@@ -11,6 +11,7 @@ use super::memory::Memory;
 use super::observe::{Observed, Outcome, observe};
 use super::plan::{has_finalizer, plan};
 use super::report;
+use super::upgrades::Upgrades;
 use super::{queue, sample};
 use crate::pods::PoolRef;
 use futures::{FutureExt, StreamExt};
@@ -38,6 +39,7 @@ struct LeaderSession {
     caches: Arc<Caches>,
     events: Events,
     backoff: Backoff,
+    upgrades: Upgrades,
     memories: Mutex<HashMap<PoolRef, Arc<tokio::sync::Mutex<Memory>>>>,
 }
 
@@ -81,7 +83,8 @@ impl LeaderSession {
         memory.reset_unless(stored.meta().uid.as_deref().unwrap_or_default());
         let mut observed = observe(stored, &name, &self.context, &self.caches).await;
         observed.outcome = Some(self.plan_and_act(&observed, &mut memory).await?);
-        let last = self.plan_and_act(&observed, &mut memory).await?;
+        let mut last = self.plan_and_act(&observed, &mut memory).await?;
+        last.requeue(observed.outcome.as_ref().and_then(|first| first.requeue));
         let within = last
             .requeue
             .unwrap_or_else(|| jitter(RESYNC))
@@ -101,6 +104,7 @@ impl LeaderSession {
             context: &self.context,
             events: &self.events,
             observed,
+            upgrades: &self.upgrades,
         };
         let steps = plan(observed, memory);
         if let Some(status) = memory.planned.take() {
@@ -142,6 +146,7 @@ pub async fn run(context: Context) {
         caches: Arc::new(Caches::new(pools.clone())),
         context,
         backoff: Backoff::default(),
+        upgrades: Upgrades::default(),
         memories: Mutex::default(),
     });
     let LeaderSession {

@@ -20,6 +20,8 @@ pub enum Step {
     Password,
     /// Apply an object of the pool.
     Apply(Box<Application>),
+    /// Apply an object that replaces the pool's managed servers, although nobody changed the pool, when no other pool's are being replaced.
+    ApplyInTurn(Box<Application>),
     /// Delete an object that the pool no longer needs.
     Delete(TypeMeta, String),
     /// Create the Job that purges the pool's shared tiers.

@@ -5,14 +5,16 @@ use crate::desired::redis;
 use crate::names;
 use crate::reconcile::applied::{Application, Outcome};
 use crate::reconcile::children::{controller, resource};
+use crate::reconcile::context::Context;
 use crate::reconcile::error::ApplyError;
 use crate::reconcile::memory::Memory;
 use crate::reconcile::report;
+use crate::reconcile::upgrades::Turn;
 use kube::api::{
     DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta,
 };
 use kube::{Api, ResourceExt};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::info;
 
 impl Executor<'_> {
@@ -52,6 +54,27 @@ impl Executor<'_> {
                 .await;
         }
         Ok(())
+    }
+
+    /// Applies an object that replaces managed servers, if no other pool's are being replaced. Otherwise returns when to try again.
+    pub(super) async fn apply_in_turn(
+        &self,
+        application: Application,
+        memory: &mut Memory,
+    ) -> Result<Option<Duration>, ApplyError> {
+        let Context { client, scope, .. } = self.context;
+        let turn = self.upgrades.turn(&self.observed.name, client, scope).await;
+        let turn = turn.map_err(|e| {
+            let types = application.object.types.clone().unwrap_or_default();
+            api_error(&types, &application.object.name_any(), e)
+        })?;
+        // Held until the change is stored, so that the next pool finds it.
+        let _turn = match turn {
+            Turn::Now(turn) => turn,
+            Turn::Later(wait) => return Ok(Some(wait)),
+        };
+        self.apply(application, memory).await?;
+        Ok(None)
     }
 
     pub(super) async fn delete(

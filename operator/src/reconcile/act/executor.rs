@@ -3,12 +3,14 @@
 use crate::reconcile::context::Context;
 use crate::reconcile::events::{Event, Events};
 use crate::reconcile::observe::Observed;
+use crate::reconcile::upgrades::Upgrades;
 
 /// Executes the steps of one reconcile pass.
 pub struct Executor<'a> {
     pub context: &'a Context,
     pub events: &'a Events,
     pub observed: &'a Observed<'a>,
+    pub upgrades: &'a Upgrades,
 }
 
 impl Executor<'_> {

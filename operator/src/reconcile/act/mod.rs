@@ -47,6 +47,14 @@ impl Executor<'_> {
                         break;
                     }
                 }
+                Step::ApplyInTurn(application) => {
+                    let applied = self.apply_in_turn(*application, memory).await;
+                    let wait = applied.as_ref().ok().copied().flatten();
+                    outcome.requeue(wait);
+                    if self.report_failure(applied.map(drop), &mut outcome).await {
+                        break;
+                    }
+                }
                 Step::Delete(types, name) => {
                     if let Err(e) = self.delete(&types, &name, memory).await {
                         outcome.unapplied = Some(e);

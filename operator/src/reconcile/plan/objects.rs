@@ -1,11 +1,14 @@
 //! Plans the objects of a pool: its finalizer, the password of its managed servers, and the objects of `desired`.
 
 use super::deletion::{foreign_finalizers, has_finalizer};
+use crate::api::KVCachePool;
 use crate::desired::{job, redis};
 use crate::names;
 use crate::reconcile::memory::Memory;
 use crate::reconcile::observe::{Active, Observed};
 use crate::reconcile::step::Step;
+use k8s_openapi::Resource;
+use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use std::time::Duration;
@@ -28,7 +31,13 @@ pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -
     for (object, live) in &active.objects {
         let Memory { uid, applied, .. } = memory;
         let application = applied.application(object, live.as_ref(), uid);
-        steps.extend(application.map(|a| Step::Apply(Box::new(a))));
+        let gone = matches!(live, Some(None));
+        steps.extend(application.map(|a| {
+            match is_servers(object) && !gone && !is_edited(active.spec) && a.changes_fields() {
+                true => Step::ApplyInTurn(Box::new(a)),
+                false => Step::Apply(Box::new(a)),
+            }
+        }));
     }
     for (types, name) in &active.children {
         let is =
@@ -38,6 +47,18 @@ pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -
         }
     }
     steps
+}
+
+fn is_servers(object: &DynamicObject) -> bool {
+    let types = object.types.as_ref();
+    types.is_some_and(|types| types.kind == StatefulSet::KIND)
+}
+
+/// Whether the spec has changed since the last status, which is written after the objects are applied. A change of objects that is not due
+/// to an edit comes from another version or other settings of the operator.
+fn is_edited(pool: &KVCachePool) -> bool {
+    let observed = pool.status.as_ref().and_then(|s| s.observed_generation);
+    observed != pool.metadata.generation
 }
 
 /// Sets or removes the finalizer, as `deletionPolicy` requires.

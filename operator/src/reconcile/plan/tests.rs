@@ -180,6 +180,64 @@ fn changed_objects_are_applied_and_unneeded_ones_deleted() {
     assert_eq!(steps[1..], [unwanted], "deletions come last");
 }
 
+/// Steps for the StatefulSet of a pool whose status is of this generation, and which has this object in the cluster.
+fn servers(
+    observed_generation: i64,
+    live: Option<Option<Child>>,
+    memory: &mut Memory,
+) -> Vec<Step> {
+    let mut pool = pool(json!({"shared": {"redis": {"managed": {"memoryPerShard": "1Gi"}}}}));
+    let status = json!({"pods": {}, "observedGeneration": observed_generation});
+    pool.status = serde_json::from_value(status).unwrap();
+    let stored = DeserializeGuard(Ok(pool));
+    let mut observed = observed(&stored, []);
+    let objects = &mut active(&mut observed).objects;
+    let set = objects
+        .iter_mut()
+        .find(|(o, _)| o.types.as_ref().unwrap().kind == "StatefulSet");
+    set.unwrap().1 = live;
+    let of_set = |step: &Step| match step {
+        Step::Apply(a) | Step::ApplyInTurn(a) => {
+            a.object.types.as_ref().unwrap().kind == "StatefulSet"
+        }
+        _ => false,
+    };
+    plan(&observed, memory).into_iter().filter(of_set).collect()
+}
+
+#[test]
+fn servers_are_replaced_in_turn_unless_their_pool_was_edited() {
+    let live = |applied: &str| {
+        Some(Some(Child {
+            resource_version: "5".into(),
+            generation: Some(1),
+            owner_uid: String::new(),
+            applied: Some(applied.to_owned()),
+        }))
+    };
+    let steps = |generation, live| servers(generation, live, &mut Memory::default());
+    let in_turn = |steps: Vec<Step>| matches!(&*steps, [Step::ApplyInTurn(_)]);
+    let at_once = |steps: Vec<Step>| matches!(&*steps, [Step::Apply(_)]);
+    assert!(in_turn(steps(7, live("of another version"))));
+    assert!(
+        in_turn(steps(7, None)),
+        "it is unknown whether the servers exist"
+    );
+    assert!(
+        at_once(steps(6, live("of another spec"))),
+        "the pool was edited"
+    );
+    assert!(at_once(steps(7, Some(None))), "the StatefulSet was deleted");
+    // Another client changed the StatefulSet, and the operator restores it.
+    let mut memory = Memory::default();
+    let Some(Step::ApplyInTurn(first)) = servers(7, live("of another version"), &mut memory).pop()
+    else {
+        panic!("in turn");
+    };
+    memory.applied.record(*first, "6".into(), Some(2));
+    assert!(at_once(servers(7, live("edited"), &mut memory)));
+}
+
 #[test]
 fn a_spec_that_is_not_accepted_changes_no_object() {
     let stored = stored(json!({"local": {"memory": {"perPod": "1"}}, "deletionPolicy": "Delete"}));
