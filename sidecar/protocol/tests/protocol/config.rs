@@ -455,7 +455,7 @@ fn a_tier_below_memory_needs_memory_of_its_own() {
     bucket.s3.bucket = "kv".into();
     assert_eq!(needs(&bucket), (256 << 20) + (32 << 20));
     bucket.redis.urls = vec!["redis://cache:6379".into()];
-    assert_eq!(needs(&bucket), 64 << 20);
+    assert_eq!(needs(&bucket), (256 << 20) + (64 << 20));
 
     assert_eq!(large.disk_volume_bytes(), (512 + 4 + 1) * GIB);
 }
