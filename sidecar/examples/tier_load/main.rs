@@ -41,6 +41,9 @@ enum What {
         /// Folder for a file: afterwards the same by direct I/O on it.
         #[arg(long)]
         raw: Option<PathBuf>,
+        /// Order of the dimensions in memory, such as LBHNC: objects are converted. The size is a multiple of 1 MiB.
+        #[arg(long)]
+        portable: Option<String>,
         #[command(flatten)]
         load: Load,
     },
@@ -102,7 +105,12 @@ impl Load {
 
 fn main() {
     match Arguments::parse().what {
-        What::Tier { config, raw, load } => tier::run(&config, raw.as_deref(), load),
+        What::Tier {
+            config,
+            raw,
+            portable,
+            load,
+        } => tier::run(&config, raw.as_deref(), portable.as_deref(), load),
         What::Fill { config, objects } => tier::fill(&config, objects),
         What::Open { config } => tier::open(&config),
         What::Http { requests, ca, load } => http::run(&requests, ca.as_deref(), load),

@@ -5,7 +5,9 @@ use super::measure::{Part, Phase, Turns, rss_peak_mib};
 use super::objects::Slots;
 use super::raw;
 use kvcachepool_protocol::config::{ByteSize, Config};
-use kvcachepool_tiers::layers::layered;
+use kvcachepool_protocol::domain::{Portable, PortableGroup};
+use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
+use kvcachepool_tiers::layers::{Converter, layered};
 use kvcachepool_tiers::{Cause, Opening, Removal, Tier, configured};
 use rustix::process::{Signal, getpid, kill_process};
 use std::path::Path;
@@ -18,16 +20,35 @@ const THREADS: usize = 2;
 /// Names of one call that takes objects away.
 const REMOVED: usize = 256;
 
-/// Puts and gets, with a line for each; then the same by a bare loop of direct I/O on a file in `raw`.
-pub fn run(config: &Path, raw: Option<&Path>, load: Load) {
+/// Chunks of one rank with 16 layers and 8 heads of 512 bytes, in blocks of 16 tokens: 1 MiB each.
+fn portable(layout: &str) -> Arc<Portable> {
+    let table = LayoutTable::parse(LAYOUTS_JSON).unwrap();
+    Arc::new(Portable {
+        layout: table.layout(layout).expect("a layout of vLLM").clone(),
+        groups: vec![PortableGroup {
+            layers: 16,
+            kernel_blocks: 1,
+            heads: 8,
+            tokens: 16,
+            state_bytes: 512,
+            parts: 1,
+        }],
+    })
+}
+
+/// Puts and gets, with a line for each; then the same by a bare loop of direct I/O on a file in `raw`. With a `layout` of memory, objects
+/// are converted.
+pub fn run(config: &Path, raw: Option<&Path>, layout: Option<&str>, load: Load) {
     let opening = opening(config);
+    let portable = layout.map(portable);
     runtime().block_on(async {
         let tier = opening.open().await.unwrap_or_else(|e| panic!("{e}"));
-        let tier = layered(tier, &opening.layers).tier;
+        let layers = layered(tier, &opening.layers);
+        let (tier, chunks) = (layers.tier, (layers.converter, portable));
         let slots = Arc::new(Slots::new(load.in_flight, load.size.0));
         warm_up(&tier, &slots, load).await;
-        let put = phase(&tier, &slots, load, Part::Put, load.operations()).await;
-        phase(&tier, &slots, load, Part::Get, put).await;
+        let put = phase(&chunks, &slots, load, Part::Put, load.operations()).await;
+        phase(&chunks, &slots, load, Part::Get, put).await;
         let names: Vec<_> = (0..put).map(|n| slots.get(0, n).name).collect();
         for part in names.chunks(REMOVED) {
             tier.remove(Removal::Named(part))
@@ -63,7 +84,8 @@ pub fn fill(config: &Path, objects: u64) {
             most: ByteSize(4096 * objects),
         };
         let slots = Arc::new(Slots::new(load.in_flight, load.size.0));
-        phase(&tier, &slots, load, Part::Put, objects).await;
+        let chunks = (layered(tier, &opening.layers).converter, None);
+        phase(&chunks, &slots, load, Part::Put, objects).await;
         kill_process(getpid(), Signal::KILL).unwrap();
     });
 }
@@ -100,7 +122,7 @@ fn runtime() -> Runtime {
 
 /// Operations on objects 0..`count`, `in_flight` at a time. Returns how many were done.
 async fn phase(
-    tier: &Arc<dyn Tier>,
+    chunks: &(Converter, Option<Arc<Portable>>),
     slots: &Arc<Slots>,
     load: Load,
     part: Part,
@@ -110,14 +132,22 @@ async fn phase(
     let turns = Arc::new(Turns::begin(part, count, load));
     let workers: Vec<_> = (0..load.in_flight)
         .map(|slot| {
-            let (tier, slots, turns) = (tier.clone(), slots.clone(), turns.clone());
+            let ((converter, portable), slots, turns) =
+                (chunks.clone(), slots.clone(), turns.clone());
             tokio::spawn(async move {
                 let mut times: Vec<Duration> = Vec::new();
                 while let Some(number) = turns.next() {
                     let begun = Instant::now();
                     let done = match part {
-                        Part::Put => tier.put(slots.put(slot, number)).await.map(drop),
-                        Part::Get => tier.get(slots.get(slot, number)).await.map(drop),
+                        Part::Put => {
+                            let put = slots.put(slot, number);
+                            converter.write(put, portable.clone()).await.map(drop)
+                        }
+                        Part::Get => {
+                            let get = slots.get(slot, number);
+                            let read = converter.read(&get.name, get.places, portable.clone());
+                            read.await.map(drop)
+                        }
                     };
                     done.unwrap_or_else(|e| panic!("{e}"));
                     times.push(begun.elapsed());
