@@ -34,6 +34,16 @@ def stored(pool: Sidecar, chunks: int) -> None:
         raise AssertionError(f"{error}: {counts}") from None
 
 
+def settled(pool: Sidecar) -> None:
+    """Waits until everything that was stored is readable."""
+
+    def none_pending() -> bool:
+        slots = pool.metrics().by("kvcachepool_slots", "state")
+        return slots["granted"] == slots["committed"] == 0
+
+    wait_for(none_pending, 20, "stores readable")
+
+
 def cold(engine: Loop, pool: Sidecar, tokens: list[int], name: str = "cold", **more: Any) -> None:
     """Stores a prompt and empties vLLM's own cache."""
     before = int(pool.metrics().total("kvcachepool_stored_chunks"))
@@ -100,10 +110,12 @@ def test_the_state_where_prompts_part_is_added_to_a_stored_chunk(pool: Sidecar, 
     engine = serving(loop(states=True, step_tokens=512), pool)
     trunk = prompt(256, 1)
     engine.generate("first", trunk + prompt(100, 2))
+    engine.drain()
     stored(pool, 22)
     # vLLM finds 256 tokens of KV and no state there. It computes the state, and stops for it.
     engine.generate("second", trunk + prompt(100, 3))
     engine.forget_local()
+    settled(pool)
     assert engine.generate("third", trunk + prompt(100, 4)) == 256
 
 
@@ -127,6 +139,7 @@ def test_a_state_of_replaced_weights_is_not_stored(pool: Sidecar, loop: Make) ->
     engine.reload_weights()
     engine.generate("new", tokens, skip_reading=True)
     engine.forget_local()
+    settled(pool)
     assert engine.generate("warm", tokens) == 320
 
 
@@ -138,6 +151,7 @@ def test_prompts_with_a_common_beginning_load_at_once(pool: Sidecar, loop: Make)
     for name, tokens in prompts.items():
         engine.generate(f"cold {name}", tokens)
     engine.forget_local()
+    settled(pool)
     jobs = loads_of(engine)
     for name, tokens in prompts.items():
         engine.add(name, tokens)
