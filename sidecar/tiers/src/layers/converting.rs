@@ -319,7 +319,7 @@ impl Converter {
             let detail = "the object needs more memory to convert than its limit";
             TierError::new(kind, Cause::Shape, detail)
         })?;
-        Scratch::new(kind, &lengths, hold)
+        room.scratch(kind, &lengths, hold)
     }
 }
 

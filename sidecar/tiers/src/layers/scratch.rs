@@ -3,6 +3,7 @@
 use super::{Op, deadline};
 use crate::{Cause, Kind, Span, TierError};
 use kvcachepool_memory::mapping::Mapping;
+use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -23,6 +24,24 @@ pub struct Room {
     /// The free part of the tier's share.
     own: Arc<Semaphore>,
     share: u64,
+    kept: Kept,
+}
+
+/// Mappings of earlier operations, within the free part of a room. Faulting in new pages takes longer than copying their content.
+type Kept = Arc<Mutex<Vec<Arc<Mapping>>>>;
+
+/// Gives a mapping back with the last span into it.
+struct Lent {
+    mapping: Arc<Mapping>,
+    kept: Kept,
+    /// The operation's share of the room.
+    _hold: Hold,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.kept.lock().push(self.mapping.clone());
+    }
 }
 
 impl Room {
@@ -34,6 +53,7 @@ impl Room {
             all,
             own: Arc::new(Semaphore::new(all as usize)),
             share: all,
+            kept: Kept::default(),
         }
     }
 
@@ -86,12 +106,60 @@ impl Room {
         })
     }
 
+    /// Spans of these lengths in a mapping that later operations use again. `hold`: from this room, for at least these bytes. The content is
+    /// that of an earlier operation.
+    pub fn scratch(&self, kind: Kind, lengths: &[u64], hold: Hold) -> Result<Scratch, TierError> {
+        let bytes = length_of(lengths).next_multiple_of(MI);
+        let (same, _gone) = {
+            let mut kept = self.kept.lock();
+            let same = kept.iter().position(|mapping| mapping.length() == bytes);
+            let same = same.map(|at| kept.swap_remove(at));
+            // Kept memory and that of running operations fit into the room together.
+            let free = self.left.available_permits() as u64 * MI;
+            let mut all: u64 = kept.iter().map(|mapping| mapping.length()).sum();
+            let mut gone = Vec::new();
+            while all > free
+                && let Some(mapping) = kept.pop()
+            {
+                all -= mapping.length();
+                gone.push(mapping);
+            }
+            (same, gone)
+        };
+        let mapping = match same {
+            Some(mapping) => mapping,
+            None => mapping_of(kind, bytes)?,
+        };
+        let lent = Lent {
+            mapping: mapping.clone(),
+            kept: self.kept.clone(),
+            _hold: hold,
+        };
+        Scratch::within(kind, mapping, lengths, Arc::new(lent))
+    }
+
     /// Room from any share, if it is free now: for callers that already hold room.
     pub fn try_take(&self, bytes: u64) -> Option<Hold> {
         let wanted = u32::try_from(bytes.div_ceil(MI).max(1)).ok()?;
         let permit = self.left.clone().try_acquire_many_owned(wanted).ok()?;
         Some(Arc::new(permit))
     }
+}
+
+/// Bytes of a mapping with spans of these lengths.
+fn length_of(lengths: &[u64]) -> u64 {
+    let bytes: u64 = lengths.iter().map(|n| n.next_multiple_of(ALIGN)).sum();
+    bytes.max(ALIGN)
+}
+
+fn mapping_of(kind: Kind, bytes: u64) -> Result<Arc<Mapping>, TierError> {
+    let mapping = Mapping::private("kvcachepool-scratch", bytes);
+    let mapping = mapping.map_err(|e| failed(kind, &e.to_string()))?;
+    Ok(Arc::new(mapping))
+}
+
+fn failed(kind: Kind, why: &str) -> TierError {
+    TierError::new(kind, Cause::Io, format!("cannot allocate memory: {why}"))
 }
 
 /// A mapping, cut into spans. Untouched pages take no memory.
@@ -104,20 +172,24 @@ pub struct Scratch {
 impl Scratch {
     /// Spans of these lengths; each has a hold.
     pub fn new(kind: Kind, lengths: &[u64], hold: Hold) -> Result<Self, TierError> {
-        let failed =
-            |why: String| TierError::new(kind, Cause::Io, format!("cannot allocate memory: {why}"));
-        let bytes: u64 = lengths.iter().map(|n| n.next_multiple_of(ALIGN)).sum();
-        let bytes = bytes.max(ALIGN);
-        let mapping = Mapping::private("kvcachepool-scratch", bytes);
-        let mapping = mapping.map_err(|e| failed(e.to_string()))?;
-        let (mapping, mut at) = (Arc::new(mapping), 0);
+        let mapping = mapping_of(kind, length_of(lengths))?;
+        Self::within(kind, mapping, lengths, hold)
+    }
+
+    fn within(
+        kind: Kind,
+        mapping: Arc<Mapping>,
+        lengths: &[u64],
+        hold: Hold,
+    ) -> Result<Self, TierError> {
+        let mut at = 0;
         let span = |length: &u64| {
             let span = Span::new(mapping.clone(), at, *length, hold.clone());
             at += length.next_multiple_of(ALIGN);
             span
         };
         let spans: Option<Vec<_>> = lengths.iter().map(span).collect();
-        let spans = spans.ok_or_else(|| failed("a span is outside of its mapping".into()))?;
+        let spans = spans.ok_or_else(|| failed(kind, "a span is outside of its mapping"))?;
         Ok(Self { spans, hold })
     }
 
@@ -134,5 +206,47 @@ impl Scratch {
             }
             None => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIND: Kind = Kind::Disk;
+
+    fn kept(room: &Room) -> Vec<u64> {
+        let kept = room.kept.lock();
+        kept.iter().map(|mapping| mapping.length() / MI).collect()
+    }
+
+    #[tokio::test]
+    async fn a_mapping_is_used_again_once_its_last_span_is_gone_and_only_within_the_room() {
+        let room = Room::new(8 * MI);
+        let other = room.clone().of_tiers(2);
+        let taken = async |room: &Room, bytes: u64| {
+            let hold = room.take(bytes).await.unwrap();
+            room.scratch(KIND, &[bytes], hold).unwrap()
+        };
+        let first = taken(&room, 3 * MI).await;
+        let (address, span) = (Arc::as_ptr(&first.spans[0].arena), first.spans[0].clone());
+        drop(first);
+        assert!(kept(&room).is_empty(), "a span is still used");
+        drop(span);
+        assert_eq!(kept(&room), [3]);
+        // Another tier shares the room and its memory.
+        let again = taken(&other, 3 * MI - 5).await;
+        assert_eq!(Arc::as_ptr(&again.spans[0].arena), address);
+        let more = taken(&room, 3 * MI).await;
+        drop((again, more));
+        assert_eq!(kept(&room), [3, 3]);
+        // Room for another length comes from what is kept.
+        let long = taken(&room, 4 * MI).await;
+        assert_eq!(kept(&room), [3]);
+        let longer = taken(&room, 2 * MI).await;
+        assert!(kept(&room).is_empty());
+        drop((long, longer));
+        assert_eq!(kept(&room).iter().sum::<u64>(), 6);
+        assert_eq!(room.left.available_permits(), 8);
     }
 }
