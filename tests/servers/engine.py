@@ -1,7 +1,8 @@
 """vLLM's engine in a process of its own, stepped from a test: requests are added, stepped, aborted one by one.
 
-The engine runs in that process itself (no worker processes) unless tensor parallelism is requested, so a test
-decides what happens between two steps.
+The engine runs in that process itself (no worker processes) unless several ranks are requested, so a test decides what
+happens between two steps. Worker processes are forks too: they need no imports of their own, which on a machine with
+two cores take longer than most tests.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def _fork(log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
 
 class Engine:
     """One engine. `folder` is the pod's volume (None: no connector at all), `python` an interpreter with another vLLM.
+    `spawned`: all its processes import vLLM, as those of `vllm serve` do.
 
     An operation without an answer for `answer_seconds` ends the engine, with the stacks of its threads in the error.
     """
@@ -114,6 +116,7 @@ class Engine:
         env: dict[str, str] | None = None,
         answer_seconds: float = 600,
         python: Path | None = None,
+        spawned: bool = False,
         **arguments: Any,
     ) -> None:
         requests_read, requests_write = os.pipe()
@@ -125,9 +128,8 @@ class Engine:
             variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         variables = environment(folder, TMPDIR=str(log.parent), **variables, **(env or {}))
         try:
-            # With worker processes vLLM forks by itself, and needs a process that was not forked.
             fds = (requests_read, replies_write)
-            if parallel or python:
+            if spawned or python:
                 self.process = _spawn(python or Path(sys.executable), log, variables, fds)
             else:
                 self.process = _fork(log, variables, fds)

@@ -337,7 +337,19 @@ def _become(env: dict[str, str], requests: int, replies: int, log: int) -> None:
         # OpenMP read it when the parent imported torch.
         importlib.import_module("torch").set_num_threads(int(threads))
     sys.path[:0] = filter(None, env["PYTHONPATH"].split(":"))
+    _fork_workers()
     serve(os.fdopen(requests), os.fdopen(replies, "w"))
+
+
+def _fork_workers() -> None:
+    """Makes vLLM fork its processes, which it spawns on CPUs. It asks this function before each."""
+
+    def fork() -> None:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    system: Any = importlib.import_module("vllm.utils.system_utils")
+    assert system._maybe_force_spawn
+    system._maybe_force_spawn = fork
 
 
 if __name__ == "__main__":

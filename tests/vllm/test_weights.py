@@ -149,6 +149,7 @@ def test_an_engine_in_separate_processes_detects_changes_of_weights(
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
         env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+        spawned=True,
     )
     prompt = token_ids(2000, 750)
 
