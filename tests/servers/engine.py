@@ -54,6 +54,9 @@ def environment(folder: Path | None, **extra: str) -> dict[str, str]:
     env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     env["PYTHONPATH"] = str(folder) if folder else ""
     env["VLLM_LOGGING_LEVEL"] = "INFO"
+    # The workers of several ranks compile functions, which takes longer than to start them. By default the results are
+    # in TMPDIR.
+    env["TORCHINDUCTOR_CACHE_DIR"] = str(paths.cache() / "torchinductor")
     return env | extra
 
 
