@@ -5,8 +5,9 @@ mod groups;
 mod label;
 mod registry;
 mod table;
+mod totals;
 
 pub use groups::Gauge;
 pub use label::{VERBATIM, snake_case};
 pub use registry::Metrics;
-pub use table::{Kind, Metric, PREFIX, counter, gauge, seconds};
+pub use table::{Kind, Metric, PREFIX, counter, gauge, kept_seconds, seconds};

@@ -3,6 +3,7 @@
 use crate::groups::{Gauge, Groups};
 use crate::label::values;
 use crate::table::{Kind, Metric, PREFIX};
+use crate::totals::Totals;
 use prometheus::{
     CounterVec, Encoder, GaugeVec, HistogramOpts, HistogramVec, Opts, Registry, TextEncoder,
 };
@@ -14,6 +15,7 @@ enum Family {
     Counter(CounterVec),
     Gauge(GaugeVec),
     Seconds(HistogramVec),
+    KeptSeconds(Totals),
 }
 
 /// The metric families of a program. An unknown name or a wrong number of labels is logged as an error and otherwise ignored.
@@ -46,6 +48,21 @@ impl Metrics {
             families,
             groups,
         }
+    }
+
+    /// Adds the metrics of the process itself, `process_*`, where the system has them.
+    pub fn with_process(self) -> Self {
+        #[cfg(target_os = "linux")]
+        {
+            use prometheus::process_collector::ProcessCollector;
+            let process = self
+                .registry
+                .register(Box::new(ProcessCollector::for_self()));
+            if let Err(e) = process {
+                error!(error = %e, "metrics of the process not registered");
+            }
+        }
+        self
     }
 
     pub fn add(&self, name: &str, labels: &[&str], by: u64) {
@@ -131,6 +148,24 @@ impl Metrics {
         }
     }
 
+    /// Replaces a series of a histogram that is kept elsewhere. `counts`: by bucket of the table, not cumulative, and in the last one what is
+    /// above all of them.
+    pub fn take_seconds(&self, name: &str, labels: &[&str], counts: &[u64], sum: Duration) {
+        let taken = match self.families.get(name) {
+            Some((Family::KeptSeconds(family), names)) => {
+                let labels = values(names, labels).into_iter().map(Into::into).collect();
+                family.take(labels, counts, sum.as_secs_f64())
+            }
+            _ => false,
+        };
+        if !taken {
+            error!(
+                metric = name,
+                "no such kept histogram in the table, or it does not fit"
+            );
+        }
+    }
+
     /// The metrics in Prometheus's text format.
     pub fn text(&self) -> String {
         let mut out = Vec::new();
@@ -173,13 +208,18 @@ fn family(registry: &Registry, metric: &Metric) -> Result<Family, prometheus::Er
             registry.register(Box::new(family.clone()))?;
             Family::Seconds(family)
         }
+        Kind::KeptSeconds(buckets) => {
+            let family = Totals::new(name, metric.help, metric.labels, buckets)?;
+            registry.register(Box::new(family.clone()))?;
+            Family::KeptSeconds(family)
+        }
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{counter, gauge, seconds};
+    use crate::{counter, gauge, kept_seconds, seconds};
 
     const TABLE: &[Metric] = &[
         counter("plain_total", &[], "Counted."),
@@ -187,6 +227,7 @@ mod tests {
         gauge("level", &["a"], "Goes both ways."),
         seconds(&[1.0, 5.0], "wait_seconds", &[], "Waits."),
         seconds(&[1.0], "labelled_seconds", &["a"], "Waits by a label."),
+        kept_seconds(&[1.0, 5.0], "kept_seconds", &["a"], "Counted elsewhere."),
     ];
 
     #[test]
@@ -248,6 +289,57 @@ mod tests {
         assert!(metrics.text().contains("kvcachepool_level{a=\"x\"} 2"));
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_program_exports_its_memory_processor_time_and_files() {
+        let text = Metrics::of(TABLE).with_process().text();
+        for name in ["cpu_seconds_total", "resident_memory_bytes", "open_fds"] {
+            assert!(
+                text.contains(&format!("\nprocess_{name} ")),
+                "{name} in\n{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_histogram_that_somebody_else_keeps_has_its_latest_counts() {
+        let metrics = Metrics::of(TABLE);
+        assert!(!metrics.text().contains("kept_seconds"), "no series yet");
+        metrics.take_seconds(
+            "kept_seconds",
+            &["Late"],
+            &[1, 0, 0],
+            Duration::from_secs(1),
+        );
+        metrics.take_seconds(
+            "kept_seconds",
+            &["Late"],
+            &[1, 2, 3],
+            Duration::from_secs(40),
+        );
+        metrics.take_seconds("kept_seconds", &["b"], &[4, 0, 0], Duration::from_secs(2));
+        let text = metrics.text();
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|l| l.contains("kept_seconds"))
+            .collect();
+        let expected = [
+            "# HELP kvcachepool_kept_seconds Counted elsewhere.",
+            "# TYPE kvcachepool_kept_seconds histogram",
+            "kvcachepool_kept_seconds_bucket{a=\"b\",le=\"1\"} 4",
+            "kvcachepool_kept_seconds_bucket{a=\"b\",le=\"5\"} 4",
+            "kvcachepool_kept_seconds_bucket{a=\"b\",le=\"+Inf\"} 4",
+            "kvcachepool_kept_seconds_sum{a=\"b\"} 2",
+            "kvcachepool_kept_seconds_count{a=\"b\"} 4",
+            "kvcachepool_kept_seconds_bucket{a=\"late\",le=\"1\"} 1",
+            "kvcachepool_kept_seconds_bucket{a=\"late\",le=\"5\"} 3",
+            "kvcachepool_kept_seconds_bucket{a=\"late\",le=\"+Inf\"} 6",
+            "kvcachepool_kept_seconds_sum{a=\"late\"} 40",
+            "kvcachepool_kept_seconds_count{a=\"late\"} 6",
+        ];
+        assert_eq!(lines, expected);
+    }
+
     #[test]
     fn wrong_names_kinds_and_labels_change_nothing() {
         let metrics = Metrics::of(TABLE);
@@ -257,6 +349,9 @@ mod tests {
         metrics.set("plain_total", &[], 1.0);
         metrics.observe("level", &["x"], Duration::from_secs(1));
         metrics.take("wait_seconds", &[], 1.0);
+        metrics.take_seconds("wait_seconds", &[], &[1, 0, 0], Duration::ZERO);
+        metrics.take_seconds("kept_seconds", &["x"], &[1, 0], Duration::ZERO);
+        metrics.take_seconds("kept_seconds", &["x", "y"], &[1, 0, 0], Duration::ZERO);
         assert_eq!(metrics.text(), before);
     }
 }

@@ -10,6 +10,8 @@ pub enum Kind {
     Gauge,
     /// Histogram of seconds, with these upper bounds.
     Seconds(&'static [f64]),
+    /// The same, with counts that are kept elsewhere.
+    KeptSeconds(&'static [f64]),
 }
 
 impl Kind {
@@ -18,7 +20,7 @@ impl Kind {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
-            Self::Seconds(_) => "histogram",
+            Self::Seconds(_) | Self::KeptSeconds(_) => "histogram",
         }
     }
 }
@@ -57,6 +59,16 @@ pub const fn gauge(
     help: &'static str,
 ) -> Metric {
     metric(Kind::Gauge, name, labels, help)
+}
+
+/// A histogram of seconds with these upper bounds, whose counts are kept elsewhere.
+pub const fn kept_seconds(
+    bounds: &'static [f64],
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Metric {
+    metric(Kind::KeptSeconds(bounds), name, labels, help)
 }
 
 /// A histogram of seconds with these upper bounds.

@@ -5,7 +5,7 @@ use kvcachepool_metrics::{Metric, counter, gauge, seconds};
 
 /// A registry with every family of the table.
 pub fn registry() -> Metrics {
-    Metrics::of(ALL)
+    Metrics::of(ALL).with_process()
 }
 
 /// Around the target of 10 ms, and up to the API server's timeout.

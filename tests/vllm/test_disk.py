@@ -63,6 +63,15 @@ def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
     hits = second.sidecar.metrics
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 1920, 10, "the hit under its tier")
 
+    samples = hits()
+    reads = samples.total("kvcachepool_tier_operation_seconds_count", tier="disk", operation="get")
+    assert reads >= samples.total("kvcachepool_tier_fetch_chunks_total", tier="disk", result="landed") >= 15
+    slow = samples.total("kvcachepool_tier_operation_seconds_bucket", tier="disk", operation="get", le="+Inf")
+    assert slow == reads
+    assert 0 < samples.total("kvcachepool_tier_used_bytes", tier="disk") <= 1 << 30
+    assert samples.total("kvcachepool_tier_capacity_bytes", tier="disk") == 1 << 30
+    assert samples.total("process_cpu_seconds_total") > 0
+
     # A corrupt chunk in memory is dropped, and the next request loads it from the disk again.
     assert second.sidecar.flip_memory()
     flipped = second.generate_again(prompt, params={"kvcachepool.store": False})

@@ -97,14 +97,7 @@ fn object(number: u64, bytes: u64, digest: [u8; 16]) -> Object {
         engine: "tier_load".into(),
         engine_version: "0".into(),
         nonce: [0; 24],
-        sections: vec![Section {
-            group: 0,
-            shard: 0,
-            stored_bytes: bytes,
-            raw_bytes: bytes,
-            stored_digest: digest,
-            raw_digest: digest,
-        }],
+        sections: vec![Section::plain(0, 0, bytes, digest)],
         block_hashes: vec![EngineHash(hash)],
         token_ids: (0..16).collect(),
     }

@@ -172,14 +172,7 @@ impl World {
             let (group, shard) = domain.plan.locate(section)?;
             let bytes = domain.plan.section_bytes(section, piece.tokens);
             let digest = right_digest(hash, section, bytes);
-            (group == 0 || window).then_some(Section {
-                group: group as u32,
-                shard,
-                stored_bytes: bytes,
-                raw_bytes: bytes,
-                stored_digest: digest,
-                raw_digest: digest,
-            })
+            (group == 0 || window).then(|| Section::plain(group as u32, shard, bytes, digest))
         });
         let blocks = block_hashes(piece);
         let mut object = Object {

@@ -1,11 +1,12 @@
 //! All metrics of the sidecar. The registry and `docs/reference/metrics.md` are built from this list, and tests walk it.
 
 pub use kvcachepool_metrics::Metrics;
-use kvcachepool_metrics::{Metric, counter, gauge};
+use kvcachepool_metrics::{Metric, counter, gauge, kept_seconds};
+use kvcachepool_tiers::layers::SECONDS;
 
 /// A registry with every metric of the tables.
 pub fn registry() -> Metrics {
-    Metrics::of(all())
+    Metrics::of(all()).with_process()
 }
 
 /// Metrics of the process: sockets, config, windows.
@@ -320,6 +321,16 @@ pub const CORE: &[Metric] = &[
         &["tier", "event"],
         "Events inside a tier. Redis as the directory of the bucket: chunks that the directory answered (directory_knew) or left to the bucket (directory_left), lookups without an answer (directory_silent), updates of existence markers that failed (directory_unchanged). File system and S3: objects over the capacity or age limit that could not be deleted (removal_refused). Disk, since the folder was opened: objects evicted for others (evicted), objects whose header on the device did not match (corrupt_object), records that were corrupt (corrupt_record), truncated by a crash (torn_tail) or of slots that no longer exist (stray_record), container files that were missing or too short (lost_container), and foreign files in the folder (foreign_file).",
     ),
+    gauge(
+        "tier_used_bytes",
+        &["tier"],
+        "Bytes that a lower tier uses: of objects on disk, memory of all Redis servers, or of objects at the last count of a shared folder or bucket.",
+    ),
+    gauge(
+        "tier_capacity_bytes",
+        &["tier"],
+        "Limit of kvcachepool_tier_used_bytes. Absent where the server decides.",
+    ),
     counter(
         "tier_lookup_chunks_total",
         &["tier", "result"],
@@ -405,10 +416,11 @@ pub const CORE: &[Metric] = &[
         &["tier", "operation", "result"],
         "Operations on a lower tier, by result: ok, dropped, or the error. All attempts of an operation count as one.",
     ),
-    counter(
-        "tier_operation_seconds_total",
+    kept_seconds(
+        &SECONDS,
+        "tier_operation_seconds",
         &["tier", "operation"],
-        "Total seconds of finished operations on a lower tier, over all attempts.",
+        "Duration of finished operations on a lower tier, with all their attempts: get reads a chunk, put writes one.",
     ),
     gauge(
         "tier_operations_running",

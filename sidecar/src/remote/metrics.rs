@@ -3,7 +3,7 @@
 use kvcachepool_metrics::{Metric, Metrics, counter, gauge};
 
 pub fn registry() -> Metrics {
-    Metrics::of(REMOTE)
+    Metrics::of(REMOTE).with_process()
 }
 
 /// All metrics of `kvcachepool-sidecar serve`.

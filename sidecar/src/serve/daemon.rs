@@ -120,7 +120,7 @@ impl Daemon {
                 core.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
             });
             if let Some(tiers) = &shell.tiers {
-                tiers.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
+                tiers.metrics(metrics);
                 let known: Vec<_> = shell.with_core(|core, _, _| core.lower_tiers().collect());
                 for mut tier in known {
                     fill(&mut tier, tiers);

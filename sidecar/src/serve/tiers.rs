@@ -4,6 +4,7 @@ use super::complaints::Complaints;
 use super::host::Live;
 use super::shell::Posted;
 use super::slow::Slow;
+use crate::admin::metrics::Metrics;
 use futures::{StreamExt, TryStreamExt, stream};
 use kvcachepool_engine::{
     ClearJob, Completion, Domains, Effect, FetchId, FetchJob, Landed, Target, WriteJob,
@@ -190,7 +191,15 @@ impl Tiers {
     }
 
     /// Reports the metrics of all tiers.
-    pub fn metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
+    pub fn metrics(&self, metrics: &Metrics) {
+        let put = |name: &str, labels: &[&str], value| metrics.take(name, labels, value);
+        for (kind, usage) in self.shared.usage.lock().iter() {
+            put("tier_used_bytes", &[kind.name()], usage.bytes as f64);
+            if usage.capacity_bytes > 0 {
+                let capacity = usage.capacity_bytes as f64;
+                put("tier_capacity_bytes", &[kind.name()], capacity);
+            }
+        }
         for (kind, layers) in self.shared.open.lock().iter() {
             let (tier, info) = (kind.name(), layers.tier.info());
             for server in info.servers.now() {
@@ -216,8 +225,11 @@ impl Tiers {
                         *count as f64,
                     );
                 }
-                let seconds = tally.took.as_secs_f64();
-                put("tier_operation_seconds_total", &[tier, operation], seconds);
+                if !tally.results.is_empty() {
+                    let labels = [tier, operation];
+                    let name = "tier_operation_seconds";
+                    metrics.take_seconds(name, &labels, &tally.seconds, tally.took);
+                }
                 put(
                     "tier_operations_running",
                     &[tier, operation],

@@ -98,14 +98,7 @@ impl<T: Table> Engine<T> {
             }
             let row = self.memory.slots.row(slot);
             let group = group as u32;
-            sections.push(Section {
-                group,
-                shard,
-                stored_bytes: row.length,
-                raw_bytes: row.length,
-                stored_digest: row.digest,
-                raw_digest: row.digest,
-            });
+            sections.push(Section::plain(group, shard, row.length, row.digest));
             targets.push(Target {
                 group,
                 shard,

@@ -148,14 +148,18 @@ pub struct Section {
 }
 
 impl Section {
-    /// A section that is stored without packing.
+    /// A section with these bytes that is stored without packing.
     pub fn exact(group: u32, shard: u32, bytes: &[u8]) -> Self {
-        let digest = digest(bytes);
+        Self::plain(group, shard, bytes.len() as u64, digest(bytes))
+    }
+
+    /// A section of this many bytes with this digest that is stored without packing.
+    pub fn plain(group: u32, shard: u32, bytes: u64, digest: [u8; 16]) -> Self {
         Self {
             group,
             shard,
-            stored_bytes: bytes.len() as u64,
-            raw_bytes: bytes.len() as u64,
+            stored_bytes: bytes,
+            raw_bytes: bytes,
             stored_digest: digest,
             raw_digest: digest,
         }

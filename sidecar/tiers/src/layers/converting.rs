@@ -186,14 +186,8 @@ impl Converter {
                     let detail = "its place in the arena no longer exists";
                     TierError::new(kind, Cause::Gone, detail)
                 })?;
-                found.push(Section {
-                    group: place.group,
-                    shard: place.shard,
-                    stored_bytes: place.span.length,
-                    raw_bytes: place.span.length,
-                    stored_digest: digest,
-                    raw_digest: digest,
-                });
+                let (group, shard) = (place.group, place.shard);
+                found.push(Section::plain(group, shard, place.span.length, digest));
                 digests.push(Some(digest));
             }
             let object = Box::new(Object {
@@ -258,14 +252,7 @@ impl Converter {
             let form = form_of(&portable, &object.form, &parts);
             let section = |((group, shard), span): (&(u32, u32), &Span)| {
                 let digest = span.digest()?;
-                Some(Section {
-                    group: *group,
-                    shard: *shard,
-                    stored_bytes: span.length,
-                    raw_bytes: span.length,
-                    stored_digest: digest,
-                    raw_digest: digest,
-                })
+                Some(Section::plain(*group, *shard, span.length, digest))
             };
             let converted: Option<Vec<_>> =
                 sections.keys().zip(&scratch.spans).map(section).collect();
