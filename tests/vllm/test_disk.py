@@ -65,12 +65,12 @@ def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
 
     samples = hits()
     reads = samples.total("kvcachepool_tier_operation_seconds_count", tier="disk", operation="get")
-    assert reads >= samples.total("kvcachepool_tier_fetch_chunks_total", tier="disk", result="landed") >= 15
+    assert reads >= samples.total("kvcachepool_tier_fetch_chunks_total", tier="disk", result="landed") >= 8
     slow = samples.total("kvcachepool_tier_operation_seconds_bucket", tier="disk", operation="get", le="+Inf")
     assert slow == reads
     assert 0 < samples.total("kvcachepool_tier_used_bytes", tier="disk") <= 1 << 30
     assert samples.total("kvcachepool_tier_capacity_bytes", tier="disk") == 1 << 30
-    assert samples.total("process_cpu_seconds_total") > 0
+    assert samples.total("process_resident_memory_bytes") > 0
 
     # A corrupt chunk in memory is dropped, and the next request loads it from the disk again.
     assert second.sidecar.flip_memory()
