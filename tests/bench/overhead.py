@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from bench.results import Row, merge
 from servers import paths
@@ -96,7 +97,7 @@ def _folder() -> Iterator[Path]:
 def _cost(way: str, server: VllmServer, sidecar: Sidecar, prompt: str) -> float:
     pids = server.process.tree() + (sidecar.process.tree() if way in (STORED, NOT_STORED) else [])
     before = cpu_seconds(pids)
-    wish = {"kv_transfer_params": {"kvcachepool.store": False}} if way == NOT_STORED else {}
+    wish: dict[str, Any] = {"kv_transfer_params": {"kvcachepool.store": False}} if way == NOT_STORED else {}
     sources = server.complete(prompt, TOKENS, max_tokens=1, **wish).sources
     assert sources["computed"] == TOKENS, f"a prompt that must not hit did: {sources}"
     used = at_rest(pids) - before
