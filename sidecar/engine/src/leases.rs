@@ -12,6 +12,8 @@ const PROBES_PER_REQUEST_MAX: usize = 3;
 struct Lease {
     probes: Vec<u64>,
     held: Vec<Handle>,
+    /// Start of a load: vLLM reads what is held.
+    load_began_ms: Option<u64>,
 }
 
 /// PROBEs and read leases of all requests.
@@ -111,6 +113,19 @@ impl Leases {
         if let Some(lease) = self.lease_mut(scheduler, request) {
             lease.held.extend_from_slice(chunks);
         }
+    }
+
+    /// vLLM begins to load what a request holds.
+    pub fn load_begins(&mut self, now_ms: u64, scheduler: u64, request: &str) {
+        let lease = self.lease_mut(scheduler, request);
+        if let Some(lease) = lease.filter(|l| !l.held.is_empty()) {
+            lease.load_began_ms.get_or_insert(now_ms);
+        }
+    }
+
+    /// The load of a request ended. Returns when it began.
+    pub fn load_ends(&mut self, scheduler: u64, request: &str) -> Option<u64> {
+        self.lease_mut(scheduler, request)?.load_began_ms.take()
     }
 
     /// Ends a request's lease. Returns its chunks.

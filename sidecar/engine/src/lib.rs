@@ -5,6 +5,7 @@
 mod check;
 pub mod config;
 pub mod driver;
+mod durations;
 mod effect;
 mod leases;
 pub mod lower;
@@ -22,6 +23,7 @@ mod verifier;
 #[cfg(test)]
 mod tests;
 
+pub use durations::{Buckets, Durations, SECONDS, bucket};
 pub use effect::{
     ClearJob, Completion, DigestJob, Domains, Effect, FetchJob, HeadJob, Landed, LookupJob,
     RemoveJob, Target, WriteJob,
@@ -90,6 +92,10 @@ pub struct Stats {
     /// Soft pins that timed out.
     pub soft_pins_expired: u64,
     pub soft_pins_displaced: u64,
+    /// Times from a PROBE of vLLM to its final answer.
+    pub probes: Durations,
+    /// Times from PIN to RELEASE of vLLM's requests: what a load takes.
+    pub loads: Durations,
 }
 
 /// Snapshot pages of chunks from this number on cover the disk.

@@ -166,6 +166,9 @@ impl<T: Table> Engine<T> {
         // a check may have removed an entry at once
         let answer = self.answer(&probe);
         probe.answered = !answer.pending;
+        if probe.answered {
+            self.count_answer(now, &probe);
+        }
         if let Some(old) = self.leases.keep(id, probe) {
             self.end_probe(old);
         }
@@ -283,10 +286,19 @@ impl<T: Table> Engine<T> {
             }
             self.leases.forget_waiter(handle, id);
         }
+        self.count_answer(now, &probe);
         let answer = self.answer(&probe);
         let reply = (probe.question.scheduler, probe.question.tag, answer);
         self.leases.put_back(id, probe);
         Some(reply)
+    }
+
+    /// Counts the time to the final answer of a PROBE of vLLM.
+    fn count_answer(&mut self, now: Time, probe: &Probe) {
+        if probe.question.kind != KeyKind::Opaque {
+            let took = now.mono_ms.saturating_sub(probe.asked_ms);
+            self.memory.stats.probes.add(took);
+        }
     }
 
     /// An update of a waiting PROBE, as (scheduler, tag, answer). None if it is answered or nothing is pending.
@@ -299,7 +311,15 @@ impl<T: Table> Engine<T> {
 
     /// PIN: chunks `from..to` of the answer to `tag` become the request's read lease, and its soft pins end. Unknown requests and tags are
     /// ignored.
-    pub fn pin(&mut self, scheduler: u64, request: &str, tag: u64, from: u32, to: u32) -> u32 {
+    pub fn pin(
+        &mut self,
+        now: Time,
+        scheduler: u64,
+        request: &str,
+        tag: u64,
+        from: u32,
+        to: u32,
+    ) -> u32 {
         let probes = self.leases.probes_of(scheduler, request);
         let answers = probes.iter().filter_map(|id| self.leases.probe(*id));
         let named = answers.into_iter().find(|p| p.question.tag == tag);
@@ -323,6 +343,9 @@ impl<T: Table> Engine<T> {
             }
         }
         self.leases.hold(scheduler, request, &held);
+        if kind != Some(KeyKind::Opaque) {
+            self.leases.load_begins(now.mono_ms, scheduler, request);
+        }
         for id in probes {
             self.end_probe(id);
         }
@@ -330,7 +353,15 @@ impl<T: Table> Engine<T> {
     }
 
     /// RELEASE: ends the request's pins and leases, and cancels its open PROBEs. Unknown requests are ignored.
-    pub fn release(&mut self, scheduler: u64, request: &str) {
+    pub fn release(&mut self, now: Time, scheduler: u64, request: &str) {
+        if let Some(began_ms) = self.leases.load_ends(scheduler, request) {
+            let took_ms = now.mono_ms.saturating_sub(began_ms);
+            self.memory.stats.loads.add(took_ms);
+        }
+        self.end_request(scheduler, request);
+    }
+
+    fn end_request(&mut self, scheduler: u64, request: &str) {
         for id in self.leases.probes_of(scheduler, request) {
             self.end_probe(id);
         }
@@ -342,7 +373,7 @@ impl<T: Table> Engine<T> {
     /// Scheduler's HELLO: ends pins and leases of all requests that it does not name.
     pub fn keep_requests(&mut self, scheduler: u64, named: &[String]) {
         for request in self.leases.not_named(scheduler, named) {
-            self.release(scheduler, &request);
+            self.end_request(scheduler, &request);
         }
     }
 

@@ -1,8 +1,8 @@
 //! All metrics of the sidecar. The registry and `docs/reference/metrics.md` are built from this list, and tests walk it.
 
+use kvcachepool_engine::SECONDS;
 pub use kvcachepool_metrics::Metrics;
 use kvcachepool_metrics::{Metric, counter, gauge, kept_seconds};
-use kvcachepool_tiers::layers::SECONDS;
 
 /// A registry with every metric of the tables.
 pub fn registry() -> Metrics {
@@ -186,6 +186,18 @@ pub const CORE: &[Metric] = &[
         "probes_unready_total",
         &[],
         "PROBEs that found nothing because not all ranks were registered or the sidecar has no memory tier.",
+    ),
+    kept_seconds(
+        &SECONDS,
+        "probe_seconds",
+        &[],
+        "Time from a PROBE of vLLM to its final answer. A request waits for it until cache.loadTimeout.",
+    ),
+    kept_seconds(
+        &SECONDS,
+        "load_seconds",
+        &[],
+        "Time in which a request of vLLM held chunks of the cache to load them.",
     ),
     counter(
         "probe_chunks_total",

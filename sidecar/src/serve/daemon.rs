@@ -118,6 +118,10 @@ impl Daemon {
             metrics.clear("tier_server_up");
             shell.with_core(|core, _, _| {
                 core.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
+                core.histograms(&mut |name, durations| {
+                    let (counts, total) = durations.totals();
+                    metrics.take_seconds(name, &[], counts, total);
+                });
             });
             if let Some(tiers) = &shell.tiers {
                 tiers.metrics(metrics);

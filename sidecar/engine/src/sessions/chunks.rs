@@ -167,10 +167,15 @@ impl<H: Host> Core<H> {
         }
     }
 
-    pub(super) fn pin_request(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn pin_request(
+        &mut self,
+        now: Now,
+        session: u64,
+        body: &[u8],
+    ) -> Result<(), Refusal> {
         let pin: Pin = message::decode(body)?;
         if let Some(engine) = &mut self.engine {
-            let held = engine.pin(session, &pin.request, pin.probe, pin.from, pin.to);
+            let held = engine.pin(now, session, &pin.request, pin.probe, pin.from, pin.to);
             if held < pin.to.saturating_sub(pin.from) {
                 self.counters.event("PinWithoutSoftPin");
             }
@@ -178,11 +183,11 @@ impl<H: Host> Core<H> {
         Ok(())
     }
 
-    pub(super) fn release(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn release(&mut self, now: Now, session: u64, body: &[u8]) -> Result<(), Refusal> {
         let release: Release = message::decode(body)?;
         if let Some(engine) = &mut self.engine {
             for request in &release.requests {
-                engine.release(session, request);
+                engine.release(now, session, request);
             }
         }
         Ok(())

@@ -317,8 +317,8 @@ impl<H: Host> Core<H> {
             (Op::Probe, Role::Scheduler | Role::Opaque) => {
                 self.probe(now, asked, session, role, body, out)
             }
-            (Op::Pin, Role::Scheduler | Role::Opaque) => self.pin_request(session, body),
-            (Op::Release, Role::Scheduler | Role::Opaque) => self.release(session, body),
+            (Op::Pin, Role::Scheduler | Role::Opaque) => self.pin_request(now, session, body),
+            (Op::Release, Role::Scheduler | Role::Opaque) => self.release(now, session, body),
             (Op::Grant, Role::Scheduler | Role::Opaque) => {
                 self.grant(now, asked, session, role, body, out)
             }

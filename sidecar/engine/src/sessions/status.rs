@@ -3,7 +3,7 @@
 use super::core::Core;
 use super::seam::{Host, Now, Output};
 use crate::table::ROW_BYTES;
-use crate::{Found, PinError};
+use crate::{Durations, Found, PinError};
 use kvcachepool_protocol::key::ChunkKey;
 use kvcachepool_protocol::message::{ErrorCode, Role};
 use kvcachepool_protocol::status::{
@@ -425,6 +425,14 @@ impl<H: Host> Core<H> {
         self.engine_metrics(put);
         self.tier_metrics(put);
         self.load_metrics(put);
+    }
+
+    /// Reports all histograms: name, and what happened.
+    pub fn histograms(&self, put: &mut dyn FnMut(&'static str, &Durations)) {
+        if let Some(engine) = &self.engine {
+            put("probe_seconds", &engine.stats().probes);
+            put("load_seconds", &engine.stats().loads);
+        }
     }
 
     fn engine_metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {

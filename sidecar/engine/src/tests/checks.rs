@@ -2,7 +2,7 @@
 
 use super::rig::*;
 use crate::config::{Config, Verify};
-use crate::{Changed, DigestJob, Engine};
+use crate::{Changed, DigestJob, Durations, Engine};
 use kvcachepool_protocol::key::ChunkKey;
 use kvcachepool_protocol::message::{CHUNK_ABSENT, CHUNK_PENDING, CHUNK_READY};
 
@@ -35,6 +35,34 @@ fn actions(rig: &mut Rig) -> (Vec<DigestJob>, usize) {
     }
     rig.check();
     (digests, answers.len())
+}
+
+#[test]
+fn answers_and_loads_are_counted_by_duration() {
+    let mut rig = stored();
+    let (tag, asked) = rig.probe("loading", &[1]);
+    assert_eq!(asked.states, [CHUNK_PENDING]);
+    rig.now.mono_ms += 40;
+    rig.digest_all();
+    assert_eq!(actions(&mut rig).1, 1);
+    for passed_ms in [0, 200] {
+        rig.now.mono_ms += passed_ms;
+        rig.engine.pin(rig.now, 1, "loading", tag, 0, 1);
+    }
+    // Only the first RELEASE ends a load.
+    rig.engine.release(rig.now, 1, "loading");
+    rig.engine.release(rig.now, 1, "loading");
+    let (tag, _) = rig.probe("absent", &[2]);
+    rig.engine.pin(rig.now, 1, "absent", tag, 0, 1);
+    rig.engine.release(rig.now, 1, "absent");
+    let of = |ms: &[u64]| {
+        let mut durations = Durations::default();
+        ms.iter().for_each(|ms| durations.add(*ms));
+        durations
+    };
+    let stats = rig.engine.stats();
+    assert_eq!(stats.probes, of(&[40, 0]));
+    assert_eq!(stats.loads, of(&[200]));
 }
 
 #[test]

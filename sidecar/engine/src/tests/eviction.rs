@@ -168,7 +168,7 @@ fn what_is_leased_pinned_or_granted_is_never_evicted() {
         rig.store(&[n]);
     }
     let (tag, _) = rig.probe("leased", &[0]);
-    rig.engine.pin(1, "leased", tag, 0, 1);
+    rig.engine.pin(rig.now, 1, "leased", tag, 0, 1);
     rig.probe("waiting", &[1]);
     rig.engine
         .memory
@@ -185,7 +185,7 @@ fn what_is_leased_pinned_or_granted_is_never_evicted() {
     assert!(!rig.has(&[4]));
     rig.commit(&granted);
     rig.digest_all();
-    rig.engine.release(1, "leased");
+    rig.engine.release(rig.now, 1, "leased");
     rig.now.mono_ms += 30_000;
     rig.engine.tick(rig.now);
     rig.check();
@@ -213,7 +213,7 @@ fn two_hundred_waiting_long_prompts_do_not_pin_everything() {
         assert!(rig.store(&[n]), "stores go on");
     }
     for waiting in 0..200u32 {
-        rig.engine.release(1, &format!("w{waiting}"));
+        rig.engine.release(rig.now, 1, &format!("w{waiting}"));
     }
     assert_eq!(rig.engine.memory.usage().soft_pinned_bytes, 0);
     rig.check();
@@ -225,11 +225,11 @@ fn nothing_but_leases_refuses_room_and_room_returns_with_them() {
     for n in 0..FIT {
         rig.store(&[n]);
         let (tag, _) = rig.probe(&format!("r{n}"), &[n]);
-        rig.engine.pin(1, &format!("r{n}"), tag, 0, 1);
+        rig.engine.pin(rig.now, 1, &format!("r{n}"), tag, 0, 1);
     }
     assert_eq!(rig.grant(&[200], CHUNK_TOKENS, 1).0, GRANT_NO_ROOM);
     rig.check();
-    rig.engine.release(1, "r5");
+    rig.engine.release(rig.now, 1, "r5");
     assert!(rig.store(&[200]));
     assert!(!rig.has(&[5]));
     rig.check();
@@ -330,7 +330,7 @@ fn nothing_is_remembered_for_ever_of_chunks_that_lost_their_parent() {
         for job in rig.digests() {
             rig.digested(job, Some([0xEE; 16]));
         }
-        rig.engine.release(1, "r");
+        rig.engine.release(rig.now, 1, "r");
         rig.check();
     }
     assert!(rig.engine.memory.index.orphans() <= usize::from(FIT));

@@ -182,9 +182,10 @@ impl Run {
                 back,
             } => {
                 let tag = rig.tag.saturating_sub(back);
-                rig.engine.pin(1, &format!("r{request}"), tag, from, to);
+                rig.engine
+                    .pin(rig.now, 1, &format!("r{request}"), tag, from, to);
             }
-            Step::Release { request } => rig.engine.release(1, &format!("r{request}")),
+            Step::Release { request } => rig.engine.release(rig.now, 1, &format!("r{request}")),
             Step::Death {
                 owner,
                 quarantine_ms,
@@ -228,7 +229,9 @@ impl Run {
 
     fn end(&mut self) {
         for request in 0..4 {
-            self.rig.engine.release(1, &format!("r{request}"));
+            self.rig
+                .engine
+                .release(self.rig.now, 1, &format!("r{request}"));
         }
         for (_, r) in std::mem::take(&mut self.fetched) {
             self.rig.engine.memory.fetch_ended(r);

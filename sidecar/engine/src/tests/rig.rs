@@ -272,8 +272,9 @@ impl Rig {
     /// A request that reads the chunks along `path` and ends.
     pub fn read(&mut self, path: &[u8]) {
         let (tag, _) = self.probe("reader", path);
-        self.engine.pin(1, "reader", tag, 0, path.len() as u32);
-        self.engine.release(1, "reader");
+        self.engine
+            .pin(self.now, 1, "reader", tag, 0, path.len() as u32);
+        self.engine.release(self.now, 1, "reader");
     }
 
     pub fn check(&self) {

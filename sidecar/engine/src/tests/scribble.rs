@@ -55,7 +55,7 @@ proptest! {
         let (_, answer) = rig.probe("r", &[1, 2]);
         prop_assert_eq!(answer.states, [CHUNK_READY; 2]);
         prop_assert_eq!(&unpack(&answer.refs).unwrap(), &stored);
-        rig.engine.release(1, "r");
+        rig.engine.release(rig.now, 1, "r");
         prop_assert_eq!(rig.engine.memory.usage(), usage);
 
         rig.commit(&granted);

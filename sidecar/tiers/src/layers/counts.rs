@@ -3,15 +3,11 @@
 
 use super::Op;
 use crate::{Cause, TierError};
+use kvcachepool_engine::{Buckets, SECONDS, bucket};
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
-
-/// Upper bounds of the histogram in seconds; longer operations are counted in a last bucket.
-pub const SECONDS: [f64; 14] = [
-    0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0,
-];
 
 const CAUSES: usize = Cause::ALL.len();
 /// One per cause, one for success, one for operations that were dropped.
@@ -50,8 +46,8 @@ pub struct Tally {
     pub running: u64,
     /// Bytes of sections that moved between tier and arena in successful operations.
     pub bytes: u64,
-    /// Finished operations by bucket of [`SECONDS`]; the last bucket holds longer ones.
-    pub seconds: [u64; SECONDS.len() + 1],
+    /// Finished operations by duration.
+    pub seconds: Buckets,
     /// Total time of finished operations.
     pub took: Duration,
 }
@@ -110,9 +106,7 @@ impl Counted {
     }
 
     fn ended(&self, result: usize, took: Duration) {
-        let longest = SECONDS.iter().position(|s| took.as_secs_f64() <= *s);
-        let bucket = longest.unwrap_or(SECONDS.len());
-        for counter in [self.results.get(result), self.seconds.get(bucket)] {
+        for counter in [self.results.get(result), self.seconds.get(bucket(took))] {
             counter.map(|count| count.fetch_add(1, Relaxed));
         }
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
@@ -163,7 +157,6 @@ mod tests {
             assert_eq!(cause as usize, index);
             assert_eq!(result_name(index), cause.name());
         }
-        assert!(SECONDS.is_sorted());
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@ mod verify;
 
 pub use breaker::{Breaker, Options as BreakerOptions, Side, State};
 pub use converting::{Converter, Rooms};
-pub use counts::{Counts, SECONDS, Tally};
+pub use counts::{Counts, Tally};
 pub use deadline::Options as DeadlineOptions;
 pub use guarded::Guarded;
 pub use limits::{Budget, Limits, Load, Options as LimitOptions};
