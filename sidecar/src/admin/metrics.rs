@@ -191,7 +191,7 @@ pub const CORE: &[Metric] = &[
         &SECONDS,
         "probe_seconds",
         &[],
-        "Time from a PROBE of vLLM to its final answer. A request waits for it until cache.loadTimeout.",
+        "Time from a PROBE of vLLM to its final answer.",
     ),
     kept_seconds(
         &SECONDS,
