@@ -73,6 +73,8 @@ class FaultyStore(FolderStore):
             others = [e.key for e in self.list("", "", 1000) if e.key.endswith(".kv") and e.key != key]
             same = [other for other in others if self.stat(other)[0] == self.stat(key)[0]]  # type: ignore[index]
             return super().get(same[0], offset, length)
+        if fault == "slow":
+            threading.Event().wait(1)
         if fault == "hang":
             while self._faults.read_text() == "hang":
                 threading.Event().wait(0.05)

@@ -117,7 +117,6 @@ class StubRemote:
         self.key = KEY
         self.features = ["objects"]
         self.arena_bytes = 1 << 30
-        self.load_timeout_ms = 5000
         self.objects: dict[tuple[bytes, bytes], bytes] = {}
         self.pinned: set[tuple[bytes, bytes]] = set()
         self.received: list[Received] = []
@@ -249,7 +248,7 @@ class StubRemote:
         if request.body["key"] != self.key:
             return refusal("Unauthorized")
         reply = {"version": 1, "sidecar_version": "0.1.0", "boot": 1, "features": self.features}
-        return Answer(reply | {"arena_bytes": self.arena_bytes, "load_timeout_ms": self.load_timeout_ms})
+        return Answer(reply | {"arena_bytes": self.arena_bytes})
 
     def _probe(self, connection: _Connection, request: Received) -> Answer:
         found = [self.objects.get(name) for name in _names(request)]

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -264,22 +263,13 @@ def test_the_newest_partial_reply_counts_at_the_deadline(stub: StubObjects, clie
         assert lease[0].read() == b"value"
 
 
-def test_a_lease_waits_for_lower_tiers_beyond_the_sidecars_own_limit(stub: StubObjects, client: Client) -> None:
+def test_a_lease_tells_the_sidecar_how_long_to_wait_for_lower_tiers(stub: StubObjects, client: Client) -> None:
     assert client.put([Item("a", b"value")]) == [Put.STORED]
     client._transport.session._connection.settings.load_timeout_ms = 50
-    probes = []
-
-    def slow(frame: Received, reply: dict[str, Any]) -> dict[str, Any]:
-        probes.append(frame)
-        if len(probes) == 3:
-            return reply
-        threading.Event().wait(0.06)
-        return reply | {"states": b"\2", "refs": b""}
-
-    stub.lie = slow
-    assert client.get("a")[0].value == b"value"
-    assert len(probes) == 3
-    assert len({frame.body["request"] for frame in probes}) == 1
+    with client.lease("a", timeout_s=4) as lease:
+        assert lease[0] is not None
+    (probe,) = processed(stub, Op.PROBE)
+    assert 3_000 < probe.body["budget_ms"] < 4_000
 
 
 def test_requests_that_might_not_fit_into_the_socket_wait_for_earlier_ones(stub: StubObjects, client: Client) -> None:

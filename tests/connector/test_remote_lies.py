@@ -205,7 +205,6 @@ def test_a_wrong_frame_is_an_error_and_ends_the_connection(
     [
         (says(features=[]), "ObjectsNotServed"),
         (says(arena_bytes=-1), "BadReply"),
-        (says(load_timeout_ms=-1), "BadReply"),
         (says(arena_bytes="x"), "BadReply"),
         (lambda answer: answer._replace(raw=header(version=3, length=0)), "WrongVersion"),
         (lambda answer: refusal("NoArena", retryable=True), "NoArena"),

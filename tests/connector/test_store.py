@@ -233,6 +233,20 @@ def test_a_class_that_is_wrong_costs_a_miss_and_never_other_bytes(
     wait_for(lambda: read(sidecar, "same", 4) == content("same", MIB), 60, "the other object")
 
 
+def test_a_client_waits_for_a_slow_store_until_its_own_deadline(
+    faulty: tuple[StoreServer, Path], pod: Callable[..., Sidecar]
+) -> None:
+    store, faults = faulty
+    sidecar = pod(store)
+    sizes = {"small": MIB, "same": MIB}
+    stored(sidecar, sizes)
+    sidecar.configure({"cache": {"loadTimeout": "200ms"}})
+    forgotten(sidecar)
+    faults.write_text("slow")
+    assert read(sidecar, "small", 0.5) is None
+    all_read(sidecar, sizes)
+
+
 def test_health_says_when_every_call_hangs(faulty: tuple[StoreServer, Path], pod: Callable[..., Sidecar]) -> None:
     store, faults = faulty
     sidecar = pod(store)

@@ -248,7 +248,6 @@ class RemoteHelloReply(Message):
     sidecar_version: str
     boot: int
     arena_bytes: int
-    load_timeout_ms: int
     features: list[str] = []
 
 

@@ -39,7 +39,7 @@ from .messages import (
 )
 from .object_bytes import HASH_BYTES, Bytes
 from .object_slots import REF_BYTES, BadReplyError, Slots, by_slot, objects_of, overlap
-from .object_transport import asks_again, budget_ms
+from .object_transport import budget_ms
 from .object_types import Error, Refused, Unavailable
 from .shared import Mapping, shared
 from .wire import Op
@@ -197,14 +197,8 @@ class Session:
     def lease(self, body: Probe, deadline: float) -> tuple[list[Slots | None], int]:
         """Leases what a PROBE finds, under its request. Returns the slots of each key (None: not in memory), and the
         connection for `release`.
-
-        The sidecar waits for lower tiers no longer than its `loadTimeout`, so that PROBE may have to be repeated.
         """
-        while True:
-            began = time.monotonic()
-            reply, tag, connection = self.probe(body, deadline)
-            if not asks_again(reply.states, began, self._connection.settings.load_timeout_ms, deadline):
-                break
+        reply, tag, connection = self.probe(body, deadline)
         try:
             objects = self._located(reply)
             pin = Pin(request=body.request, probe=tag, from_=0, to=len(reply.states))

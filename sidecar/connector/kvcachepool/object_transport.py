@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from .messages import (
-    CHUNK_PENDING,
     GRANT_EXISTS,
     GRANT_GRANTED,
     GRANT_NO_ROOM,
@@ -103,17 +102,10 @@ class Transport(Protocol):
 def budget_ms(deadline: float) -> int:
     """How long a sidecar may wait for lower tiers, so that its reply arrives before the deadline. At least 1 ms.
 
-    A sidecar takes 0 for its whole `loadTimeout`.
+    A sidecar takes 0 for its `loadTimeout`.
     """
     left = max(0.0, deadline - time.monotonic())
     return max(1, int((left - min(left * _REPLY_SHARE, _REPLY_S)) * 1000))
-
-
-def asks_again(states: bytes, began: float, load_timeout_ms: int, deadline: float) -> bool:
-    """Whether a PROBE that began then is repeated: a sidecar waits no longer than its `loadTimeout`."""
-    now = time.monotonic()
-    limited = now - began >= load_timeout_ms / 1000 * (1 - _REPLY_SHARE)
-    return CHUNK_PENDING in states and limited and now + _REPLY_S <= deadline
 
 
 def grant_of(request: str, namespace: bytes, objects: Sequence[Encoded], ttl_s: int) -> Grant:

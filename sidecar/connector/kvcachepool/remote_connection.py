@@ -236,8 +236,8 @@ def _greet(connection: Connection, name: str, instance: str, key: str, deadline:
         raise Unavailable("NotConnected", f"no reply to HELLO: {error.message}") from None
     if "objects" not in hello.features:
         raise Unavailable("ObjectsNotServed", "the server has no opaque objects")
-    if hello.arena_bytes < 0 or hello.load_timeout_ms < 0:
-        connection.bad_reply("a negative size or time in HELLO")
+    if hello.arena_bytes < 0:
+        connection.bad_reply("a negative size in HELLO")
     connection.hello = hello
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,16 +13,14 @@ from .messages import (
     CHUNK_PENDING,
     CHUNK_READY,
     GRANT_GRANTED,
-    Nothing,
     Objects,
     ObjectsReply,
     Probe,
-    Release,
     RemoteGrantReply,
     RemoteProbeReply,
 )
 from .object_bytes import MAX_OBJECT_BYTES, Bytes, Encoded, Located, digest_of, front_bytes, parse
-from .object_transport import PUT_RESULTS, Range, asks_again, budget_ms, changed_of, grant_of, stats_of
+from .object_transport import PUT_RESULTS, Range, budget_ms, changed_of, grant_of, stats_of
 from .object_types import Put, Stat, Unavailable
 from .remote_connection import Access, Connection, Server, connect, new_instance
 from .remote_pool import Pool
@@ -123,14 +120,8 @@ class RemoteTransport:
     def hold(self, names: Sequence[bytes], prefix: bool, deadline: float) -> RemoteHolding:
         body = self._probe([digest_of(name) for name in names], prefix, 0)
         with self._pool.using(deadline) as connection:
-            began = time.monotonic()
             reply = _ask(connection, body, deadline)
             try:
-                while asks_again(reply.states, began, connection.hello.load_timeout_ms, deadline):
-                    began, earlier = time.monotonic(), body.request
-                    body.request = str(next(self._requests))
-                    reply = _ask(connection, body, deadline)
-                    connection.call(Op.RELEASE, Release(requests=[earlier]), Nothing, deadline)
                 fronts = _fronts(connection, body.request, names, _sizes(connection, reply), deadline)
             except BaseException:
                 connection.close()  # which ends the lease

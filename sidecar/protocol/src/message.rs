@@ -407,7 +407,8 @@ pub struct Probe {
     /// Tokens in the engine's own prefix cache. Chunks before them are not checked. Absent = unknown; then nothing is fetched.
     #[serde(default)]
     pub local_tokens: Option<u64>,
-    /// Remaining part of the load timeout.
+    /// Longest wait for checks and lower tiers; 0 = the load timeout. Of vLLM at most the load timeout, of clients of objects at most ten
+    /// minutes.
     #[serde(default)]
     pub budget_ms: u64,
     /// vLLM's `max_load_tokens`, if set.

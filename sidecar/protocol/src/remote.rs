@@ -46,8 +46,6 @@ pub struct HelloReply {
     pub features: Vec<String>,
     /// Size of the sidecar's memory: no object can be longer.
     pub arena_bytes: u64,
-    /// Longest time that one PROBE waits for lower tiers.
-    pub load_timeout_ms: u64,
 }
 
 /// Reply to PROBE.

@@ -15,6 +15,8 @@ use kvcachepool_protocol::message::{
 use kvcachepool_protocol::refs;
 
 const REQUEST_ID_MAX: usize = 1024;
+/// Longest wait of a PROBE for opaque objects. Milliseconds.
+const OBJECT_WAIT_MS_MAX: u64 = 600_000;
 
 impl<H: Host> Core<H> {
     pub(super) fn probe(
@@ -97,9 +99,11 @@ impl<H: Host> Core<H> {
                 KeyKind::Opaque => probe.local_tokens.or(Some(u64::MAX)),
                 _ => probe.local_tokens,
             },
-            wait_ms: match probe.budget_ms {
-                0 => self.config.settings.load_timeout_ms,
-                ms => ms.min(self.config.settings.load_timeout_ms),
+            wait_ms: match (kind, probe.budget_ms) {
+                (_, 0) => self.config.settings.load_timeout_ms,
+                // nothing could compute an object, so its client alone says how long it waits
+                (KeyKind::Opaque, ms) => ms.min(OBJECT_WAIT_MS_MAX),
+                (_, ms) => ms.min(self.config.settings.load_timeout_ms),
             },
             reach,
         };

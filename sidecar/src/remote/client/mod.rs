@@ -171,7 +171,6 @@ where
         boot: upstream.hello.boot,
         features: upstream.hello.features.clone(),
         arena_bytes: upstream.arena_bytes,
-        load_timeout_ms: upstream.hello.settings.load_timeout_ms,
     };
     let body = Body {
         front: encode(&reply).map_err(|_| End::Broken)?,

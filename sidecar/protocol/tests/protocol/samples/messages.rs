@@ -382,7 +382,6 @@ pub fn all() -> Vec<Sample> {
                 boot: u64::MAX,
                 features: vec![FEATURE_OBJECTS.into()],
                 arena_bytes: 64 << 30,
-                load_timeout_ms: 2_000,
             },
         ),
         sample(
