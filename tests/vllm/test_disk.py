@@ -72,6 +72,8 @@ def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
     assert samples.total("kvcachepool_tier_capacity_bytes", tier="disk") == 1 << 30
     assert samples.total("kvcachepool_load_seconds_count") == 1
     assert samples.total("kvcachepool_probe_seconds_count") >= 1
+    stored = samples.total("kvcachepool_stored_chunks_total")
+    assert stored - samples.total("kvcachepool_store_seconds_count") == 8
     assert 0 < samples.total("kvcachepool_load_seconds_sum") < 20
     assert samples.total("process_resident_memory_bytes") > 0
 

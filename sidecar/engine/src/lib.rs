@@ -96,6 +96,8 @@ pub struct Stats {
     pub probes: Durations,
     /// Times from PIN to RELEASE of vLLM's requests: what a load takes.
     pub loads: Durations,
+    /// From the grant to the readable chunk, of chunks that workers of vLLM stored.
+    pub stores: Durations,
 }
 
 /// Snapshot pages of chunks from this number on cover the disk.

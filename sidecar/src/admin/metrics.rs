@@ -199,6 +199,12 @@ pub const CORE: &[Metric] = &[
         &[],
         "Time in which a request of vLLM held chunks of the cache to load them.",
     ),
+    kept_seconds(
+        &SECONDS,
+        "store_seconds",
+        &[],
+        "Time from the grant of a chunk to vLLM until the chunk is readable.",
+    ),
     counter(
         "probe_chunks_total",
         &["state"],

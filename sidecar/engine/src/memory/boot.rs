@@ -147,6 +147,7 @@ impl<T: Table> MemoryTier<T> {
                 name: self.index[entry].name,
                 last_hash,
                 asked_by: None,
+                granted_ms: 0,
                 rows,
                 needed: self.index[entry].needed,
                 void: false,

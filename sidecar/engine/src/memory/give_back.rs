@@ -82,6 +82,12 @@ impl<T: Table> MemoryTier<T> {
                 self.filled(handle, 0);
             }
         }
+        if row.kind != KeyKind::Opaque as u8
+            && let Some(began_ms) = self.grants.began_ms(row_number)
+        {
+            let took_ms = now.mono_ms.saturating_sub(began_ms);
+            self.stats.stores.add(took_ms);
+        }
         self.leave_grant(row_number);
         // all grants of an earlier boot for a chunk form one grant here, including void ones: nothing waits for them
         let open = self.index.entry(row.chunk).and_then(|e| e.open);

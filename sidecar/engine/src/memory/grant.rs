@@ -163,7 +163,7 @@ impl<T: Table> MemoryTier<T> {
             parent,
             lacking,
         };
-        let result = self.grant_slots(context, wish, &place, refs);
+        let result = self.grant_slots(now, context, wish, &place, refs);
         if let Some(p) = parent {
             self.index[p].leases -= 1;
             self.unpark(p);
@@ -198,6 +198,7 @@ impl<T: Table> MemoryTier<T> {
 
     fn grant_slots(
         &mut self,
+        now: Time,
         context: &GrantContext<'_>,
         wish: &Wish<'_>,
         place: &Place,
@@ -294,6 +295,7 @@ impl<T: Table> MemoryTier<T> {
             last_hash: wish.last_hash,
             // no scheduler's ABORT may name a grant to the engine itself
             asked_by: (!context.writers.is_empty()).then_some((context.scheduler, context.tag)),
+            granted_ms: now.mono_ms,
             rows: section_rows.iter().map(|(_, row, _)| *row).collect(),
             needed: wish.sections,
             void: false,

@@ -432,6 +432,7 @@ impl<H: Host> Core<H> {
         if let Some(engine) = &self.engine {
             put("probe_seconds", &engine.stats().probes);
             put("load_seconds", &engine.stats().loads);
+            put("store_seconds", &engine.stats().stores);
         }
     }
 

@@ -55,14 +55,50 @@ fn answers_and_loads_are_counted_by_duration() {
     let (tag, _) = rig.probe("absent", &[2]);
     rig.engine.pin(rig.now, 1, "absent", tag, 0, 1);
     rig.engine.release(rig.now, 1, "absent");
-    let of = |ms: &[u64]| {
-        let mut durations = Durations::default();
-        ms.iter().for_each(|ms| durations.add(*ms));
-        durations
-    };
     let stats = rig.engine.stats();
-    assert_eq!(stats.probes, of(&[40, 0]));
-    assert_eq!(stats.loads, of(&[200]));
+    assert_eq!(stats.probes, durations(&[40, 0]));
+    assert_eq!(stats.loads, durations(&[200]));
+}
+
+fn durations(ms: &[u64]) -> Durations {
+    let mut durations = Durations::default();
+    ms.iter().for_each(|ms| durations.add(*ms));
+    durations
+}
+
+#[test]
+fn a_store_is_counted_when_its_last_section_is_readable() {
+    let mut rig = Rig::new(4 << 20, Config::default(), plan(2, false, 16 << 10));
+    let groups = rig.plan.all_groups();
+    let (_, refs) = rig.grant(&[1], CHUNK_TOKENS, groups);
+    let (last, first) = refs.split_last().unwrap();
+    rig.now.mono_ms += 30;
+    rig.commit(first);
+    rig.digest_all();
+    assert_eq!(rig.engine.stats().stores, durations(&[]));
+    rig.now.mono_ms += 70;
+    rig.commit(&[*last]);
+    rig.digest_all();
+    assert!(rig.has(&[1]));
+    assert_eq!(rig.engine.stats().stores, durations(&[100]));
+
+    let (_, refs) = rig.grant(&[2], CHUNK_TOKENS, groups);
+    let (last, first) = refs.split_last().unwrap();
+    rig.commit(first);
+    let owner = OWNERS[last.section.get() as usize % 2];
+    assert!(rig.engine.memory.abort(owner, *last));
+    rig.digest_all();
+    let (fetch, refs) = rig.fetch(&[3]).unwrap();
+    assert!(rig.engine.memory.fetch_stands(fetch));
+    for section in refs {
+        rig.engine.memory.fetched(rig.now, section, [1; 16]);
+    }
+    assert!(rig.has(&[3]));
+    assert_eq!(
+        rig.engine.stats().stores,
+        durations(&[100]),
+        "given back, fetched"
+    );
 }
 
 #[test]
