@@ -51,7 +51,7 @@ test: setup  ## all tests that this machine can run
 	@tools/setup.sh sglang
 	@tools/setup.sh lmcache
 	@tools/setup.sh vllm $(VLLM_BEFORE)
-	@$(PYTHON) tools/run_tests.py rust connector,lmcache,chart,soak,stress+cluster vllm
+	@$(PYTHON) tools/run_tests.py rust connector,lmcache,chart,soak,stress,vllm+cluster
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@tools/setup.sh servers
 	@tools/setup.sh sglang
@@ -61,9 +61,9 @@ test-vllm-source: setup  ## what imports alone can say about a vLLM without a wh
 	@cargo build --quiet --bin kvcachepool-sidecar
 	@KVCACHEPOOL_VLLM_SOURCES=$(CACHE)/vllm-source/$(SOURCE)/vllm $(PYTHON) -m pytest -p no:cacheprovider tests/connector/test_identity.py
 	@PYTHONPATH=$(CACHE)/vllm-source/$(SOURCE) $(PYTHON) -m pytest -p no:cacheprovider $(addprefix tests/connector/test_,internals.py descriptor.py layout.py plugin.py kv_events.py)
-test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=file on that one where they can
-	@tools/setup.sh cluster
-	@$(PYTHON) tools/run_tests.py cluster
+test-cluster: setup  ## tests on a Kubernetes of their own (KUBERNETES=1.33.13), or with KUBECONFIG=file on that one where they can
+	@tools/setup.sh cluster $(KUBERNETES)
+	@KVCACHEPOOL_TEST_KUBERNETES=$(KUBERNETES) $(PYTHON) tools/run_tests.py cluster
 test-lmcache: setup  ## LMCache with its chunks in a sidecar, also through a real vLLM
 	@tools/setup.sh lmcache
 	@$(PYTHON) tools/run_tests.py lmcache lmcache-server

@@ -6,7 +6,7 @@
 #   tools/setup.sh vllm [VERSION]    a virtual environment with that vLLM (default: the newest one supported)
 #   tools/setup.sh vllm-source VERSION   Python files of a vLLM without a wheel for CPUs
 #   tools/setup.sh check             cargo-deny and cargo-fuzz, for `make check`
-#   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine; promtool
+#   tools/setup.sh cluster [VERSION] Kubernetes, helm and containerd for clusters on this machine; promtool
 #   tools/setup.sh dist              cargo-cyclonedx and a compiler for the other architecture, for `make dist`
 #   tools/setup.sh servers           servers that tests of the tiers start
 #   tools/setup.sh docs              mdbook, for `make docs`
@@ -63,7 +63,7 @@ case "$part" in
     vllm) setup_vllm "${2:-$(newest_vllm)}" ;;
     vllm-source) setup_vllm_source "$2" ;;
     check) setup_check ;;
-    cluster) setup_cluster ;;
+    cluster) setup_cluster "${2:-}" ;;
     dist) setup_dist ;;
     servers) setup_servers ;;
     docs) setup_docs ;;

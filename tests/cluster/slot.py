@@ -71,9 +71,10 @@ def others() -> Iterator[Slot]:
 
 def binaries() -> Path:
     """Kubernetes, helm, CoreDNS and Debian's daemons, as tools/setup/cluster.sh leaves them."""
-    folder = paths.cache() / "cluster" / "bin"
+    version = os.environ.get("KVCACHEPOOL_TEST_KUBERNETES", "")
+    folder = paths.cache() / "cluster" / (f"bin-{version}" if version else "bin")
     if not (folder / "kubelet").exists():
-        raise FileNotFoundError(f"{folder}/kubelet is missing: run tools/setup.sh cluster")
+        raise FileNotFoundError(f"{folder}/kubelet is missing: run tools/setup.sh cluster {version}".rstrip())
     return folder
 
 

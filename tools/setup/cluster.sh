@@ -1,4 +1,5 @@
-# Sourced by setup.sh: what a real Kubernetes on this machine needs (tests/cluster), all in $CACHE/cluster/bin.
+# Sourced by setup.sh: what a real Kubernetes on this machine needs (tests/cluster), all in $CACHE/cluster/bin. Another version than
+# the pinned one has a folder of its own, $CACHE/cluster/bin-VERSION, with links to everything else.
 #
 # Kubernetes, helm and CoreDNS are built from Go modules, pinned with their checksums in tools/cluster. containerd, etcd
 # and promtool, which tests alerts, are Debian's, unpacked and not installed: an installed package would start a service.
@@ -13,6 +14,7 @@ setup_cluster() {
         quietly cluster-pause.log "compiling the pause program" cc -static -Os -o "$CACHE/cluster/bin/pause" "$TOOLS/cluster/pause.c"
     cluster_once kubernetes "$TOOLS"/cluster/kubernetes/go.* -- cluster_kubernetes
     cluster_once addons "$TOOLS"/cluster/addons/go.* "$TOOLS/cluster/addons/coredns/main.go" -- cluster_addons
+    if [ -n "${1:-}" ]; then cluster_another_kubernetes "$1"; fi
 }
 
 # Runs a step when the files that it follows from have changed since it last went well.
@@ -67,30 +69,66 @@ unpack_debian() { # unpack_debian PACKAGE...
 }
 
 cluster_kubernetes() {
-    local version ldflags name programs=()
+    local version
     version="$(sed -n 's/^.*k8s.io\/kubernetes v\([0-9.]*\).*/\1/p' "$TOOLS/cluster/kubernetes/go.mod" | head -n 1)"
+    build_kubernetes "$version" "$TOOLS/cluster/kubernetes" "$CACHE/cluster/bin"
+}
+
+# The checksums of its modules are those of the public log.
+cluster_another_kubernetes() { # cluster_another_kubernetes VERSION
+    local version="$1" folder="$CACHE/cluster/bin-$1" module="$CACHE/cluster/module-$1"
+    [[ "$version" =~ ^1\.[0-9]+\.[0-9]+$ ]] || die "not a version of Kubernetes, such as 1.33.13: $version"
+    if [ ! -f "$folder/.complete" ]; then
+        mkdir -p "$folder" "$module"
+        quietly "cluster-module-$version.log" "fetching the sources of Kubernetes $version" retried kubernetes_module "$version" "$module"
+        build_kubernetes "$version" "$module" "$folder"
+        touch "$folder/.complete"
+    fi
+    find "$CACHE/cluster/bin" -type f | while read -r program; do
+        [ -f "$folder/${program##*/}" ] || ln -s "$program" "$folder/"
+    done
+}
+
+# A module that only requires this Kubernetes, with the versions of the libraries that its repository has in folders.
+kubernetes_module() { # kubernetes_module VERSION FOLDER
+    local version="$1" folder="$2" go its
+    go="$(ready_go)"
+    its="$(env -C "$folder" GOTOOLCHAIN=local "$go" mod download -json "k8s.io/kubernetes@v$version" | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')" &&
+        {
+            printf 'module kubernetes\n\n%s\n\nrequire k8s.io/kubernetes v%s\n\n' "$(grep '^go ' "$its")" "$version"
+            sed -n "s#^.*\(k8s.io/[a-z-]*\) => ./staging/.*#replace \1 => \1 v0.${version#1.}#p" "$its"
+        } >"$folder/go.mod"
+}
+
+build_kubernetes() { # build_kubernetes VERSION MODULE FOLDER
+    local version="$1" module="$2" folder="$3" ldflags name programs=()
     ldflags="-X k8s.io/component-base/version.gitVersion=v$version"
     ldflags+=" -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=$(cut -d. -f2 <<<"$version")"
     for name in kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl; do
         programs+=("k8s.io/kubernetes/cmd/$name")
     done
-    cluster_build cluster-kubernetes.log "building Kubernetes $version (6 to 12 minutes on 2 cores)" kubernetes "$ldflags" "${programs[@]}"
+    cluster_build cluster-kubernetes.log "building Kubernetes $version (6 to 12 minutes on 2 cores)" "$module" "$folder" "$ldflags" "${programs[@]}"
 }
 
 cluster_addons() {
-    cluster_build cluster-addons.log "building helm and CoreDNS (3 to 5 minutes on 2 cores)" addons "" helm.sh/helm/v4/cmd/helm ./coredns
+    cluster_build cluster-addons.log "building helm and CoreDNS (3 to 5 minutes on 2 cores)" "$TOOLS/cluster/addons" "$CACHE/cluster/bin" "" \
+        helm.sh/helm/v4/cmd/helm ./coredns
 }
 
-cluster_build() { # cluster_build LOG WHAT MODULE LDFLAGS PACKAGE...
-    local log="$1" what="$2" module="$3" ldflags="$4" go
-    shift 4
-    go="$(find_go)" || go=""
-    if [ -z "$go" ]; then
-        install_go
-        go="$CACHE/tools/go-$GO_VERSION/bin/go"
-    fi
-    quietly "$log" "$what" retried env -C "$TOOLS/cluster/$module" CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local \
-        nice "$go" build -mod=readonly -trimpath -ldflags "-s -w $ldflags" -o "$CACHE/cluster/bin/" "$@"
+cluster_build() { # cluster_build LOG WHAT MODULE FOLDER LDFLAGS PACKAGE...
+    local log="$1" what="$2" module="$3" folder="$4" ldflags="$5" go sums=readonly
+    shift 5
+    go="$(ready_go)"
+    [ -f "$module/go.sum" ] || sums=mod
+    quietly "$log" "$what" retried env -C "$module" CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local \
+        nice "$go" build -mod="$sums" -trimpath -ldflags "-s -w $ldflags" -o "$folder/" "$@"
+}
+
+# A Go that is new enough for the modules; it is installed if there is none.
+ready_go() {
+    find_go && return
+    install_go
+    printf '%s\n' "$CACHE/tools/go-$GO_VERSION/bin/go"
 }
 
 # A Go that is new enough for the modules.

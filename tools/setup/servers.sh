@@ -24,11 +24,7 @@ server_once() { # server_once MARKER PROGRAM COMMAND
 
 server_versitygw() {
     local go
-    go="$(find_go)" || go=""
-    if [ -z "$go" ]; then
-        install_go
-        go="$CACHE/tools/go-$GO_VERSION/bin/go"
-    fi
+    go="$(ready_go)"
     quietly versitygw.log "building the S3 server versitygw $VERSITYGW (1 to 2 minutes on 2 cores)" \
         retried env CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local GOBIN="$CACHE/tools/bin" \
         nice "$go" install -trimpath -ldflags "-s -w" "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW"
