@@ -1,6 +1,7 @@
 //! The schema of the resource: limits of every text, list and map, and the rules at their places.
 
 use super::{KVCachePool, rules};
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
     ValidationRule,
@@ -15,6 +16,8 @@ use serde_json::{Map, Value};
 const EMBEDDED_CHARS: u32 = 4096;
 /// Maximum entries of a list or map within an embedded Kubernetes type.
 const EMBEDDED_ITEMS: u32 = 64;
+/// Maximum requests, and limits, of the sidecar's container.
+const CONTAINER_RESOURCES: u32 = 6;
 /// Longest name of an object.
 const OBJECT_NAME_CHARS: u32 = 253;
 /// Longest name of a container, and longest value of a label.
@@ -187,6 +190,15 @@ pub(super) fn conditions(generate: &mut SchemaGenerator) -> Schema {
 pub(super) fn bounded<T: JsonSchema>(generate: &mut SchemaGenerator) -> Schema {
     let mut schema = generate.subschema_for::<T>().to_value();
     bound(&mut schema);
+    Schema::try_from(schema).unwrap_or_default()
+}
+
+/// The resources of a container whose amounts the rules check, which limits their number.
+pub(super) fn resources(generate: &mut SchemaGenerator) -> Schema {
+    let mut schema = bounded::<ResourceRequirements>(generate).to_value();
+    for amounts in ["requests", "limits"] {
+        schema["properties"][amounts]["maxProperties"] = CONTAINER_RESOURCES.into();
+    }
     Schema::try_from(schema).unwrap_or_default()
 }
 

@@ -25,7 +25,7 @@ pub struct Sidecar {
     /// Resources of the container: cpu, ephemeral-storage, and in limits resources with a domain. Memory is computed from
     /// local.memory.perPod and ignored here.
     #[serde(skip_serializing_if = "is_default")]
-    #[schemars(schema_with = "schema::bounded::<ResourceRequirements>")]
+    #[schemars(schema_with = "schema::resources")]
     pub resources: ResourceRequirements,
     /// Which process copies between vLLM and the cache: Engine (vLLM's worker) or CudaWindow (the sidecar, through a window). A window on a
     /// GPU needs gpuAccess. Auto is Engine.

@@ -209,16 +209,7 @@ fn resources() -> Vec<Rule> {
     const REQUESTS: &str = "spec.sidecar.resources.requests";
     const LIMITS: &str = "spec.sidecar.resources.limits";
     let plain = list(&RESOURCES);
-    let digits = format!("^[0-9]{{1,{AMOUNT_DIGITS}}}");
-    let amounts = format!(
-        "self.all(k, type(self[k]) == int ? self[k] >= 0 && self[k] < 1{} : k.contains('/') ? self[k].matches('{digits}$') : \
-         self[k].matches('{digits}([.][0-9]{{1,3}})?({})?$'))",
-        "0".repeat(AMOUNT_DIGITS),
-        AMOUNT_SUFFIXES[1..].join("|")
-    );
-    let write_amount =
-        "write amounts such as 500m, 2 or 1Gi; of a resource with a domain, a whole number";
-    vec![
+    let mut rules = vec![
         rule(
             REQUESTS,
             format!("self.all(k, k in {plain})"),
@@ -228,9 +219,6 @@ fn resources() -> Vec<Rule> {
                 names.all(|name| RESOURCES.contains(&name.as_str()))
             },
         ),
-        rule(REQUESTS, amounts.clone(), write_amount, |s| {
-            s.resources.requests.as_ref().is_none_or(all_amounts)
-        }),
         rule(
             LIMITS,
             format!(
@@ -245,22 +233,51 @@ fn resources() -> Vec<Rule> {
                 })
             },
         ),
-        rule(LIMITS, amounts, write_amount, |s| {
-            s.resources.limits.as_ref().is_none_or(all_amounts)
-        }),
+        rule(
+            LIMITS,
+            format!("self.all(k, !k.contains('/') || {})", amount("self[k]", "")),
+            "write a whole number of a resource with a domain",
+            |s| {
+                let mut amounts = s.resources.limits.iter().flatten();
+                amounts.all(|(name, amount)| !name.contains('/') || is_amount(&amount.0, true))
+            },
+        ),
         rule(
             "spec.sidecar.resources.claims",
             "self.size() == 0".to_string(),
             "omit claims: they refer to claims of a pod, which a pool does not know",
             |s| s.resources.claims.as_ref().is_none_or(Vec::is_empty),
         ),
-    ]
+    ];
+    // a rule for each: before 1.34, the API server takes every amount for as long as a request may be, and refuses an expensive rule
+    let suffix = format!("([.][0-9]{{1,3}})?({})?", AMOUNT_SUFFIXES[1..].join("|"));
+    for name in RESOURCES {
+        let (key, write) = (
+            format!("self['{name}']"),
+            "write amounts such as 500m, 2 or 1Gi",
+        );
+        let cel = format!("!('{name}' in self) || {}", amount(&key, &suffix));
+        rules.push(rule(REQUESTS, cel.clone(), write, move |s| {
+            is_absent_or_amount(s.resources.requests.as_ref(), name)
+        }));
+        rules.push(rule(LIMITS, cel, write, move |s| {
+            is_absent_or_amount(s.resources.limits.as_ref(), name)
+        }));
+    }
+    rules
 }
 
-fn all_amounts(amounts: &BTreeMap<String, Quantity>) -> bool {
-    amounts
-        .iter()
-        .all(|(name, amount)| is_amount(&amount.0, name.contains('/')))
+/// CEL for an amount at `field`: a number, or digits with this suffix.
+fn amount(field: &str, suffix: &str) -> String {
+    format!(
+        "(type({field}) == int ? {field} >= 0 && {field} < 1{} : {field}.matches('^[0-9]{{1,{AMOUNT_DIGITS}}}{suffix}$'))",
+        "0".repeat(AMOUNT_DIGITS)
+    )
+}
+
+fn is_absent_or_amount(amounts: Option<&BTreeMap<String, Quantity>>, name: &str) -> bool {
+    let amount = amounts.and_then(|amounts| amounts.get(name));
+    amount.is_none_or(|amount| is_amount(&amount.0, false))
 }
 
 fn is_amount(text: &str, whole: bool) -> bool {
