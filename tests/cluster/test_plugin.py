@@ -23,6 +23,7 @@ from cluster.product import (
     sidecar,
     status,
 )
+from servers.paths import target
 
 #: A value that no report may contain.
 _PLANTED = "planted-s3cr3t"
@@ -307,6 +308,25 @@ def test_the_connection_is_chosen_by_kubectls_flags(kubernetes: Kubernetes, ways
         done = plugin(kubernetes, "status", "-n", ways, *flags)
         assert done.returncode == 1, flags
         assert expected in done.stderr, done.stderr
+
+
+def test_kubectl_completes_commands_options_and_pools(kubernetes: Kubernetes, ways: str, tmp_path: Path) -> None:
+    (tmp_path / "kubectl-kvcachepool").symlink_to(target() / "debug" / "kubectl-kvcachepool")
+    (tmp_path / "kubectl_complete-kvcachepool").symlink_to("kubectl-kvcachepool")
+    env = kubernetes.env()
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+
+    def offered(*words: str) -> list[str]:
+        command = ["kubectl", "__complete", "kvcachepool", *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=30)
+        return [line.split("\t")[0] for line in done.stdout.splitlines()]
+
+    assert offered("sta") == ["status", ":4"]
+    assert "demo" in offered("status", "-n", ways, "")
+    assert offered("logs", "-n", ways, "de") == ["demo", ":4"]
+    assert offered("size", "config.json", "-n", ways, "--pool", "") == ["demo", ":4"]
+    assert offered("doctor", "--all") == ["--all-namespaces", ":4"]
+    assert "demo" not in offered("status", "-n", "kube-system", "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -31,7 +31,7 @@ pub struct Args {
 }
 
 /// The cluster, the namespace and the user, as for kubectl.
-#[derive(Debug, Default, Flags)]
+#[derive(Debug, Clone, Default, Flags)]
 pub struct Kube {
     /// Namespace. Default: that of the context.
     #[arg(short, long, global = true, value_name = "NAME")]

@@ -4,6 +4,7 @@
 
 mod args;
 mod check;
+mod completion;
 mod doctor;
 mod explain;
 mod injection;
@@ -22,11 +23,19 @@ use crate::api::Mode;
 use args::{Args, Command, Output};
 use clap::{CommandFactory, Parser};
 use std::error::Error;
+use std::io;
 use std::process::ExitCode;
+use tokio::runtime::Runtime;
 
 /// Runs the plugin with this process's arguments.
 pub fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    let done = match completion::asked(std::env::args_os()) {
+        Some(words) => completion::candidates(words)
+            .map(Printed::from)
+            .map_err(Into::into),
+        None => run(&Args::parse()),
+    };
+    match done {
         Ok(printed) => {
             if !printed.text.is_empty() {
                 println!("{}", printed.text.trim_end());
@@ -63,12 +72,16 @@ impl From<String> for Printed {
 }
 
 fn run(args: &Args) -> Result<Printed, Box<dyn Error>> {
+    runtime()?.block_on(command(args))
+}
+
+/// A runtime in which a cluster can be reached.
+fn runtime() -> io::Result<Runtime> {
     // With two providers linked, the first TLS connection could not choose one. A provider that is already installed is fine.
     let _set = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()?;
-    runtime.block_on(command(args))
+        .build()
 }
 
 async fn command(args: &Args) -> Result<Printed, Box<dyn Error>> {

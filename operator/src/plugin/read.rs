@@ -10,8 +10,8 @@ use axum::http::Request;
 use jiff::Timestamp;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::{DeserializeGuard, NamespaceResourceScope};
-use kube::{Api, Client, Config, Resource};
+use kube::core::{DeserializeGuard, NamespaceResourceScope, PartialObjectMeta};
+use kube::{Api, Client, Config, Resource, ResourceExt};
 use kvcachepool_protocol::status::Status;
 use serde_json::Value;
 use std::time::Duration;
@@ -126,6 +126,15 @@ impl Cluster {
             PoolFound::No => Err(ReadError::NotFound(what)),
             PoolFound::Broken(error) => Err(ReadError::Broken(what, error)),
         }
+    }
+
+    /// Names of the pools of the namespace.
+    pub async fn names(&self) -> Result<Vec<String>, ReadError> {
+        let api: Api<PartialObjectMeta<KVCachePool>> =
+            Api::namespaced(self.client.clone(), &self.namespace);
+        let found = api.list_metadata(&ListParams::default()).await;
+        let pools = found.map_err(failed("KVCachePools"))?.items;
+        Ok(pools.iter().map(ResourceExt::name_any).collect())
     }
 
     /// All pools, or one with its pods.
