@@ -100,6 +100,10 @@ class Kubernetes:
         with urllib.request.urlopen(f"{self._base()}{path}?{query}", timeout=seconds + 30) as answer:
             return [json.loads(line) for line in answer]
 
+    def minor(self) -> int:
+        """34 for Kubernetes 1.34."""
+        return int(self.request("GET", "/version")["minor"].rstrip("+"))
+
     def pod(self, namespace: str, name: str) -> Object:
         """A pod."""
         found: Object = self.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")

@@ -108,6 +108,8 @@ def test_the_sidecar_sees_the_device_plugins_gpu_through_variables(
 
 def test_a_claim_is_shared_by_vllm_and_the_sidecar(cluster: Cluster, pools: str, base_image: str) -> None:
     kubernetes, node = cluster.kubernetes, cluster.nodes[0]
+    if kubernetes.minor() < 34:
+        pytest.skip("resource claims need Kubernetes 1.34")
     kubernetes.apply(devices.claim_template("one-gpu"), namespace=pools)
     with devices.dra_driver(kubernetes, node, ["gpu-0"]) as prepared:
         # There is one GPU, so a pod whose sidecar had its own claim would never start.
