@@ -61,7 +61,7 @@ class Connection:
         self.busy = False
         self.leases: set[str] = set()
         self.requests_to_release: list[str] = []
-        self.hello = RemoteHelloReply(0, "", 0, 0, 0)
+        self.hello = RemoteHelloReply(0, "", 0, 0)
         self._sock = sock
         self._server = server
         self._tags = itertools.count(1)
