@@ -92,6 +92,8 @@ cluster_another_kubernetes() { # cluster_another_kubernetes VERSION
 # A module that only requires this Kubernetes, with the versions of the libraries that its repository has in folders.
 kubernetes_module() { # kubernetes_module VERSION FOLDER
     local version="$1" folder="$2" go its
+    # A build that was interrupted has left a part of it.
+    rm -f "$folder/go.sum"
     go="$(ready_go)"
     its="$(env -C "$folder" GOTOOLCHAIN=local "$go" mod download -json "k8s.io/kubernetes@v$version" | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')" &&
         {

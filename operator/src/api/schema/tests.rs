@@ -56,6 +56,37 @@ fn every_string_list_and_map_has_a_limit() {
     }
 }
 
+/// Before 1.34 an amount counts as long as a request may be, with a tenth of a unit for each byte and a quarter for each character of a
+/// pattern. A rule may cost 10 million units; 7 million leave the rest of a rule its share.
+#[test]
+fn patterns_of_amounts_are_not_too_expensive_for_kubernetes_1_33() {
+    let text = 3.0 * f64::from(1 << 20) * 0.1;
+    let mut found = 0;
+    for rule in rules() {
+        let path = format!("/properties/{}", rule.at.replace('.', "/properties/"));
+        let root = schema();
+        let node = root.pointer(&path).unwrap_or(&Value::Null);
+        let amount = &node["additionalProperties"]["x-kubernetes-int-or-string"];
+        if amount != true {
+            continue;
+        }
+        let turns = match rule.cel.contains("self.all(") {
+            true => node["maxProperties"].as_f64().unwrap(),
+            false => 1.0,
+        };
+        for part in rule.cel.split("].matches('").skip(1) {
+            let (pattern, _) = part.split_once("')").unwrap();
+            let cost = turns * text * pattern.len() as f64 * 0.25;
+            assert!(cost < 7e6, "{}: {cost}: {}", rule.at, rule.cel);
+            found += 1;
+        }
+    }
+    assert_eq!(
+        found, 7,
+        "three requests, three limits, and those with a domain"
+    );
+}
+
 #[test]
 fn numbers_have_formats_that_every_api_server_supports() {
     for (path, node) in all() {
