@@ -11,8 +11,11 @@ use crate::testing::suite::{Opening, Subject, passes_the_suite};
 use crate::testing::tls::Certificates;
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 const REDIS: &str = "redis-server";
+/// Longest wait for a server.
+const LONGEST: Duration = Duration::from_secs(20);
 
 fn valkey() -> String {
     installed("valkey-server").display().to_string()
@@ -26,8 +29,12 @@ struct Servers {
 
 impl Servers {
     fn of(urls: Vec<String>, running: impl Any + Send + Sync) -> Self {
+        let mut settings = settings(&urls);
+        // Beside hundreds of other servers one may be slow; how soon it counts as lost is tested elsewhere.
+        settings.options.connect = LONGEST;
+        settings.options.answer = LONGEST;
         Self {
-            settings: settings(&urls),
+            settings,
             with_layers: false,
             _running: Box::new(running),
         }
