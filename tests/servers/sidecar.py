@@ -60,10 +60,12 @@ class SidecarClient:
         return all(tier["state"] == "ready" for tier in self.status()["tiers"])
 
     def written_to(self, *tiers: str) -> bool:
-        """Whether as many chunks as memory holds were written to each of these tiers."""
-        metrics, chunks = self.metrics(), self.status()["memory"]["chunks"]
+        """Whether no store is on its way, and as many chunks as memory holds were written to each of these tiers."""
+        metrics, memory = self.metrics(), self.status()["memory"]
+        if memory["slots"]["granted"] or memory["slots"]["committed"]:
+            return False
         done = "kvcachepool_tier_write_chunks_total"
-        return all(metrics.total(done, tier=tier, result="stored") >= chunks for tier in tiers)
+        return all(metrics.total(done, tier=tier, result="stored") >= memory["chunks"] for tier in tiers)
 
 
 class Sidecar(SidecarClient):
