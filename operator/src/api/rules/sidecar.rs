@@ -249,14 +249,12 @@ fn resources() -> Vec<Rule> {
             |s| s.resources.claims.as_ref().is_none_or(Vec::is_empty),
         ),
     ];
+    let write = "write amounts such as 500m, 2 or 1Gi";
     // a rule for each: before 1.34, the API server takes every amount for as long as a request may be, and refuses an expensive rule
     let suffix = format!("([.][0-9]{{1,3}})?({})?", AMOUNT_SUFFIXES[1..].join("|"));
     for name in RESOURCES {
-        let (key, write) = (
-            format!("self['{name}']"),
-            "write amounts such as 500m, 2 or 1Gi",
-        );
-        let cel = format!("!('{name}' in self) || {}", amount(&key, &suffix));
+        let amount = amount(&format!("self['{name}']"), &suffix);
+        let cel = format!("!('{name}' in self) || {amount}");
         rules.push(rule(REQUESTS, cel.clone(), write, move |s| {
             is_absent_or_amount(s.resources.requests.as_ref(), name)
         }));

@@ -147,7 +147,7 @@ impl<T: Table> MemoryTier<T> {
                 name: self.index[entry].name,
                 last_hash,
                 asked_by: None,
-                granted_ms: 0,
+                granted_ms: None,
                 rows,
                 needed: self.index[entry].needed,
                 void: false,

@@ -82,13 +82,11 @@ impl<T: Table> MemoryTier<T> {
                 self.filled(handle, 0);
             }
         }
-        if row.kind != KeyKind::Opaque as u8
-            && let Some(began_ms) = self.grants.began_ms(row_number)
-        {
-            let took_ms = now.mono_ms.saturating_sub(began_ms);
+        let filled = self.leave_grant(row_number);
+        if let Some(granted_ms) = filled.and_then(|grant| grant.granted_ms) {
+            let took_ms = now.mono_ms.saturating_sub(granted_ms);
             self.stats.stores.add(took_ms);
         }
-        self.leave_grant(row_number);
         // all grants of an earlier boot for a chunk form one grant here, including void ones: nothing waits for them
         let open = self.index.entry(row.chunk).and_then(|e| e.open);
         if let Some(open) = open.filter(|_| enough) {
@@ -266,19 +264,19 @@ impl<T: Table> MemoryTier<T> {
         }
     }
 
-    /// Removes a row from its grant. The last row ends the grant.
-    pub(crate) fn leave_grant(&mut self, row: u32) {
-        let Some((id, grant)) = self.grants.leave(row) else {
-            return;
-        };
+    /// Removes a row from its grant. The last row ends the grant, which is returned unless it is void.
+    pub(crate) fn leave_grant(&mut self, row: u32) -> Option<Grant> {
+        let (id, grant) = self.grants.leave(row)?;
         if let Some(e) = self.index.get_mut(grant.chunk)
             && e.open == Some(id)
         {
             e.open = None;
         }
-        if !grant.void {
-            self.filled(grant.chunk, grant.needed);
+        if grant.void {
+            return None;
         }
+        self.filled(grant.chunk, grant.needed);
+        Some(grant)
     }
 
     /// Frees a row. Its other fields keep their values until the next grant.

@@ -289,13 +289,14 @@ impl<T: Table> MemoryTier<T> {
                 None => SectionRef::new(NO_SLOT, 0, 0, section),
             });
         }
+        let of_vllm = !context.writers.is_empty() && context.kind != KeyKind::Opaque;
         let id = self.grants.open(Grant {
             chunk: self.index.handle(entry),
             name,
             last_hash: wish.last_hash,
             // no scheduler's ABORT may name a grant to the engine itself
             asked_by: (!context.writers.is_empty()).then_some((context.scheduler, context.tag)),
-            granted_ms: now.mono_ms,
+            granted_ms: of_vllm.then_some(now.mono_ms),
             rows: section_rows.iter().map(|(_, row, _)| *row).collect(),
             needed: wish.sections,
             void: false,

@@ -16,7 +16,8 @@ pub(crate) struct Grant {
     pub last_hash: EngineHash,
     /// (scheduler, tag); none for grants of an earlier boot and for fetches.
     pub asked_by: Option<(u64, u64)>,
-    pub granted_ms: u64,
+    /// When it was granted; none for objects, for grants of an earlier boot and for fetches.
+    pub granted_ms: Option<u64>,
     /// Rows that are still GRANTED or COMMITTED.
     pub rows: Vec<u32>,
     /// Sections that the chunk needs when the grant ends.
@@ -132,13 +133,6 @@ impl Grants {
         let grant = self.grants.get_mut(&id)?;
         grant.needed &= !sections;
         Some(grant.chunk)
-    }
-
-    /// When the chunk was granted to a scheduler, if this row is the last one that its grant waits for.
-    pub fn began_ms(&self, row: u32) -> Option<u64> {
-        let grant = self.get(self.of_row(row)?)?;
-        let last = grant.rows == [row] && !grant.void && grant.asked_by.is_some();
-        last.then_some(grant.granted_ms)
     }
 
     /// Removes a row from its grant. Returns the grant, with its id, if that was its last row: it is forgotten.
