@@ -376,6 +376,7 @@ class Connection:
                 region=region,
                 grants=held.grants,
                 requests=list(held.requests),
+                watches_shrinks=True,
             )
         )
         tag = next(_tags)

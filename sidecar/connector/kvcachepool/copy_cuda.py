@@ -355,15 +355,22 @@ class _PageLocks:
         self._device = device
         self._segment = mapping.segment_bytes
         self._done = np.zeros(-(-mapping.arena_bytes // self._segment), dtype=bool)
+        self._shrinks = mapping.shrinks
         self._wanted: list[int] = []
         self._failed = False
+        #: Held while a lock is taken or released.
+        self._changing = threading.Lock()
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kvcachepool-pin", daemon=True)
         self._thread.start()
 
     def locked(self, batch: Batch) -> npt.NDArray[np.bool_]:
-        """Which runs are in page-locked segments. No run crosses a segment."""
+        """Which runs are in page-locked segments. No run crosses a segment. Releases all locks after the arena shrank."""
+        if self._mapping.shrinks != self._shrinks:
+            with self._changing:
+                self._shrinks = self._mapping.shrinks
+                self._release()
         return np.asarray(self._done[batch.arena // np.uint64(self._segment)])
 
     def request(self, pieces: Sequence[Piece]) -> None:
@@ -380,6 +387,9 @@ class _PageLocks:
             self._closing = True
             self._wake.notify_all()
         self._thread.join()
+        self._release()
+
+    def _release(self) -> None:
         segments = np.flatnonzero(self._done).tolist()
         self._done[:] = False
         if not segments:
@@ -411,7 +421,8 @@ class _PageLocks:
                 if self._closing:
                     return
                 segment = self._wanted.pop(0)
-            self._lock(segment)
+            with self._changing:
+                self._lock(segment)
             deadline = time.monotonic() + _PIN_PAUSE_S
             with self._wake:
                 while not self._closing and (left := deadline - time.monotonic()) > 0:
@@ -420,12 +431,17 @@ class _PageLocks:
     def _lock(self, segment: int) -> None:
         start = segment * self._segment
         size = min(self._segment, self._mapping.arena_bytes - start)
+        if self._mapping.shrinks != self._shrinks or start + size > self._mapping.capacity_bytes:
+            # Without pages. The driver would allocate some, charged to this process.
+            return
         error = int(torch.cuda.cudart().cudaHostRegister(self._mapping.arena_address + start, size, 0))
         if error:
             reason = "OutOfMemory" if error == _OUT_OF_MEMORY else "DriverFailed"
             self._give_up(reason, f"cudaHostRegister failed with {error}")
             return
         self._done[segment] = True
+        if self._mapping.shrinks != self._shrinks:
+            self._release()
 
     def _give_up(self, reason: str, why: str) -> None:
         """Stops locking. A refused lock would be refused again, and each attempt stalls the node."""

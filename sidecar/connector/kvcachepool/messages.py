@@ -62,6 +62,7 @@ class Hello(Message):
     region: int | None = None
     grants: bytes = b""
     requests: list[str] = []
+    watches_shrinks: bool = False
     off: str | None = None
 
 

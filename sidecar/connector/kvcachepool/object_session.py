@@ -147,7 +147,7 @@ class Session:
         with self._lock:
             if not self._ready:
                 raise self._unavailable()
-            return len(self._arena)
+            return self._mapping.capacity_bytes if self._mapping is not None else 0
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

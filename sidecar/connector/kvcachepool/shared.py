@@ -32,6 +32,8 @@ FREE, GRANTED, COMMITTED, PUBLISHED = range(4)
 _MAGIC = b"KVCPSLOT"
 _TABLE_VERSION = 1
 _TABLE_HEADER = struct.Struct("<8sIIQQIIQQQI")
+#: Position of `capacity_rows` and `shrinks` in the table's header, in words of 32 bits.
+_CAPACITY_WORD, _SHRINKS_WORD = 17, 18
 _ROW_WORDS = 16
 _LOCK_BASE = 4096
 _MADV_DONTFORK = 10
@@ -154,7 +156,22 @@ class Mapping:
         buffer = (ctypes.c_char * (rows * _ROW_WORDS * 4)).from_address(self.table_address + rows_offset)
         self._rows = np.frombuffer(buffer, dtype=np.uint32).reshape(rows, _ROW_WORDS)
         self._generations = self._rows[:, 1]
+        words = (ctypes.c_char * (_SHRINKS_WORD * 4 + 4)).from_address(self.table_address)
+        self._header = np.frombuffer(words, dtype=np.uint32)
         self._populated = bytearray(rows)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the arena in use, from its start. Changes while the arena is mapped."""
+        # 0 from a sidecar whose arenas have one size
+        return int(self._header[_CAPACITY_WORD]) * ROW_BYTES or self.arena_bytes
+
+    @property
+    def shrinks(self) -> int:
+        """Number of times that the sidecar freed pages at the arena's end. Page locks of before are of no use: pages that
+        come back in their place are others.
+        """
+        return int(self._header[_SHRINKS_WORD])
 
     def arena_buffer(self) -> ctypes.Array[ctypes.c_char]:
         """The arena as a writable buffer (for `torch.frombuffer`)."""
@@ -198,7 +215,7 @@ class Mapping:
         if self.closed:
             return
         self.retired = self.closed = True
-        del self._rows, self._generations
+        del self._rows, self._generations, self._header
         unmap(self.arena_address, self.arena_bytes)
         unmap(self.table_address, self.table_bytes)
         self.close_descriptors()

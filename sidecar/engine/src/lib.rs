@@ -174,6 +174,11 @@ impl<T: Table> Engine<T> {
         any
     }
 
+    /// Bytes of the arena.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.memory.slots.capacity_bytes()
+    }
+
     /// Rows whose pages are present.
     pub fn populated_rows(&self) -> u32 {
         self.memory.slots.populated_rows()
@@ -252,7 +257,7 @@ impl<T: Table> Engine<T> {
         self.sweep(now);
     }
 
-    /// Applies a changed configuration. Sizes, the eviction policy and the set of tiers keep their values.
+    /// Applies a changed configuration. The eviction policy and the set of tiers keep their values.
     pub fn configure(&mut self, config: &Config) {
         let otherwise = self.lower.configure(&config.tiers);
         for e in self.memory.index.entries_mut() {

@@ -9,6 +9,8 @@ use zerocopy::FromZeros;
 pub struct MemoryTable {
     geometry: Geometry,
     populated_rows: u32,
+    capacity_rows: u32,
+    shrinks: u32,
     rows: Vec<Row>,
     chunks: Vec<ChunkRecord>,
 }
@@ -18,6 +20,8 @@ impl MemoryTable {
         Self {
             geometry,
             populated_rows: 0,
+            capacity_rows: geometry.rows,
+            shrinks: 0,
             rows: vec![Row::default(); geometry.rows as usize],
             chunks: vec![ChunkRecord::new_zeroed(); geometry.chunks as usize],
         }
@@ -43,6 +47,15 @@ impl Table for MemoryTable {
     }
     fn set_populated_rows(&mut self, rows: u32) {
         self.populated_rows = rows;
+    }
+    fn capacity_rows(&self) -> u32 {
+        self.capacity_rows
+    }
+    fn set_capacity_rows(&mut self, rows: u32) {
+        self.capacity_rows = rows;
+    }
+    fn count_shrink(&mut self) {
+        self.shrinks += 1;
     }
     fn row(&self, row: u32) -> Row {
         self.rows.get(row as usize).copied().unwrap_or_default()

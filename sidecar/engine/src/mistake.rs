@@ -108,6 +108,10 @@ pub enum Mistake {
     EffectTwice,
     /// A process gets a window while it has another one.
     WindowBeside,
+    /// The arena's end is given up under slots in use.
+    CutInUse,
+    /// The arena's end is given up and the generations of its rows stay.
+    CutQuietly,
 }
 
 thread_local! {

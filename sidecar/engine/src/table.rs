@@ -21,8 +21,12 @@ pub trait Table {
     fn geometry(&self) -> Geometry;
     /// Number of rows with populated arena pages, starting at row 0.
     fn populated_rows(&self) -> u32;
-    /// Stores the number of populated rows. An engine only increases it.
     fn set_populated_rows(&mut self, rows: u32);
+    /// Number of rows that may hold slots, starting at row 0: the present size of the arena.
+    fn capacity_rows(&self) -> u32;
+    fn set_capacity_rows(&mut self, rows: u32);
+    /// Counts a release of pages at the arena's end.
+    fn count_shrink(&mut self);
     fn row(&self, row: u32) -> Row;
     /// Stores the state word of a row with release order: a reader of this state sees everything written before.
     fn set_state(&mut self, row: u32, state: u32);

@@ -5,10 +5,11 @@ use super::memfd::{MemfdError, Pages, SEALS, sealed};
 use kvcachepool_engine::table::{Geometry, ROW_BYTES, Table, UnusableTable};
 use kvcachepool_protocol::table::{ChunkRecord, HEADER_BYTES, Header, Row};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{fcntl_get_seals, fstat};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fcntl_get_seals, fstat, seek};
 use rustix::io::Errno;
 use std::mem::offset_of;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -19,6 +20,8 @@ pub struct Arena {
     pub table_fd: Arc<OwnedFd>,
     pub bytes: Arc<Mapping>,
     pub table: Arc<Mapping>,
+    /// Bytes in use, from the start; the rest of the file has no pages. As this process knows it: others can write to the header.
+    pub capacity: Arc<AtomicU64>,
 }
 
 /// An arena could not be created or adopted.
@@ -37,19 +40,49 @@ pub enum ArenaError {
 }
 
 impl Arena {
-    /// Creates both memfds and writes the header.
-    pub fn create(geometry: Geometry, pages: Pages) -> Result<Self, ArenaError> {
+    /// Creates both memfds for an arena of this capacity, and writes the header.
+    pub fn create(
+        geometry: Geometry,
+        capacity_rows: u32,
+        pages: Pages,
+    ) -> Result<Self, ArenaError> {
         let table_fd = sealed("kvcachepool-table", geometry.table_bytes(), Pages::Base)?;
         let table = map("slot table", &table_fd, geometry.table_bytes())?;
         let (arena_fd, bytes) = arena_of(geometry.arena_bytes, pages)?;
-        table.write(0, geometry.header().as_bytes());
+        let header = Header {
+            capacity_rows,
+            ..geometry.header()
+        };
+        table.write(0, header.as_bytes());
         Ok(Self {
             geometry,
             arena_fd: Arc::new(arena_fd),
             table_fd: Arc::new(table_fd),
             bytes: Arc::new(bytes),
             table: Arc::new(table),
+            capacity: Arc::new(AtomicU64::new(u64::from(capacity_rows) * ROW_BYTES)),
         })
+    }
+
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity.load(Relaxed)
+    }
+
+    pub fn set_capacity_bytes(&self, bytes: u64) {
+        self.capacity.store(bytes, Relaxed);
+    }
+
+    /// Frees the pages from this offset to the end of the file. Returns whether there were any.
+    pub fn release_from(&self, offset: u64) -> Result<bool, Errno> {
+        match seek(&self.arena_fd, SeekFrom::Data(offset)) {
+            // no page behind the offset
+            Err(Errno::NXIO) => return Ok(false),
+            // file systems that cannot tell
+            Err(_) | Ok(_) => {}
+        }
+        let bytes = self.geometry.arena_bytes - offset;
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.arena_fd, hole, offset, bytes).map(|()| true)
     }
 
     /// Maps both files of another process, after checking seals, sizes and header. Changes nothing.
@@ -86,7 +119,10 @@ impl Arena {
             table_fd: Arc::new(table_fd),
             bytes: Arc::new(bytes),
             table: Arc::new(table),
+            capacity: Arc::new(AtomicU64::new(0)),
         };
+        let capacity = u64::from(arena.table().capacity_rows()) * ROW_BYTES;
+        arena.set_capacity_bytes(capacity);
         let populated = u64::from(header.populated_rows) * ROW_BYTES <= allocated_bytes;
         Ok((arena, populated))
     }
@@ -138,6 +174,8 @@ pub struct MappedTable {
 }
 
 const POPULATED: u64 = offset_of!(Header, populated_rows) as u64;
+const CAPACITY: u64 = offset_of!(Header, capacity_rows) as u64;
+const SHRINKS: u64 = offset_of!(Header, shrinks) as u64;
 const STATE: u64 = offset_of!(Row, state) as u64;
 const GENERATION: u64 = offset_of!(Row, generation) as u64;
 const DIGEST: u64 = offset_of!(Row, digest) as u64;
@@ -179,6 +217,22 @@ impl Table for MappedTable {
 
     fn set_populated_rows(&mut self, rows: u32) {
         self.release(POPULATED, rows);
+    }
+
+    fn capacity_rows(&self) -> u32 {
+        match self.acquire(CAPACITY) {
+            // written by a sidecar whose arenas have one size
+            0 => self.geometry.rows,
+            rows => rows.min(self.geometry.rows),
+        }
+    }
+
+    fn set_capacity_rows(&mut self, rows: u32) {
+        self.release(CAPACITY, rows);
+    }
+
+    fn count_shrink(&mut self) {
+        self.release(SHRINKS, self.acquire(SHRINKS).wrapping_add(1));
     }
 
     fn row(&self, row: u32) -> Row {
@@ -262,7 +316,8 @@ mod tests {
     use rustix::fs::SealFlags;
 
     fn small() -> Arena {
-        Arena::create(Geometry::new(7, 8 << 20, 1 << 20), Pages::Base).unwrap()
+        let geometry = Geometry::new(7, 8 << 20, 1 << 20);
+        Arena::create(geometry, geometry.rows, Pages::Base).unwrap()
     }
 
     #[test]

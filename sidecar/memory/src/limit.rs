@@ -5,6 +5,14 @@ use kvcachepool_engine::table::Geometry;
 use kvcachepool_protocol::config::beside_arena;
 use std::path::{Path, PathBuf};
 
+/// Memory of the machine in bytes; 0 if it is unknown.
+pub fn machine_bytes() -> u64 {
+    let meminfo = std::fs::read_to_string(MEMINFO).unwrap_or_default();
+    machine(&meminfo).map_or(0, |limit| limit.bytes)
+}
+
+const MEMINFO: &str = "/proc/meminfo";
+
 /// Where cgroups are mounted.
 pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
@@ -38,7 +46,7 @@ pub fn check(geometry: &Geometry, pages: Pages, more: u64) -> Result<(), Exceeds
     let text = |path| std::fs::read_to_string(path).unwrap_or_default();
     let own = text("/proc/self/cgroup");
     Limits {
-        memory: memory_limit(Path::new(CGROUP_ROOT), &own, &text("/proc/meminfo")),
+        memory: memory_limit(Path::new(CGROUP_ROOT), &own, &text(MEMINFO)),
         huge_pages: huge_pages_limit(Path::new(CGROUP_ROOT), &own, pages),
         huge_pages_are_memory: charges_huge_pages(&text("/proc/self/mounts")),
     }

@@ -5,6 +5,7 @@ use super::mapping::Mapping;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -34,22 +35,36 @@ pub enum Progress {
     Failed(u64, Errno),
 }
 
-/// Populates the first `end` bytes of the mapping with `threads` threads, each pinned to one CPU of this process's set. A page is allocated
+/// A population that was started.
+#[derive(Default)]
+pub struct Population(Option<Arc<Work>>);
+
+impl Population {
+    /// True until its last thread has ended.
+    pub fn is_running(&self) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|work| Arc::strong_count(work) > 1)
+    }
+}
+
+/// Populates a range of bytes of the mapping with `threads` threads, each pinned to one CPU of this process's set. A page is allocated
 /// on the memory node of the CPU that first touches it; without CAP_SYS_NICE, this is the only way to select the node. The threads call
 /// `say`.
 pub fn start(
     mapping: Arc<Mapping>,
-    end: u64,
+    bytes: Range<u64>,
     threads: usize,
     say: impl Fn(Progress) + Send + Sync + 'static,
-) {
+) -> Population {
+    let Range { start, end } = bytes;
     let work = Arc::new(Work {
         mapping,
-        next: AtomicU64::new(0),
+        next: AtomicU64::new(start),
         end,
         stop: AtomicBool::new(false),
         done: parking_lot::Mutex::new(Done {
-            front: 0,
+            front: start,
             ahead: BTreeSet::new(),
         }),
     });
@@ -66,9 +81,10 @@ pub fn start(
                 }
             });
         if spawned.is_err() && index == 0 {
-            say(Progress::Failed(0, Errno::AGAIN));
+            say(Progress::Failed(start, Errno::AGAIN));
         }
     }
+    Population(Some(work))
 }
 
 fn run(work: &Work, say: &(impl Fn(Progress) + ?Sized)) {
@@ -129,7 +145,7 @@ mod tests {
         let fd = sealed("populate-test", bytes, Pages::Base).unwrap();
         let mapping = Arc::new(Mapping::new(fd.as_fd(), bytes).unwrap());
         let (tx, rx) = mpsc::channel();
-        start(mapping, bytes, 3, move |p| {
+        start(mapping, 0..bytes, 3, move |p| {
             tx.send(p).unwrap();
         });
         let mut front = 0;

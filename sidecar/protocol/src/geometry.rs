@@ -1,4 +1,5 @@
-//! Sizes of an arena and of its slot table: computed from the arena's bytes and the index capacity, or read from a table's header.
+//! Sizes of the files of an arena and of its slot table: computed from the arena's bytes and the index capacity, or read from a table's
+//! header.
 
 use crate::table::{ChunkRecord, HEADER_BYTES, Header, MAGIC, ROW_BYTES, Row, VERSION};
 
@@ -6,7 +7,7 @@ use crate::table::{ChunkRecord, HEADER_BYTES, Header, MAGIC, ROW_BYTES, Row, VER
 pub struct Geometry {
     /// Region number. Unique during the life of the pod.
     pub region: u64,
-    /// Bytes of the arena, a multiple of [`Geometry::segment_bytes`].
+    /// Bytes of the arena's file, a multiple of [`Geometry::segment_bytes`]. The arena may use less: see [`Header::capacity_rows`].
     pub arena_bytes: u64,
     /// Bytes of a segment, a power of two. Slots never cross a segment's end.
     pub segment_bytes: u64,
@@ -20,17 +21,28 @@ const SEGMENT_BYTES_MIN: u64 = 4 << 20;
 const SEGMENT_BYTES_MAX: u64 = 256 << 20;
 
 impl Geometry {
-    /// Sizes of a new arena. A segment has `arena / 64` bytes, as a power of two between 4 MiB and 256 MiB. The arena is rounded down to
+    /// Sizes of an arena of a fixed size. A segment has `arena / 64` bytes, as a power of two between 4 MiB and 256 MiB. The arena is rounded down to
     /// whole segments, but is at least one. The table has one chunk record per row (a chunk takes at least one row), at most
     /// `index_entries_max`. Pages of unused records are never populated.
     pub fn new(region: u64, arena_bytes: u64, index_entries_max: u32) -> Self {
+        Self::reserving(region, arena_bytes, 0, index_entries_max)
+    }
+
+    /// Sizes of an arena that has `arena_bytes` at first and can grow to `most_bytes`: its segments are those of [`Geometry::new`], and its
+    /// files are as long as it may ever become. Pages behind the arena's end are never touched.
+    pub fn reserving(
+        region: u64,
+        arena_bytes: u64,
+        most_bytes: u64,
+        index_entries_max: u32,
+    ) -> Self {
         let mut segment_bytes = (arena_bytes / 64)
             .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
             .next_power_of_two();
         if segment_bytes > SEGMENT_BYTES_MAX {
             segment_bytes = SEGMENT_BYTES_MAX;
         }
-        let arena_bytes = (arena_bytes / segment_bytes).max(1) * segment_bytes;
+        let arena_bytes = (arena_bytes.max(most_bytes) / segment_bytes).max(1) * segment_bytes;
         let rows = u32::try_from(arena_bytes / ROW_BYTES).unwrap_or(u32::MAX);
         let chunks = rows.min(index_entries_max.max(64));
         Self {
@@ -46,6 +58,24 @@ impl Geometry {
         (self.segment_bytes / ROW_BYTES) as u32
     }
 
+    /// Rows of an arena of this size: whole segments, at least one, and at most all rows of the file.
+    pub fn rows_of(&self, arena_bytes: u64) -> u32 {
+        let segments = (arena_bytes / self.segment_bytes).max(1);
+        let rows = segments * u64::from(self.segment_rows());
+        u32::try_from(rows).map_or(self.rows, |rows| rows.min(self.rows))
+    }
+
+    /// Sizes of an arena of this size whose segments and records are those of this one: what it costs while the rest of the files is unused.
+    pub fn of_size(&self, arena_bytes: u64) -> Self {
+        let rows = self.rows_of(arena_bytes);
+        Self {
+            arena_bytes: u64::from(rows) * ROW_BYTES,
+            rows,
+            chunks: self.chunks.min(rows),
+            ..*self
+        }
+    }
+
     /// Bytes of the slot table: header page, rows, chunk records.
     pub fn table_bytes(&self) -> u64 {
         self.chunks_offset() + u64::from(self.chunks) * size_of::<ChunkRecord>() as u64
@@ -56,7 +86,7 @@ impl Geometry {
         (HEADER_BYTES + u64::from(self.rows) * size_of::<Row>() as u64).next_multiple_of(4096)
     }
 
-    /// The header of a table with this geometry and nothing populated.
+    /// The header of a table with this geometry, nothing populated, and all rows in use.
     pub fn header(&self) -> Header {
         Header {
             magic: MAGIC,
@@ -70,7 +100,9 @@ impl Geometry {
             rows_offset: HEADER_BYTES,
             chunks_offset: self.chunks_offset(),
             populated_rows: 0,
-            reserved: [0; 15],
+            capacity_rows: self.rows,
+            shrinks: 0,
+            reserved: [0; 13],
         }
     }
 
@@ -102,6 +134,7 @@ impl Geometry {
             && header.rows_offset == HEADER_BYTES
             && header.chunks_offset == geometry.chunks_offset()
             && header.populated_rows <= header.rows
+            && header.capacity_rows <= header.rows
             && geometry.table_bytes() == table_bytes;
         if sound {
             Ok(geometry)

@@ -147,6 +147,10 @@ pub struct Hello {
     /// Scheduler: ids of requests whose pins and leases continue. All others of the session end.
     #[serde(default)]
     pub requests: Vec<String>,
+    /// This process drops its page locks when [`crate::table::Header::shrinks`] changes. The arena is never made smaller while a process
+    /// maps it that does not say so.
+    #[serde(default)]
+    pub watches_shrinks: bool,
     /// The cache is off in this vLLM, for this named reason. HELLO has no other effect.
     #[serde(default)]
     pub off: Option<String>,

@@ -128,6 +128,10 @@ pub struct MemoryTier {
     pub region: Option<u64>,
     /// Bytes of the arena.
     pub capacity_bytes: u64,
+    /// Size that the config asks for. 0 from older sidecars.
+    pub target_bytes: u64,
+    /// Why the arena does not have that size yet; empty if it has.
+    pub resize_waits: String,
     /// Bytes whose pages are populated.
     pub populated_bytes: u64,
     /// Bytes that are page-locked for GPU copies.

@@ -56,10 +56,15 @@ pub struct Header {
     pub rows_offset: u64,
     /// Offset of the first chunk record.
     pub chunks_offset: u64,
-    /// Rows whose arena pages are populated, counted from 0. Grows only while an engine runs.
+    /// Rows whose arena pages are populated, counted from 0.
     pub populated_rows: u32,
+    /// Rows that may hold slots, counted from 0: the present size of the arena. The file is as long as the arena may ever become.
+    pub capacity_rows: u32,
+    /// Number of times that pages at the arena's end were released. A process drops its page locks when it changes: a page that comes
+    /// back at the same place is another one.
+    pub shrinks: u32,
     /// Always zero.
-    pub reserved: [u32; 15],
+    pub reserved: [u32; 13],
 }
 
 /// One row: 64 bytes.
@@ -161,11 +166,13 @@ pub enum BadTable {
     /// Rows or chunk records overlap each other or the header, or extend past the end.
     #[error("the table's {0} are outside the file, unaligned or overlapping")]
     OutOfBounds(&'static str),
-    /// More rows are populated than exist.
-    #[error("{populated} of {rows} rows are populated")]
+    /// More rows are populated or in use than exist.
+    #[error("{populated} rows are populated and {capacity} in use, of {rows}")]
     Populated {
         /// Populated rows in the header.
         populated: u32,
+        /// Rows in use in the header.
+        capacity: u32,
         /// Rows in the header.
         rows: u32,
     },
@@ -221,9 +228,10 @@ impl Header {
         if !self.chunks_offset.is_multiple_of(64) || chunks_end.is_none_or(|e| e > table_bytes) {
             return Err(BadTable::OutOfBounds("chunk records"));
         }
-        if self.populated_rows > self.rows {
+        if self.populated_rows > self.rows || self.capacity_rows > self.rows {
             return Err(BadTable::Populated {
                 populated: self.populated_rows,
+                capacity: self.capacity_rows,
                 rows: self.rows,
             });
         }

@@ -386,8 +386,13 @@ impl World {
         let Some(engine) = self.side.core().and_then(|c| c.engine()) else {
             return;
         };
-        let (usage, arena) = (engine.usage(), engine.geometry().arena_bytes);
-        let share = arena * u64::from(self.p.soft_pin_percent) / 100;
+        let (usage, arena) = (engine.usage(), engine.capacity_bytes());
+        // pins of before the arena shrank stay
+        let pinnable = match self.p.rates.resize {
+            0 => arena,
+            _ => engine.geometry().arena_bytes,
+        };
+        let share = pinnable * u64::from(self.p.soft_pin_percent) / 100;
         if usage.soft_pinned_bytes > share {
             self.broke(Rule::S9, || {
                 format!(

@@ -50,6 +50,8 @@ faults! {
     DigestFailed,
     DoubleReport,
     WentOff,
+    OtherSizeWanted,
+    ArenaResized,
     GrantGivenUp,
     NotShipped,
     AbortRepeated,

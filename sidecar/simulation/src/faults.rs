@@ -27,6 +27,7 @@ impl World {
             r.tier,
             r.window,
             r.drop,
+            r.resize,
         ];
         let mut pick = self.rng.below(1000) as u32;
         for (kind, rate) in rates.into_iter().enumerate() {
@@ -114,6 +115,7 @@ impl World {
             13 => self.tier_fault(),
             14 if self.rng.chance(300) => self.withdraw(),
             15 => self.tier_drops(),
+            16 => self.resize(),
             _ => false,
         }
     }

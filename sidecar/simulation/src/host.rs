@@ -5,6 +5,7 @@ use super::rules::Rule;
 use super::table::SimTable;
 use kvcachepool_engine::sessions::{FdId, Host, HostError};
 use kvcachepool_engine::table::{ChunkRecord, Geometry, Row};
+use std::ops::Range;
 use zerocopy::FromZeros;
 
 /// The engine's questions to the machine.
@@ -13,6 +14,8 @@ pub struct SimHost {
     pub memory: Shared,
     /// Accepts memory of earlier boots from a connector that returns it.
     pub takes_back: bool,
+    /// Bytes to which arenas may grow.
+    pub most_bytes: u64,
 }
 
 impl Host for SimHost {
@@ -42,7 +45,11 @@ impl Host for SimHost {
         Ok(list)
     }
 
-    fn create(&mut self, geometry: Geometry) -> Result<SimTable, HostError> {
+    fn most_bytes(&mut self) -> u64 {
+        self.most_bytes
+    }
+
+    fn create(&mut self, geometry: Geometry, capacity: u32) -> Result<SimTable, HostError> {
         let mut m = self.memory.borrow_mut();
         if !m.spend() {
             m.end_if_dead();
@@ -63,6 +70,8 @@ impl Host for SimHost {
             geometry,
             format,
             populated: 0,
+            capacity,
+            shrinks: 0,
             rows: vec![Row::default(); geometry.rows as usize],
             chunks: vec![ChunkRecord::new_zeroed(); geometry.chunks as usize],
             content: vec![0; geometry.rows as usize],
@@ -73,6 +82,25 @@ impl Host for SimHost {
         m.supervisor = Some(at);
         drop(m);
         Ok(SimTable::of(&self.memory, at))
+    }
+
+    fn grow(&mut self, _: Range<u32>) -> Result<(), HostError> {
+        let mut m = self.memory.borrow_mut();
+        match m.rng.chance(200) {
+            true => Err(HostError("the container may not use as much memory".into())),
+            false => Ok(()),
+        }
+    }
+
+    fn release(&mut self, rows: Range<u32>) -> Result<(), HostError> {
+        let mut m = self.memory.borrow_mut();
+        if let Some(at) = m.supervisor
+            && m.spend()
+        {
+            m.release(at, rows);
+        }
+        m.end_if_dead();
+        Ok(())
     }
 
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<SimTable, HostError> {

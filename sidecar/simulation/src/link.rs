@@ -104,6 +104,7 @@ impl World {
             region: region_number,
             grants,
             requests,
+            watches_shrinks: true,
             off: None,
         };
         let body = message::encode(&hello).unwrap();

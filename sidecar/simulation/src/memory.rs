@@ -6,6 +6,7 @@ use super::rules::{Rule, Violation};
 use kvcachepool_engine::sessions::FdId;
 use kvcachepool_engine::table::{ChunkRecord, FREE, GRANTED, Geometry, PUBLISHED, ROW_BYTES, Row};
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Bytes that are no key's: a write was under way, or was never finished.
@@ -65,6 +66,10 @@ pub struct Region {
     pub geometry: Geometry,
     pub format: u32,
     pub populated: u32,
+    /// Rows that may hold slots.
+    pub capacity: u32,
+    /// Number of releases of pages that it counts.
+    pub shrinks: u32,
     pub rows: Vec<Row>,
     pub chunks: Vec<ChunkRecord>,
     pub content: Vec<u64>,
@@ -87,6 +92,8 @@ pub struct Memory {
     pub supervisor: Option<usize>,
     /// What was adopted last and is not kept yet.
     pub adopted: Option<usize>,
+    /// First row whose pages were released since the last populated ones.
+    pub released: Option<u32>,
     /// Descriptors of the frame under way.
     pub fds: Vec<(FdId, FdObject)>,
     pub next_fd: u64,
@@ -134,6 +141,7 @@ impl Memory {
             format: 1,
             supervisor: None,
             adopted: None,
+            released: None,
             fds: Vec::new(),
             next_fd: 1,
             holders: Vec::new(),
@@ -219,6 +227,33 @@ impl Memory {
         let content = &self.regions[region].content;
         let row = |at| content.get((slot + at) as usize).copied().unwrap_or(0);
         digest_of(length, (0..rows_of(length)).map(row))
+    }
+
+    /// Pages are released: nobody may use them, and their bytes are gone.
+    pub(super) fn release(&mut self, region: usize, rows: Range<u32>) {
+        let count = rows.end - rows.start;
+        let r = &self.regions[region];
+        let writer = r
+            .writers
+            .iter()
+            .find(|w| overlap(w.slot, w.rows, rows.start, count))
+            .cloned();
+        if let Some(w) = writer {
+            self.broke(Rule::S3, || {
+                format!("rows {rows:?} are released while {w:?} writes")
+            });
+        }
+        for row in rows.clone() {
+            let state = self.regions[region].rows[row as usize].state;
+            if state != FREE {
+                self.broke(Rule::S3, || {
+                    format!("slot {row} in state {state} is released")
+                });
+            }
+        }
+        self.tear(region, rows.start, count);
+        let first = self.released.unwrap_or(u32::MAX);
+        self.released = Some(first.min(rows.start));
     }
 
     pub(super) fn state_changes(&mut self, region: usize, row: u32, state: u32) {

@@ -91,5 +91,7 @@ pub const MISTAKES: &[Expected] = expect! {
     "COMMIT under a copy" [CopyCommit] [StageUnwaited], [S2, S3], windows;
     "a store that was lost with a window is forgotten" [] [ForgetLost], [L1, S3], lost_windows;
     "a store that was lost with a window is given back at once" [] [LostAtOnce], [S3], lost_windows;
+    "the arena's end goes under its slots" [CutInUse] [], [S2, S3, S9, P2], resizes;
+    "the arena's end goes under its readers" [CutQuietly] [], [S1], resizes;
     "evict what is pinned" [EvictPinned] [], [S3, P2], crowd;
 };

@@ -66,6 +66,8 @@ pub struct Rates {
     pub drop: u32,
     /// Also per thousand copies of windows, and windows that are made.
     pub window: u32,
+    /// Changes of the arena's size in the config.
+    pub resize: u32,
 }
 
 /// One kind of history.
@@ -153,6 +155,7 @@ impl Profile {
             tier: 0,
             drop: 0,
             window: 0,
+            resize: 0,
         };
         let tiers = if rates.fetch > 0 {
             1 + rates.fetch as usize % 3
@@ -223,6 +226,9 @@ impl Profile {
             if r.chance(600) {
                 profile.rates.window = 1 + r.below(60) as u32;
             }
+        }
+        if r.chance(250) {
+            profile.rates.resize = 1 + r.below(20) as u32;
         }
         profile.fitting()
     }

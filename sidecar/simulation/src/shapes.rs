@@ -41,6 +41,15 @@ pub(super) fn breaks(p: Profile) -> Profile {
     Profile { rates, ..scarce(p) }
 }
 
+pub(super) fn resizes(p: Profile) -> Profile {
+    let rates = Rates {
+        resize: 60,
+        crash: 10,
+        ..Rates::default()
+    };
+    Profile { rates, ..scarce(p) }
+}
+
 pub(super) fn crashes(p: Profile) -> Profile {
     let rates = Rates {
         crash: 20,

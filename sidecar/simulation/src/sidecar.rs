@@ -168,6 +168,7 @@ impl World {
         };
         let host = SimHost {
             memory: self.memory.clone(),
+            most_bytes: 2 * u64::from(self.p.segments) * 64 * ROW_BYTES,
             takes_back: earlier != EarlierMemory::Dropped,
         };
         let now = self.core_now();
@@ -393,15 +394,16 @@ impl World {
 
     /// The kernel gives more pages.
     pub fn populate_step(&mut self) -> bool {
-        let Some(geometry) = self
-            .side
-            .core()
-            .and_then(|c| c.engine())
-            .map(|e| e.geometry())
+        let engine = self.side.core().and_then(|c| c.engine());
+        let Some((geometry, capacity)) =
+            engine.map(|e| (e.geometry(), (e.capacity_bytes() / ROW_BYTES) as u32))
         else {
             return false;
         };
-        if self.side.populated >= geometry.rows {
+        if let Some(end) = self.memory.borrow_mut().released.take() {
+            self.side.populated = self.side.populated.min(end);
+        }
+        if self.side.populated >= capacity {
             return false;
         }
         self.side.populated += geometry.segment_rows();
@@ -478,6 +480,30 @@ impl World {
     }
 
     /// A person clears everything.
+    /// The config asks for another size of the arena.
+    pub fn resize(&mut self) -> bool {
+        if self.side.driver.is_none() {
+            return false;
+        }
+        self.hit(Fault::OtherSizeWanted);
+        let segments = self
+            .rng
+            .span(self.p.segments.into(), 2 * u64::from(self.p.segments));
+        let arena_bytes = segments * 64 * ROW_BYTES;
+        say!(self, "the config asks for {segments} segments");
+        let config = Config {
+            arena_bytes,
+            ..config(&self.p)
+        };
+        self.shell(|w| {
+            let now = w.now();
+            // a seam that dies in the call is started again
+            let _ = w.driver().ask(now, |core, _, _| core.configure(config));
+            driver::carry_out(w);
+        });
+        true
+    }
+
     pub fn clear(&mut self) -> bool {
         if self.side.driver.is_none() {
             return false;
@@ -607,6 +633,9 @@ impl Devices for World {
             self.side.populated = 0;
             let live = self.memory.borrow().supervisor;
             self.note_flips(live);
+        }
+        if event == "ArenaResized" {
+            self.hit(Fault::ArenaResized);
         }
         if event == "ArenaUnusable" {
             self.hit(Fault::OtherFormat);

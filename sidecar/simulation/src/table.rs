@@ -46,6 +46,26 @@ impl Table for SimTable {
         m.end_if_dead();
     }
 
+    fn capacity_rows(&self) -> u32 {
+        self.memory.borrow().regions[self.at].capacity
+    }
+
+    fn set_capacity_rows(&mut self, rows: u32) {
+        let mut m = self.memory.borrow_mut();
+        if m.spend() {
+            m.regions[self.at].capacity = rows;
+        }
+        m.end_if_dead();
+    }
+
+    fn count_shrink(&mut self) {
+        let mut m = self.memory.borrow_mut();
+        if m.spend() {
+            m.regions[self.at].shrinks += 1;
+        }
+        m.end_if_dead();
+    }
+
     fn row(&self, row: u32) -> Row {
         self.memory.borrow().regions[self.at]
             .rows

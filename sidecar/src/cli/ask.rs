@@ -73,6 +73,7 @@ pub fn over_socket<T: DeserializeOwned>(path: &Path, operation: &str) -> Result<
         region: None,
         grants: Vec::new(),
         requests: Vec::new(),
+        watches_shrinks: false,
         off: None,
     };
     ask(

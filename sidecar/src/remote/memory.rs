@@ -171,7 +171,7 @@ mod tests {
 
     /// An object of two pieces in slots 0 and 64, in this state.
     fn world(state: u32, owner: u32) -> World {
-        let arena = Arena::create(Geometry::new(3, 16 << 20, 16 << 20), Pages::Base).unwrap();
+        let arena = Arena::create(Geometry::new(3, 16 << 20, 16 << 20), 256, Pages::Base).unwrap();
         let mut table = arena.table();
         for slot in [0, 64] {
             let row = Row {

@@ -273,7 +273,7 @@ impl Identity {
                     room: Semaphore::new(REQUEST_KIB_MAX),
                     ended: watch::Sender::new(false),
                     region: arena.geometry.region,
-                    arena_bytes: arena.geometry.arena_bytes,
+                    arena_bytes: arena.capacity_bytes(),
                     memory: Memory::new(arena, lock.number),
                     hello,
                 });
@@ -312,6 +312,7 @@ impl Identity {
             region: self.arena.as_ref().map(|arena| arena.geometry.region),
             grants: Vec::new(),
             requests: Vec::new(),
+            watches_shrinks: true,
             off: None,
         };
         let body = encode(&hello).map_err(|e| NotAttached::Unusable(e.to_string()))?;

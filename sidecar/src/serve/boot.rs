@@ -114,7 +114,8 @@ impl Link {
 
     /// Announces that the slot table of this arena is read next, during which no heartbeat is sent.
     pub fn reads(&self, arena: &Arena) {
-        let (rows, chunks) = (arena.geometry.rows, arena.geometry.chunks);
+        let used = arena.geometry.of_size(arena.capacity_bytes());
+        let (rows, chunks) = (used.rows, used.chunks);
         self.say(FromEngine::Reads { rows, chunks }, Vec::new());
     }
 
@@ -159,7 +160,7 @@ mod tests {
         let (ours, theirs) = link::pair().unwrap();
         let link = Link::new(theirs);
         let hear = || link::receive::<FromEngine>(&ours, false).unwrap();
-        let arena = Arena::create(Geometry::new(7, 4 << 20, 64), Pages::Base).unwrap();
+        let arena = Arena::create(Geometry::new(7, 4 << 20, 64), 64, Pages::Base).unwrap();
         for _ in 0..10_000 {
             link.alive();
         }

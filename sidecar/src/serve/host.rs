@@ -5,16 +5,17 @@ use super::daemon::Daemon;
 use super::descriptors::Descriptors;
 use super::shell::Posted;
 use kvcachepool_engine::sessions::{FdId, Host, HostError};
-use kvcachepool_engine::table::Geometry;
+use kvcachepool_engine::table::{Geometry, Table};
 use kvcachepool_memory::arena::{Arena, ArenaError, MappedTable};
 use kvcachepool_memory::limit::{self, ExceedsLimit};
 use kvcachepool_memory::lockfile::LockFile;
 use kvcachepool_memory::memfd::Pages;
-use kvcachepool_memory::populate::{self, Progress};
+use kvcachepool_memory::populate::{self, Population, Progress};
 use kvcachepool_protocol::config::{HugePages, Memory};
 use kvcachepool_protocol::table::ROW_BYTES;
 use parking_lot::Mutex;
 use rustix::fd::AsFd;
+use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -49,6 +50,8 @@ pub struct Machine {
     pub handed_back: Option<Arena>,
     /// Accept memory of earlier boots from a connector that returns it.
     pub takes_back: bool,
+    /// The last population that was started.
+    pub population: Population,
 }
 
 impl Machine {
@@ -72,17 +75,23 @@ impl Machine {
             rustix::fs::fstat(fd.as_fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino))
         });
         self.descriptors.set_live(Some(inodes));
-        self.populate(&arena);
+        // An earlier boot may have ended between the two steps of a shrink.
+        match arena.release_from(arena.capacity_bytes()) {
+            Ok(true) => arena.table().count_shrink(),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "cannot free the pages behind the arena's end"),
+        }
+        self.populate(&arena, 0);
         *self.live.arena.lock() = Some(arena);
     }
 
     /// Starts from the beginning even if an earlier boot did it: connectors can write the table's record of it, and existing pages only
     /// get mapped, which digests need anyway.
-    fn populate(&self, arena: &Arena) {
+    fn populate(&mut self, arena: &Arena, from: u64) {
         let post = self.post.clone();
-        populate::start(
+        self.population = populate::start(
             arena.bytes.clone(),
-            arena.geometry.arena_bytes,
+            from..arena.capacity_bytes(),
             self.memory.populate_threads as usize,
             move |progress| {
                 let posted = match progress {
@@ -100,9 +109,15 @@ impl Machine {
         );
     }
 
-    fn make(&self, geometry: Geometry, pages: Pages) -> Result<Arena, NoArena> {
-        limit::check(&geometry, pages, self.extras_bytes)?;
-        Ok(Arena::create(geometry, pages)?)
+    fn make(&self, geometry: Geometry, rows: u32, pages: Pages) -> Result<Arena, NoArena> {
+        let used = geometry.of_size(u64::from(rows) * ROW_BYTES);
+        limit::check(&used, pages, self.extras_bytes)?;
+        Ok(Arena::create(geometry, rows, pages)?)
+    }
+
+    fn live(&self) -> Result<Arena, HostError> {
+        let none = || HostError("there is no arena".to_owned());
+        self.live.get().ok_or_else(none)
     }
 
     fn pages(&self) -> Pages {
@@ -146,15 +161,23 @@ impl Host for Machine {
         self.lock.held().map_err(host_error)
     }
 
-    fn create(&mut self, geometry: Geometry) -> Result<MappedTable, HostError> {
+    /// Mapping a file of huge pages reserves all of them, so such an arena has no room to grow.
+    fn most_bytes(&mut self) -> u64 {
+        match self.pages() {
+            Pages::Base => limit::machine_bytes(),
+            Pages::Huge2Mi | Pages::Huge1Gi => 0,
+        }
+    }
+
+    fn create(&mut self, geometry: Geometry, rows: u32) -> Result<MappedTable, HostError> {
         let wanted = self.pages();
-        let mut made = self.make(geometry, wanted);
+        let mut made = self.make(geometry, rows, wanted);
         if let Err(e) = &made
             && wanted != Pages::Base
         {
             self.daemon
                 .degrade("HugePagesUnavailable", format!("using normal pages: {e}"));
-            made = self.make(geometry, Pages::Base);
+            made = self.make(geometry, rows, Pages::Base);
         }
         let arena = made.map_err(|e| {
             if let NoArena::TooLarge(e) = &e {
@@ -166,11 +189,32 @@ impl Host for Machine {
         self.daemon.recovered("ArenaExceedsMemoryLimit");
         tracing::info!(
             region = geometry.region,
-            bytes = geometry.arena_bytes,
-            rows = geometry.rows,
+            bytes = arena.capacity_bytes(),
+            most_bytes = geometry.arena_bytes,
             "arena created"
         );
         Ok(self.install(arena))
+    }
+
+    fn grow(&mut self, rows: Range<u32>) -> Result<(), HostError> {
+        let arena = self.live()?;
+        let [from, end] = [rows.start, rows.end].map(|row| u64::from(row) * ROW_BYTES);
+        let pages = Pages::of(&arena.arena_fd);
+        limit::check(&arena.geometry.of_size(end), pages, self.extras_bytes).map_err(host_error)?;
+        arena.set_capacity_bytes(end);
+        self.populate(&arena, from);
+        Ok(())
+    }
+
+    fn release(&mut self, rows: Range<u32>) -> Result<(), HostError> {
+        let arena = self.live()?;
+        let end = u64::from(rows.start) * ROW_BYTES;
+        arena.set_capacity_bytes(end);
+        arena.release_from(end).map(drop).map_err(host_error)
+    }
+
+    fn is_populating(&self) -> bool {
+        self.population.is_running()
     }
 
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<MappedTable, HostError> {
@@ -189,8 +233,8 @@ impl Host for Machine {
         let arena = Arena::adopt(arena, table).map_err(host_error)?;
         // The length is the peer's claim, and the remaining pages are populated here.
         let pages = Pages::of(&arena.arena_fd);
-        limit::check(&arena.geometry, pages, self.extras_bytes)
-            .map_err(|e| host_error(NoArena::from(e)))?;
+        let used = arena.geometry.of_size(arena.capacity_bytes());
+        limit::check(&used, pages, self.extras_bytes).map_err(|e| host_error(NoArena::from(e)))?;
         let table = self.table_to_read(&arena);
         self.handed_back = Some(arena);
         Ok(table)
@@ -200,7 +244,7 @@ impl Host for Machine {
         if let Some(arena) = self.handed_back.take() {
             tracing::info!(
                 region = arena.geometry.region,
-                bytes = arena.geometry.arena_bytes,
+                bytes = arena.capacity_bytes(),
                 "adopted the memory that a connector returned"
             );
             self.hold(arena);

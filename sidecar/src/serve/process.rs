@@ -17,6 +17,7 @@ use kvcachepool_engine::driver::{Driver, EarlierMemory, HEALTHY_AFTER_MS};
 use kvcachepool_engine::sessions::{Input, Start};
 use kvcachepool_memory::arena::Arena;
 use kvcachepool_memory::lockfile::LockFile;
+use kvcachepool_memory::populate::Population;
 use kvcachepool_memory::verify::{Pace, Pool};
 use kvcachepool_protocol::env_reference;
 use std::net::TcpListener;
@@ -207,6 +208,7 @@ async fn serve(
         post: post.clone(),
         handed_back: None,
         takes_back: earlier != EarlierMemory::Dropped,
+        population: Population::default(),
     };
     let found = arena.map(|arena| machine.install(arena));
     let pace = Pace {

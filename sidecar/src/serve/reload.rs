@@ -12,6 +12,8 @@ use tracing::{info, warn};
 /// Interval of the check of the files' content. SIGHUP checks at once.
 pub const POLL: Duration = Duration::from_secs(1);
 
+const MEMORY_SIZE: &str = "memory.size";
+
 /// Checks the files without end; `again` is SIGHUP.
 pub async fn watch(daemon: &Daemon, mut again: tokio::signal::unix::Signal) {
     let files = &daemon.config_files;
@@ -47,7 +49,12 @@ fn take(daemon: &Daemon) {
     let mut effective = running.with_live_from(&loaded.config);
     log::set_level(effective.log.level);
     if let Some(shell) = daemon.shell.get() {
-        shell.with_core(|core, _, _| core.configure(CoreConfig::from(&effective)));
+        let refused = shell.with_core(|core, _, _| core.configure(CoreConfig::from(&effective)));
+        if refused.contains(&MEMORY_SIZE) {
+            effective.memory.size = running.memory.size;
+            changes.live.retain(|key| *key != MEMORY_SIZE);
+            changes.restart.push(MEMORY_SIZE);
+        }
         // Only keys that a tier can change while open are applied.
         if let Some(tiers) = &shell.tiers {
             let unchanged = tiers.change(&running, &effective);

@@ -201,7 +201,8 @@ impl Owner {
     fn host_place(&self, room: &Arc<Room>, arena: &Arena, bytes: u64) -> Result<Place, NoWindow> {
         let shell = self.shell.upgrade();
         let config = shell.map(|shell| shell.config()).unwrap_or_default();
-        let (geometry, pages) = (arena.geometry, Pages::of(&arena.arena_fd));
+        let geometry = arena.geometry.of_size(arena.capacity_bytes());
+        let pages = Pages::of(&arena.arena_fd);
         room.take(|windows| {
             let others = config.extras_bytes() + (windows - 1) * bytes;
             limit::check(&geometry, pages, others).map_err(|e| e.to_string())

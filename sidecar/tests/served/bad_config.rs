@@ -132,13 +132,16 @@ fn without_huge_pages_on_the_node_base_pages_serve_and_the_reason_is_named() {
 #[test]
 fn a_changed_file_is_applied_or_waits_for_a_restart_or_is_left_out() {
     let sidecar = Sidecar::small();
-    sidecar.configure("memory: {size: 128Mi}\ncache: {minLoadTokens: 1024}\n");
+    sidecar.configure("memory: {size: 64Mi, evictionPolicy: LRU}\ncache: {minLoadTokens: 1024}\n");
     sidecar.wait_metric("config_reloads_total{result=\"applied\"}", 1.0);
     assert_eq!(
-        sidecar.metric("config_restart_needed{key=\"memory.size\"}"),
+        sidecar.metric("config_restart_needed{key=\"memory.evictionPolicy\"}"),
         1.0
     );
-    assert_eq!(sidecar.status()["restart_needed"][0], "memory.size");
+    assert_eq!(
+        sidecar.status()["restart_needed"][0],
+        "memory.evictionPolicy"
+    );
     let mut vllm = Vllm::silent(&sidecar.socket());
     let reply: kvcachepool_protocol::message::HelloReply = vllm
         .hello(kvcachepool_protocol::message::Role::Worker)

@@ -43,7 +43,7 @@ fn memory_that_is_not_ours_is_answered_unmap_and_the_live_arena_stays() {
     let mut owner = Vllm::attach(&sidecar.socket());
     owner.store("r", &hashes(1, 2));
 
-    let foreign = Arena::create(Geometry::new(99, 64 << 20, 1024), Pages::Base).unwrap();
+    let foreign = Arena::create(Geometry::new(99, 64 << 20, 1024), 1024, Pages::Base).unwrap();
     let files: [(OwnedFd, OwnedFd); 3] = [
         // Unsealed: anybody could truncate it under the sidecar's mapping.
         (plain_memfd(64 << 20), plain_memfd(1 << 20)),
@@ -130,7 +130,7 @@ fn memory_of_another_region_than_the_named_one_is_neither_kept_nor_populated() {
     sidecar.kill_all();
     sidecar.run();
     sidecar.wait_socket();
-    let foreign = Arena::create(Geometry::new(999, 256 << 20, 1024), Pages::Base).unwrap();
+    let foreign = Arena::create(Geometry::new(999, 256 << 20, 1024), 4096, Pages::Base).unwrap();
     let reply = hand_back_in_vain(&sidecar, &mut vllm, &foreign);
     assert_eq!(reply.reason, "OtherRegion");
 }
@@ -149,7 +149,7 @@ fn memory_beyond_the_limit_of_the_container_is_neither_kept_nor_populated() {
     sidecar.kill_all();
     sidecar.run_below(&cgroup.procs());
     sidecar.wait_socket();
-    let foreign = Arena::create(Geometry::new(region, 512 << 20, 1024), Pages::Base).unwrap();
+    let foreign = Arena::create(Geometry::new(region, 512 << 20, 1024), 8192, Pages::Base).unwrap();
     hand_back_in_vain(&sidecar, &mut vllm, &foreign);
 }
 

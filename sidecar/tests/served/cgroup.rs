@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 pub struct Cgroup {
     folder: PathBuf,
+    /// File of the limit.
+    limit: PathBuf,
 }
 
 impl Cgroup {
@@ -24,13 +26,18 @@ impl Cgroup {
             if std::fs::create_dir(&folder).is_err() {
                 continue;
             }
-            let this = Self { folder };
-            if std::fs::write(this.folder.join(file), bytes.to_string()).is_ok() {
+            let limit = folder.join(file);
+            let this = Self { folder, limit };
+            if std::fs::write(&this.limit, bytes.to_string()).is_ok() {
                 return Some(this);
             }
         }
         skipped("no cgroup with a memory limit can be made here");
         None
+    }
+
+    pub fn set_limit(&self, bytes: u64) {
+        std::fs::write(&self.limit, bytes.to_string()).unwrap();
     }
 
     /// File that a process is moved into the group by.

@@ -21,6 +21,7 @@ mod pod;
 mod pool_config;
 mod redis;
 mod remote;
+mod resize;
 mod s3;
 mod s3_faults;
 mod s3_identity;

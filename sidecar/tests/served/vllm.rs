@@ -99,6 +99,7 @@ pub fn hello(role: Role, number: u64, incarnation: &[u8]) -> Hello {
         region: None,
         grants: Vec::new(),
         requests: Vec::new(),
+        watches_shrinks: true,
         off: None,
     }
 }

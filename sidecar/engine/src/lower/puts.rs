@@ -339,7 +339,7 @@ impl<T: Table> Engine<T> {
 
     /// Limit on queued bytes: with `WriteBack`, the oldest chunks beyond it are written early; in a flush, it bounds the queue.
     pub(super) fn waiting_bytes_max(&self, tier: &Tier) -> u64 {
-        (tier.config.put_queue_bytes_max / 2).min(self.memory.slots.geometry().arena_bytes / 16)
+        (tier.config.put_queue_bytes_max / 2).min(self.memory.slots.capacity_bytes() / 16)
     }
 
     fn next_put(&mut self, now: Time, at: usize) -> Option<Waiting> {

@@ -47,7 +47,10 @@ pub struct Allocator {
     empty: Vec<u32>,
     /// Segments with a free slot, by slot size and section.
     open: BTreeMap<(u32, u32), Vec<u32>>,
-    usable: u32,
+    /// Segments whose pages are populated.
+    populated: u32,
+    /// Segments in which slots may be allocated.
+    allowed: u32,
     used_rows: u64,
     /// Rows of free slots in segments that have a size.
     free_rows: u64,
@@ -62,7 +65,8 @@ impl Allocator {
             segments: vec![Segment::default(); (rows / segment_rows) as usize],
             empty: Vec::new(),
             open: BTreeMap::new(),
-            usable: 0,
+            populated: 0,
+            allowed: rows / segment_rows,
             used_rows: 0,
             free_rows: 0,
         }
@@ -126,7 +130,53 @@ impl Allocator {
     /// The first `rows` rows are populated: the complete segments among them become usable.
     pub fn populate(&mut self, rows: u32) {
         let whole = (rows / self.segment_rows).min(self.segments.len() as u32);
-        for number in self.usable..whole {
+        let before = self.usable();
+        self.populated = self.populated.max(whole);
+        self.make_usable(before);
+    }
+
+    /// Allocates slots only in segments among the first `rows` rows from now on. Slots behind them stay until they are given back.
+    pub fn allow(&mut self, rows: u32) {
+        let before = self.usable();
+        if rows / self.segment_rows == self.allowed {
+            return;
+        }
+        self.allowed = rows / self.segment_rows;
+        let after = self.usable();
+        self.empty.retain(|number| *number < after);
+        for number in after..before {
+            self.close(number);
+        }
+        self.make_usable(before);
+    }
+
+    /// The pages behind the first `rows` rows are gone. No slot is in use there.
+    pub fn cut(&mut self, rows: u32) {
+        self.allow(rows);
+        self.populated = self.populated.min(rows / self.segment_rows);
+    }
+
+    /// Slot size of the segment that starts at this row; `None` if no slot of it is in use.
+    pub fn in_use(&self, first: u32) -> Option<u32> {
+        let segment = self.segments.get((first / self.segment_rows) as usize)?;
+        (segment.used > 0).then_some(segment.size.max(1))
+    }
+
+    /// Excludes a segment for good.
+    pub fn exclude(&mut self, row: u32) {
+        if let Some(segment) = self.segments.get_mut((row / self.segment_rows) as usize) {
+            segment.broken = true;
+        }
+    }
+
+    /// Number of segments, from the first, in which slots can be allocated.
+    fn usable(&self) -> u32 {
+        self.populated.min(self.allowed)
+    }
+
+    /// Offers the segments that became usable after the first `before`.
+    fn make_usable(&mut self, before: u32) {
+        for number in before..self.usable() {
             let segment = &self.segments[number as usize];
             if segment.broken {
                 continue;
@@ -139,7 +189,6 @@ impl Allocator {
         }
         // the lowest segment is allocated first
         self.empty.sort_unstable_by(|a, b| b.cmp(a));
-        self.usable = self.usable.max(whole);
     }
 
     /// Allocates a slot of exactly `slot_rows` rows for a section. Tries, in order: the section's own segment, an empty one while few slots
@@ -189,7 +238,7 @@ impl Allocator {
     }
 
     fn rows(&self) -> u64 {
-        self.segments.len() as u64 * u64::from(self.segment_rows)
+        u64::from(self.allowed) * u64::from(self.segment_rows)
     }
 
     /// Gives an empty segment a slot size and a section. Returns its number, and its rows if the size changed.
@@ -212,7 +261,7 @@ impl Allocator {
     /// Frees a slot. A segment that becomes completely free loses its slot size.
     pub fn give(&mut self, row: u32) {
         let number = row / self.segment_rows;
-        let usable = number < self.usable;
+        let usable = number < self.usable();
         let Some(segment) = self.segments.get_mut(number as usize) else {
             return;
         };
@@ -249,7 +298,7 @@ impl Allocator {
     pub fn reclaimable(&self, slot_rows: u32, count: usize) -> Vec<(u32, u32)> {
         let mut list: Vec<_> = (0u32..)
             .zip(&self.segments)
-            .take(self.usable as usize)
+            .take(self.usable() as usize)
             .filter(|(_, s)| s.size != NO_SIZE && s.size != slot_rows && !s.broken)
             .map(|(number, s)| (s.used * s.size, number * self.segment_rows, s.size))
             .collect();

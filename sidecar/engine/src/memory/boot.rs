@@ -21,7 +21,7 @@ impl<T: Table> MemoryTier<T> {
         let mut in_use = Vec::new();
         let mut row_number = 0;
         let header = self.slots.geometry().header();
-        while row_number < self.slots.geometry().rows {
+        while row_number < self.slots.capacity_rows() {
             let row = self.slots.row(row_number);
             if row.state == FREE {
                 row_number += 1;

@@ -118,7 +118,7 @@ impl<T: Table> MemoryTier<T> {
     }
 
     /// Evicts all chunks of a segment and their descendants, if all of them can be evicted.
-    fn empty_segment(&mut self, first: u32, slot_rows: u32) {
+    pub(super) fn empty_segment(&mut self, first: u32, slot_rows: u32) {
         let rows: Vec<u32> = (0..self.slots.segment_rows() / slot_rows.max(1))
             .map(|i| first + i * slot_rows)
             .collect();

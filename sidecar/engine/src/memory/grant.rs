@@ -232,7 +232,7 @@ impl<T: Table> MemoryTier<T> {
                     self.unpark(entry);
                 }
                 self.stats.no_room_refusals += 1;
-                if self.slots.populated_rows() < self.slots.geometry().rows {
+                if self.slots.populated_rows() < self.slots.capacity_rows() {
                     // there will be room later: the arena is still being populated
                     return wire::GRANT_NOT_READY;
                 }
@@ -337,7 +337,7 @@ impl<T: Table> MemoryTier<T> {
 
     pub(crate) fn granted_bytes_max(&self) -> u64 {
         match self.config.limits.granted_bytes_max {
-            0 => self.slots.geometry().arena_bytes / 4,
+            0 => self.slots.capacity_bytes() / 4,
             bytes => bytes,
         }
     }

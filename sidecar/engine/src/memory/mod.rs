@@ -15,6 +15,7 @@ mod index;
 mod pins;
 mod policy;
 mod quota;
+mod resize;
 mod ring;
 mod slots;
 mod window;
@@ -26,6 +27,7 @@ pub use ring::{EventDomain, Ring};
 pub(crate) use check::say;
 pub(crate) use entry::{Entry, Handle, NONE};
 pub(crate) use grant::{record, sections_of};
+pub(crate) use resize::Resize;
 pub(crate) use ring::ENTRIES_PER_PAGE_MAX;
 pub(crate) use slots::SlotTable;
 
@@ -56,7 +58,7 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(crate) struct MemoryTier<T> {
     pub slots: SlotTable<T>,
-    /// Configuration of the whole engine. Sizes, the eviction policy and the set of tiers count only at the start.
+    /// Configuration of the whole engine. The eviction policy and the set of tiers count only at the start.
     pub config: Config,
     pub index: ChunkIndex,
     pub grants: Grants,
@@ -96,7 +98,7 @@ impl<T: Table> MemoryTier<T> {
 
     /// A share of the arena in bytes.
     fn share(&self, percent: u32) -> u64 {
-        self.slots.geometry().arena_bytes * u64::from(percent) / 100
+        self.slots.capacity_bytes() * u64::from(percent) / 100
     }
 
     /// Runs timers.

@@ -10,6 +10,7 @@ use crate::mistake::Mistake;
 use crate::table::{
     COMMITTED, ChunkRecord, FREE, GRANTED, Geometry, PUBLISHED, ROW_BYTES, Row, Table,
 };
+use std::ops::Range;
 use zerocopy::FromZeros;
 
 /// Slots and bytes by state.
@@ -27,6 +28,10 @@ pub(crate) struct SlotTable<T> {
     shared: T,
     geometry: Geometry,
     populated_rows: u32,
+    /// Rows that may hold slots. Rows behind them are FREE.
+    capacity_rows: u32,
+    /// Rows that were read from the shared table.
+    read_rows: u32,
     /// Rows as this process wrote them last.
     rows: Vec<Row>,
     counts: SlotCounts,
@@ -37,8 +42,12 @@ impl<T: Table> SlotTable<T> {
     /// Reads the rows of a table, possibly from an earlier engine. No slot is usable before [`SlotTable::settle`].
     pub fn new(shared: T) -> Self {
         let geometry = shared.geometry();
+        let whole_segments = |rows: u32| rows / geometry.segment_rows() * geometry.segment_rows();
+        let capacity_rows = whole_segments(shared.capacity_rows().min(geometry.rows));
         let mut slots = Self {
-            populated_rows: shared.populated_rows().min(geometry.rows),
+            populated_rows: shared.populated_rows().min(capacity_rows),
+            capacity_rows,
+            read_rows: 0,
             // pages of rows that were never used are not touched
             rows: Row::new_vec_zeroed(geometry.rows as usize)
                 .unwrap_or_else(|_| vec![Row::default(); geometry.rows as usize]),
@@ -47,16 +56,23 @@ impl<T: Table> SlotTable<T> {
             geometry,
             shared,
         };
-        for number in 0..geometry.rows {
-            let row = slots.shared.row(number);
+        slots.read_rows(capacity_rows);
+        slots.alloc.allow(capacity_rows);
+        slots
+    }
+
+    /// Reads the shared rows up to this one, once.
+    fn read_rows(&mut self, to: u32) {
+        for number in self.read_rows..to {
+            let row = self.shared.row(number);
             if row != Row::default()
-                && let Some(copy) = slots.rows.get_mut(number as usize)
+                && let Some(copy) = self.rows.get_mut(number as usize)
             {
                 *copy = row;
-                slots.counts.add(&row);
+                self.counts.add(&row);
             }
         }
-        slots
+        self.read_rows = self.read_rows.max(to);
     }
 
     pub fn shared(&self) -> &T {
@@ -95,9 +111,59 @@ impl<T: Table> SlotTable<T> {
         self.populated_rows
     }
 
+    /// Rows that may hold slots.
+    pub fn capacity_rows(&self) -> u32 {
+        self.capacity_rows
+    }
+
+    pub fn capacity_bytes(&self) -> u64 {
+        u64::from(self.capacity_rows) * ROW_BYTES
+    }
+
+    /// More rows may hold slots, once they are populated.
+    pub fn grow(&mut self, rows: u32) {
+        let unread = self.read_rows;
+        self.read_rows(rows);
+        for number in unread..rows {
+            // Not of this engine, which frees rows before it gives them up: another process wrote here, or may do so.
+            if self.row(number).state != FREE {
+                self.set_state(number, FREE);
+                self.alloc.exclude(number);
+            }
+        }
+        self.capacity_rows = rows;
+        self.shared.set_capacity_rows(rows);
+        self.alloc.allow(rows);
+    }
+
+    /// Allocates slots only in the first `rows` rows from now on.
+    pub fn allow(&mut self, rows: u32) {
+        self.alloc.allow(rows);
+    }
+
+    /// Slot size of the segment that starts at this row; `None` if no slot of it is in use.
+    pub fn in_use(&self, first: u32) -> Option<u32> {
+        self.alloc.in_use(first)
+    }
+
+    /// Gives up the rows behind the first `rows`, none of which is in use.
+    pub fn cut(&mut self, rows: u32) {
+        // The bytes of evicted slots stay right under their generation until now: readers may still copy them.
+        if !T::makes(Mistake::CutQuietly) {
+            self.raise_generations(rows..self.capacity_rows);
+        }
+        self.alloc.cut(rows);
+        self.capacity_rows = rows;
+        self.populated_rows = self.populated_rows.min(rows);
+        self.shared.set_populated_rows(self.populated_rows);
+        // A process that sees the count takes no page lock behind the new end.
+        self.shared.set_capacity_rows(rows);
+        self.shared.count_shrink();
+    }
+
     /// Marks the first `rows` rows of the arena as populated.
     pub fn populate(&mut self, rows: u32) {
-        let rows = rows.min(self.geometry.rows);
+        let rows = rows.min(self.capacity_rows);
         if rows > self.populated_rows {
             self.populated_rows = rows;
             self.shared.set_populated_rows(rows);
@@ -132,14 +198,19 @@ impl<T: Table> SlotTable<T> {
             && !T::makes(Mistake::Carve)
         {
             // a reader may hold references to slots that began at other rows of this segment
-            for row in first..first + count {
-                let generation = self.row(row).generation;
-                if generation != 0 {
-                    self.set_generation(row, generation.wrapping_add(1));
-                }
-            }
+            self.raise_generations(first..first + count);
         }
         Some(taken.row)
+    }
+
+    /// Fails all loads in progress from slots that began at these rows.
+    fn raise_generations(&mut self, rows: Range<u32>) {
+        for row in rows {
+            let generation = self.row(row).generation;
+            if generation != 0 {
+                self.set_generation(row, generation.wrapping_add(1));
+            }
+        }
     }
 
     /// Returns a slot that was taken and not granted.
@@ -242,6 +313,10 @@ impl<T: Table> SlotTable<T> {
             "PopulatedIsShared",
             || format!("{populated} of {}", self.populated_rows),
         )?;
+        let capacity = self.shared.capacity_rows();
+        say(capacity == self.capacity_rows, "CapacityIsShared", || {
+            format!("{capacity} of {}", self.capacity_rows)
+        })?;
         for number in 0..self.geometry.rows {
             let (own, shared) = (self.row(number), self.shared.row(number));
             say(own == shared, "RowsAreShared", || {

@@ -31,6 +31,11 @@ pub struct Core<H: Host> {
     /// Why there is no memory tier: the reason's name, and a text for people.
     pub(super) no_arena: (&'static str, String),
     pub(super) retry_arena_ms: u64,
+    /// Why the arena does not have the size in the config yet; empty if it has.
+    pub(super) resize_waits: String,
+    pub(super) next_resize_ms: u64,
+    /// The sidecar may have page-locked the arena for windows: it keeps its size until the next start.
+    pub(super) windows_used: bool,
     /// Locks of an earlier boot whose holders may still map an arena that was not handed back. None: the lock file was not read yet.
     pub(super) earlier_locks: Option<BTreeSet<u32>>,
     /// The last query of the lock file failed.
@@ -105,6 +110,9 @@ impl<H: Host> Core<H> {
             engine: None,
             no_arena: ("Starting", String::new()),
             retry_arena_ms: 0,
+            resize_waits: String::new(),
+            next_resize_ms: now.mono_ms,
+            windows_used: false,
             earlier_locks: None,
             lock_file_failed: false,
             boot: start.boot,
@@ -173,8 +181,10 @@ impl<H: Host> Core<H> {
     /// Applies a changed configuration. Returns the names of settings that need a restart.
     pub fn configure(&mut self, config: Config) -> Vec<&'static str> {
         let mut restart = Vec::new();
-        if config.arena_bytes != self.config.arena_bytes {
+        let mut arena_bytes = config.arena_bytes;
+        if arena_bytes != self.config.arena_bytes && !self.may_resize(arena_bytes) {
             restart.push("memory.size");
+            arena_bytes = self.config.arena_bytes;
         }
         if config.policy != self.config.policy {
             restart.push("memory.evictionPolicy");
@@ -187,10 +197,7 @@ impl<H: Host> Core<H> {
             restart.push("tiers");
         }
         let Config {
-            arena_bytes,
-            policy,
-            fidelity,
-            ..
+            policy, fidelity, ..
         } = self.config;
         let mut tiers = std::mem::take(&mut self.config.tiers);
         for tier in &mut tiers {
@@ -208,6 +215,7 @@ impl<H: Host> Core<H> {
         if let Some(engine) = &mut self.engine {
             engine.configure(&self.config);
         }
+        self.next_resize_ms = 0;
         restart
     }
 
@@ -447,6 +455,7 @@ impl<H: Host> Core<H> {
             self.next_lock_poll_ms = now.mono_ms + LOCK_POLL_MS;
             self.ask_for_locks(now, out);
         }
+        self.resize(now, out);
         if let Some(engine) = &mut self.engine {
             engine.tick(now);
         }

@@ -306,6 +306,9 @@ impl<H: Host> Core<H> {
         fds: &[FdFacts],
         out: &mut Vec<Output>,
     ) -> Result<Verdict, Refusal> {
+        if let Some(p) = self.peers.processes.get_mut(&process) {
+            p.watches_shrinks = hello.watches_shrinks;
+        }
         let unfit = |(name, kind): &(&str, FdType)| match *name {
             "arena" | "table" => !matches!(kind, FdType::Memfd { .. }),
             _ => false,

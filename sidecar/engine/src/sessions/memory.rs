@@ -1,8 +1,10 @@
 //! Arena ownership: creating an arena, adopting one, and the memory part of HELLO's reply.
 
 use super::core::{Core, Refusal};
+use super::peers::Process;
 use super::seam::{FdFacts, FdId, FdType, Host, Now, Output, ProcessId};
 use crate::Engine;
+use crate::memory::Resize;
 use crate::mistake::Mistake;
 use crate::table::{Geometry, Table};
 use kvcachepool_protocol::message::{ErrorCode, Hello, Memory};
@@ -10,6 +12,9 @@ use std::collections::BTreeSet;
 
 /// Retry interval after a failed creation of an arena. Milliseconds.
 const ARENA_RETRY_MS: u64 = 60_000;
+
+/// Interval between attempts to change the size of the arena. Milliseconds.
+const RESIZE_RETRY_MS: u64 = 1_000;
 
 /// The memory part of HELLO's reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,13 +68,15 @@ impl<H: Host> Core<H> {
             );
             return;
         }
+        let bytes = self.config.arena_bytes;
         let made = self.host.next_region().and_then(|region| {
-            let geometry = Geometry::new(
+            let geometry = Geometry::reserving(
                 region,
-                self.config.arena_bytes,
+                bytes,
+                self.host.most_bytes(),
                 self.config.limits.index_entries_max,
             );
-            self.host.create(geometry)
+            self.host.create(geometry, geometry.rows_of(bytes))
         });
         match made {
             Ok(table) => {
@@ -89,6 +96,96 @@ impl<H: Host> Core<H> {
                 self.retry_arena_ms = now.mono_ms + ARENA_RETRY_MS;
             }
         }
+    }
+
+    /// True if the arena can get this size while it is in use.
+    pub(super) fn may_resize(&self, bytes: u64) -> bool {
+        let Some(engine) = &self.engine else {
+            return true;
+        };
+        let geometry = engine.geometry();
+        !self.windows_used && bytes < geometry.arena_bytes + geometry.segment_bytes
+    }
+
+    /// Brings the arena closer to the size in the config.
+    pub(super) fn resize(&mut self, now: Now, out: &mut Vec<Output>) {
+        if now.mono_ms < self.next_resize_ms {
+            return;
+        }
+        self.next_resize_ms = now.mono_ms + RESIZE_RETRY_MS;
+        let wanted = match &self.engine {
+            Some(engine) => engine.memory.resize(),
+            None => Resize::Done,
+        };
+        let held_back = match wanted {
+            Resize::Done => None,
+            _ if self.windows_used => {
+                Some("the sidecar has copied through windows: restart it".to_owned())
+            }
+            _ if self.host.is_populating() => Some("pages are still being populated".to_owned()),
+            Resize::Shrink => self.unwatching(out),
+            Resize::Grow(_) => None,
+        };
+        let Some(engine) = &mut self.engine else {
+            return;
+        };
+        if held_back.is_some() || wanted == Resize::Done {
+            engine.memory.stay();
+            self.resize_waits = held_back.unwrap_or_default();
+            return;
+        }
+        match wanted {
+            Resize::Grow(rows) => {
+                engine.memory.stay();
+                match self.host.grow(rows.clone()) {
+                    Ok(()) => engine.memory.slots.grow(rows.end),
+                    Err(e) => {
+                        self.resize_waits = e.to_string();
+                        return;
+                    }
+                }
+            }
+            _ => {
+                engine.memory.prepare_to_shrink();
+                let Some(rows) = engine.memory.cut() else {
+                    self.resize_waits =
+                        "slots at the arena's end are pinned, leased or being written".to_owned();
+                    return;
+                };
+                if let Err(e) = self.host.release(rows) {
+                    out.push(Output::Log {
+                        event: "ReleaseFailed",
+                        detail: e.to_string(),
+                    });
+                }
+            }
+        }
+        if engine.memory.resize() == Resize::Done {
+            self.resize_waits.clear();
+            out.push(Output::Log {
+                event: "ArenaResized",
+                detail: format!("{} bytes", engine.capacity_bytes()),
+            });
+        } else {
+            self.resize_waits = "memory is being given back".to_owned();
+            self.next_resize_ms = now.mono_ms;
+        }
+    }
+
+    /// Why the arena cannot shrink now: a process may keep page locks of pages that are given back, and copy into them later.
+    fn unwatching(&mut self, out: &mut Vec<Output>) -> Option<String> {
+        let held = self.host.locks_held();
+        let Some(held) = self.lock_answer(held, out) else {
+            return Some("the lock file cannot be queried".to_owned());
+        };
+        let watches = |lock: &u32| {
+            let of = |p: &Process| p.lock == Some(*lock) && p.watches_shrinks;
+            self.peers.processes.values().any(of)
+        };
+        let others = held.iter().filter(|lock| !watches(lock)).count();
+        (others > 0).then(|| {
+            format!("{others} processes with an older connector, or not connected now, use the memory: restart them")
+        })
     }
 
     /// Queries once which locks may belong to memory of an earlier boot. Retries after a failure.

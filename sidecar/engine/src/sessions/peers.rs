@@ -30,6 +30,8 @@ pub(super) struct Process {
     pub sessions: Vec<u64>,
     /// True if a GPU writes for the process; none = unknown.
     pub gpu: Option<bool>,
+    /// The process drops page locks of pages that are given back.
+    pub watches_shrinks: bool,
 }
 
 /// One role of a process.
@@ -91,6 +93,7 @@ impl Peers {
                 maps: None,
                 sessions: Vec::new(),
                 gpu: None,
+                watches_shrinks: false,
             },
         );
         id

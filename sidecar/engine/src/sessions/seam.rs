@@ -5,6 +5,7 @@ use crate::table::{Geometry, Table};
 use crate::{Completion, Effect};
 use kvcachepool_protocol::frame::{Header, Op};
 use kvcachepool_protocol::message::Admin;
+use std::ops::Range;
 
 /// An accepted connection. The shell never reuses a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -199,9 +200,21 @@ pub trait Host {
     fn lock_held(&mut self, number: u32) -> Result<bool, HostError>;
     /// F_GETLK over the whole range: the held numbers. At start, their holders are processes that an earlier boot served.
     fn locks_held(&mut self) -> Result<Vec<u32>, HostError>;
-    /// Creates an arena and a slot table (sealed memfds, mapped; the table holds `geometry.header()` and zeros), passes both to the
-    /// supervisor, and starts to populate the arena in the background ([`Input::Populated`]).
-    fn create(&mut self, geometry: Geometry) -> Result<Self::Table, HostError>;
+    /// Bytes to which a new arena may grow later; 0: it keeps its size.
+    fn most_bytes(&mut self) -> u64 {
+        0
+    }
+    /// Creates an arena and a slot table (sealed memfds, mapped; the table holds `geometry.header()` with this capacity, and zeros), passes
+    /// both to the supervisor, and starts to populate these rows in the background ([`Input::Populated`]).
+    fn create(&mut self, geometry: Geometry, capacity_rows: u32) -> Result<Self::Table, HostError>;
+    /// Starts to populate these rows, up to a new end of the arena, if this container may use as much memory. The error says what to do.
+    fn grow(&mut self, rows: Range<u32>) -> Result<(), HostError>;
+    /// Frees the pages of these rows, from a new end of the arena to its old one.
+    fn release(&mut self, rows: Range<u32>) -> Result<(), HostError>;
+    /// True while pages are being populated.
+    fn is_populating(&self) -> bool {
+        false
+    }
     /// Maps an arena and a table that a connector handed back, after checking size, seals and header ([`Geometry::of_header`]). Does
     /// nothing else with them before [`Host::keep`]: they may belong to another region, or their content may crash this process.
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<Self::Table, HostError>;

@@ -115,6 +115,7 @@ impl<H: Host> Core<H> {
             return Err(unavailable(Unavailable::WindowTooLarge, &said));
         }
         s.had_window = true;
+        self.windows_used = true;
         let window_id = WindowId { conn, tag };
         s.transfer.asked = Some(window_id);
         s.transfer.works = false;

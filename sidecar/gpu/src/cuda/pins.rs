@@ -48,13 +48,15 @@ pub fn begin(context: &Arc<Context>, arena: &Arena) {
 fn work(context: &Context, arena: &Arena) {
     let locked = lock_all(
         &arena.bytes,
+        // The arena keeps its size from the first window on.
+        arena.capacity_bytes(),
         || u64::from(arena.table().populated_rows()) * kvcachepool_engine::table::ROW_BYTES,
         // The driver accounts for locked pages on the device, outside the memory left to vLLM.
         |start, bytes| context.spare(0, || register(context.api, start, bytes)),
         std::thread::sleep,
     );
     match locked {
-        Ok(()) => tracing::info!(bytes = arena.bytes.length(), "the arena is page-locked"),
+        Ok(()) => tracing::info!(bytes = arena.capacity_bytes(), "the arena is page-locked"),
         Err(reason) => {
             tracing::warn!(%reason, locked_bytes = locked_bytes(), "page-locking the arena stopped; copies are slower");
         }
@@ -65,13 +67,14 @@ fn work(context: &Context, arena: &Arena) {
 /// the refusal.
 fn lock_all(
     arena: &Mapping,
+    end: u64,
     populated: impl Fn() -> u64,
     lock: impl Fn(*mut u8, usize) -> Result<(), NoWindow>,
     pause: impl Fn(Duration),
 ) -> Result<(), NoWindow> {
     let mut at = 0;
-    while at < arena.length() {
-        let bytes = UNIT.min(arena.length() - at);
+    while at < end {
+        let bytes = UNIT.min(end - at);
         if populated() >= at + bytes
             && let Some(start) = arena.address(at, bytes)
         {
@@ -152,6 +155,7 @@ mod tests {
         let before = locked_bytes();
         let outcome = lock_all(
             &arena,
+            arena.length(),
             || pages.get(),
             |at, bytes| {
                 let at = at as usize - start;
@@ -189,7 +193,7 @@ mod tests {
             asked.set(asked.get() + 1);
             Err(NoWindow::new(Unavailable::OutOfMemory, "no more"))
         };
-        let why = lock_all(&arena, || u64::MAX, refuses, |_| ()).unwrap_err();
+        let why = lock_all(&arena, arena.length(), || u64::MAX, refuses, |_| ()).unwrap_err();
         assert_eq!((why.why, asked.get()), (Unavailable::OutOfMemory, 1));
     }
 }

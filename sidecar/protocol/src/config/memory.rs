@@ -9,7 +9,7 @@ section! {
     #[derive(Debug)]
     Memory {
         /// Size of the memory tier. The container's memory limit must be larger.
-        "memory.size" size: ByteSize = ByteSize(4 << 30), Size(64 * MI..=16 * TI), Restart, field("spec.local.memory.perPod").required();
+        "memory.size" size: ByteSize = ByteSize(4 << 30), Size(64 * MI..=16 * TI), Arena, field("spec.local.memory.perPod").required();
         /// Page size of the memory tier. The node must have reserved the pages.
         "memory.hugePages" huge_pages: HugePages, Choice, Restart, field("spec.local.memory.hugePages");
         /// Order of eviction. S3FIFO uses three FIFO queues and resists scans.

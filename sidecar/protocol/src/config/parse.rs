@@ -177,6 +177,7 @@ fn comment(key: &Key<'_>, indent: &str) -> String {
     let restart = match key.reload {
         Reload::Live => "",
         Reload::Servers => " The first of them, the last, and other files for them need a restart.",
+        Reload::Arena => " Huge pages, windows, and more than the node's memory need a restart.",
         Reload::Restart => " Needs a restart.",
     };
     format!("{indent}# {}{range}{restart}\n", key.about)

@@ -1,6 +1,6 @@
 //! Compares configs: which changes take effect immediately, and which of two files is in effect.
 
-use super::Config;
+use super::{Config, HugePages, TransferMode};
 
 /// How a changed value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +10,9 @@ pub enum Reload {
     /// Takes effect immediately if the list had Redis servers before, still has servers, and `redis.auth` and `redis.ca` are unchanged.
     /// Otherwise like [`Reload::Restart`].
     Servers,
+    /// Takes effect once the container's memory limit has room and the slots behind a smaller arena's end are free, if the arena has normal
+    /// pages and the sidecar does not copy through windows. Otherwise like [`Reload::Restart`].
+    Arena,
     /// Takes effect at the next start of the sidecar.
     Restart,
 }
@@ -33,6 +36,10 @@ impl Config {
                 let both = !ours.urls.is_empty() && !theirs.urls.is_empty();
                 both && (&ours.auth, &ours.ca) == (&theirs.auth, &theirs.ca)
             }
+            Reload::Arena => [self, newer].into_iter().all(|config| {
+                config.memory.huge_pages == HugePages::None
+                    && config.transfer.mode != TransferMode::CudaWindow
+            }),
             Reload::Restart => false,
         }
     }

@@ -67,8 +67,13 @@ fn the_documentation_has_default_range_and_reload_of_every_key() {
     let row = |((path, default), comment): ((&str, String), &str)| {
         let (rest, reloads) = match comment.strip_suffix(" Needs a restart.") {
             Some(rest) => (rest, "no"),
-            None if comment.ends_with(" need a restart.") => (comment, "some"),
-            None => (comment, "yes"),
+            None => match comment.rsplit_once(']') {
+                Some((rest, why)) if why.ends_with(" need a restart.") => {
+                    (&comment[..=rest.len()], "some")
+                }
+                _ if comment.ends_with(" need a restart.") => (comment, "some"),
+                _ => (comment, "yes"),
+            },
         };
         let range = rest
             .strip_suffix(']')
@@ -309,20 +314,32 @@ fn unknown_keys_are_errors_by_hand_and_warnings_when_managed() {
 #[test]
 fn a_reload_takes_what_is_live_and_names_the_rest() {
     let old = Config::default();
-    let text =
-        "log: {level: warn}\nmemory: {size: 8Gi, verify: Background}\ncache: {loadTimeout: 1s}";
+    let text = "log: {level: warn}\nmemory: {verify: Background, evictionPolicy: LRU}\ncache: {loadTimeout: 1s}";
     let (new, _) = Config::parse(text, false).unwrap();
     let changes = old.changes(&new);
     assert_eq!(
         changes.live,
         ["cache.loadTimeout", "memory.verify", "log.level"]
     );
-    assert_eq!(changes.restart, ["memory.size"]);
+    assert_eq!(changes.restart, ["memory.evictionPolicy"]);
     let running = old.with_live_from(&new);
-    assert_eq!(running.memory.size, old.memory.size);
+    assert_eq!(running.memory.eviction_policy, old.memory.eviction_policy);
     assert_eq!(running.memory.verify, Verify::Background);
     assert_eq!(running.changes(&new).live, [""; 0]);
     assert_eq!(old.changes(&old), Changes::default());
+}
+
+#[test]
+fn the_size_of_the_memory_is_live_but_for_huge_pages_and_windows() {
+    let of = |text: &str| Config::parse(text, false).unwrap().0;
+    let waiting = |more: &str| {
+        let old = of(&format!("memory: {{size: 4Gi{more}"));
+        let new = of(&format!("memory: {{size: 8Gi{more}"));
+        old.changes(&new).restart
+    };
+    assert_eq!(waiting("}"), [""; 0]);
+    assert_eq!(waiting(", hugePages: 2Mi}"), ["memory.size"]);
+    assert_eq!(waiting("}\ntransfer: {mode: CudaWindow}"), ["memory.size"]);
 }
 
 #[test]

@@ -26,7 +26,9 @@ fn header() -> Header {
         rows_offset: 4096,
         chunks_offset: CHUNKS_AT,
         populated_rows: 1024,
-        reserved: [0; 15],
+        capacity_rows: 1024,
+        shrinks: 0,
+        reserved: [0; 13],
     }
 }
 
@@ -64,7 +66,7 @@ fn record() -> ChunkRecord {
 fn a_table_that_cannot_be_used_says_why() {
     assert_eq!(header().check(TABLE, ARENA), Ok(()));
     assert_eq!(header().check(TABLE + 4096, ARENA), Ok(()));
-    let cases: [(Change<Header>, BadTable); 15] = [
+    let cases: [(Change<Header>, BadTable); 16] = [
         (&|h| h.magic[7] = 0, BadTable::NotATable),
         (&|h| h.version = 2, BadTable::OtherVersion(2)),
         (&|h| h.row_bytes = 4096, BadTable::RowBytes(4096)),
@@ -109,6 +111,15 @@ fn a_table_that_cannot_be_used_says_why() {
             &|h| h.populated_rows = 1025,
             BadTable::Populated {
                 populated: 1025,
+                capacity: 1024,
+                rows: 1024,
+            },
+        ),
+        (
+            &|h| h.capacity_rows = 1025,
+            BadTable::Populated {
+                populated: 1024,
+                capacity: 1025,
                 rows: 1024,
             },
         ),

@@ -6,5 +6,6 @@ mod objects;
 mod paths;
 pub(crate) mod peer;
 mod refusals;
+mod resize;
 mod speed;
 mod window;

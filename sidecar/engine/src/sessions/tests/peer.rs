@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::memory_table::MemoryTable;
 use crate::sessions::*;
-use crate::table::Geometry;
+use crate::table::{Geometry, ROW_BYTES, Table};
 use crate::{Completion, DigestJob, Effect};
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_PARTIAL, Header, Op};
 use kvcachepool_protocol::key::EngineHash;
@@ -12,6 +12,7 @@ use kvcachepool_protocol::refs::{SectionRef, unpack};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// A digest that is asked for.
 #[derive(Debug)]
@@ -32,6 +33,13 @@ pub struct Pod {
     pub kept: BTreeMap<u64, MemoryTable>,
     pub arenas_fail: bool,
     pub lock_file_fails: bool,
+    /// Bytes to which new arenas can grow; 0: they keep their size.
+    pub most_bytes: u64,
+    /// Bytes that an arena may have, if that is limited.
+    pub limit_bytes: Option<u64>,
+    /// Rows that were to be populated and released.
+    pub grown: Vec<Range<u32>>,
+    pub released: Vec<Range<u32>>,
 }
 
 impl Pod {
@@ -60,11 +68,30 @@ impl Host for Pod {
         self.readable_locks()
             .map(|held| held.iter().copied().collect())
     }
-    fn create(&mut self, geometry: Geometry) -> Result<MemoryTable, HostError> {
+    fn most_bytes(&mut self) -> u64 {
+        self.most_bytes
+    }
+    fn create(&mut self, geometry: Geometry, rows: u32) -> Result<MemoryTable, HostError> {
         if self.arenas_fail {
             return Err(HostError("no memory".into()));
         }
-        Ok(MemoryTable::new(geometry))
+        let mut table = MemoryTable::new(geometry);
+        table.set_capacity_rows(rows);
+        Ok(table)
+    }
+    fn grow(&mut self, rows: Range<u32>) -> Result<(), HostError> {
+        let end = u64::from(rows.end) * ROW_BYTES;
+        match self.limit_bytes {
+            Some(limit) if end > limit => Err(HostError(format!("{end} bytes exceed the limit"))),
+            _ => {
+                self.grown.push(rows);
+                Ok(())
+            }
+        }
+    }
+    fn release(&mut self, rows: Range<u32>) -> Result<(), HostError> {
+        self.released.push(rows);
+        Ok(())
     }
     fn adopt(&mut self, arena: FdId, _table: FdId) -> Result<MemoryTable, HostError> {
         self.kept.remove(&arena.0).ok_or(HostError(
@@ -119,6 +146,7 @@ pub fn hello(role: Role, process: u8, number: u64) -> Hello {
         region: None,
         grants: Vec::new(),
         requests: Vec::new(),
+        watches_shrinks: true,
         off: None,
     }
 }
@@ -236,7 +264,7 @@ impl World {
         world
     }
 
-    fn with(config: Config, pod: Pod, found: Option<MemoryTable>) -> Self {
+    pub fn with(config: Config, pod: Pod, found: Option<MemoryTable>) -> Self {
         let now = Now {
             mono_ms: 1_000,
             unix_s: 1_000,

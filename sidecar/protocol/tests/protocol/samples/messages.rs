@@ -116,6 +116,7 @@ pub fn all() -> Vec<Sample> {
         region: Some(5),
         grants: packed.clone(),
         requests: vec!["req-1".into()],
+        watches_shrinks: true,
         off: None,
     };
     let hello_off = Hello {
@@ -125,6 +126,7 @@ pub fn all() -> Vec<Sample> {
         region: None,
         grants: vec![],
         requests: vec![],
+        watches_shrinks: false,
         off: Some("VllmTooOld".into()),
         ..hello.clone()
     };
