@@ -120,6 +120,40 @@ def test_unreleased_page_locks_are_logged(
     assert released.cudaHostUnregister(mapping.arena_address) == 0
 
 
+def test_page_locks_are_released_after_the_arena_shrank_and_taken_again_where_it_has_pages(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cuda.install(driver, monkeypatch)
+    copier = page_locked(mapping, monkeypatch)
+    locks = copier._locks
+    assert locks is not None
+    runtime = torch.cuda.cudart()
+    released: list[int] = []
+
+    def unregister(address: int) -> int:
+        released.append(address)
+        return int(runtime.cudaHostUnregister(address))
+
+    both = SimpleNamespace(cudaHostRegister=runtime.cudaHostRegister, cudaHostUnregister=unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: both)
+    header = np.memmap(f"/proc/self/fd/{mapping.table_fd}", dtype=np.uint32, mode="r+", shape=32)
+    header[17], header[18] = 1, 1
+    assert (mapping.capacity_bytes, mapping.shrinks) == (ROW_BYTES, 1)
+    copier.copy("load", [Piece(0, [6], [0])], None)
+    assert released == [mapping.arena_address]
+    # The segment reaches behind the arena's end.
+    wait_for(lambda: not locks._wanted, 20, "the refused page lock")
+    copier.copy("load", [Piece(0, [6], [0])], None)
+    assert not locks._done.any()
+    header[17] = mapping.arena_bytes // ROW_BYTES
+    copier.copy("load", [Piece(0, [6], [0])], None)
+    wait_for(lambda: locks._done.all(), 20, "the page lock")
+    copier.copy("load", [Piece(0, [6], [0])], None)
+    assert released == [mapping.arena_address]
+    copier.detach()
+    assert released == [mapping.arena_address] * 2
+
+
 def three_rows(mapping: Mapping) -> tuple[CudaCopier, torch.Tensor, list[str]]:
     """A copier of blocks in three runs, its cache, and the events that it counts."""
     storage = torch.from_numpy(np.random.default_rng(5).integers(0, 256, 3 * 4096 * BLOCKS, dtype=np.uint8))

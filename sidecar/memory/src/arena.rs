@@ -396,6 +396,36 @@ mod tests {
     }
 
     #[test]
+    fn pages_behind_the_end_are_freed_and_others_stay() {
+        let arena = small();
+        let allocated = || rustix::fs::fstat(&arena.arena_fd).unwrap().st_blocks as u64 * 512;
+        assert!(!arena.release_from(4 << 20).unwrap(), "there are none yet");
+        arena.bytes.populate(0, 8 << 20).unwrap();
+        arena.bytes.write((4 << 20) - 2, b"kept");
+        assert!(arena.release_from(4 << 20).unwrap());
+        assert_eq!(allocated(), 4 << 20);
+        let mut bytes = [1; 4];
+        assert!(arena.bytes.read((4 << 20) - 2, &mut bytes));
+        assert_eq!(&bytes, b"ke\0\0");
+    }
+
+    #[test]
+    fn an_arena_is_adopted_with_its_present_end() {
+        let arena = small();
+        let again = || {
+            let [bytes, table] =
+                [&arena.arena_fd, &arena.table_fd].map(|fd| fd.try_clone().unwrap());
+            Arena::adopt(bytes, table).unwrap()
+        };
+        arena.table().set_capacity_rows(64);
+        assert_eq!(again().capacity_bytes(), 4 << 20);
+        // A table of a sidecar whose arenas have one size says nothing.
+        arena.table().set_capacity_rows(0);
+        assert_eq!(again().capacity_bytes(), 8 << 20);
+        assert_eq!(again().table().capacity_rows(), arena.geometry.rows);
+    }
+
+    #[test]
     fn nobody_can_truncate_what_is_mapped() {
         let arena = small();
         assert_eq!(

@@ -145,7 +145,7 @@ mod tests {
         let fd = sealed("populate-test", bytes, Pages::Base).unwrap();
         let mapping = Arc::new(Mapping::new(fd.as_fd(), bytes).unwrap());
         let (tx, rx) = mpsc::channel();
-        start(mapping, 0..bytes, 3, move |p| {
+        let population = start(mapping, 0..bytes, 3, move |p| {
             tx.send(p).unwrap();
         });
         let mut front = 0;
@@ -159,6 +159,10 @@ mod tests {
             }
         }
         assert_eq!(front, bytes);
+        while population.is_running() {
+            std::thread::yield_now();
+        }
+        assert!(!Population::default().is_running());
         let blocks = rustix::fs::fstat(&fd).unwrap().st_blocks as u64;
         assert!(blocks * 512 >= bytes, "every page is there");
     }
