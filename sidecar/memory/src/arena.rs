@@ -74,11 +74,9 @@ impl Arena {
 
     /// Frees the pages from this offset to the end of the file. Returns whether there were any.
     pub fn release_from(&self, offset: u64) -> Result<bool, Errno> {
-        match seek(&self.arena_fd, SeekFrom::Data(offset)) {
+        if seek(&self.arena_fd, SeekFrom::Data(offset)) == Err(Errno::NXIO) {
             // no page behind the offset
-            Err(Errno::NXIO) => return Ok(false),
-            // file systems that cannot tell
-            Err(_) | Ok(_) => {}
+            return Ok(false);
         }
         let bytes = self.geometry.arena_bytes - offset;
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

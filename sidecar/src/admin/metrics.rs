@@ -296,6 +296,11 @@ pub const CORE: &[Metric] = &[
         "Adopted chunks whose digests are not checked yet.",
     ),
     gauge("memory_capacity_bytes", &[], "Size of the arena in bytes."),
+    gauge(
+        "memory_target_bytes",
+        &[],
+        "Size that the config asks for. The status says why the arena does not have it yet.",
+    ),
     gauge("memory_used_bytes", &[], "Bytes of slots in use."),
     gauge(
         "granted_bytes",

@@ -1,11 +1,12 @@
 //! The arena gets another size while vLLM uses it.
 
 use crate::cgroup::Cgroup;
-use crate::harness::{Sidecar, signal_to, wait_for};
+use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_protocol::config::{ByteSize, Config};
 use rustix::fs::fstat;
 use rustix::process::Signal;
+use std::process::Command;
 
 const MI: u64 = 1 << 20;
 
@@ -93,6 +94,15 @@ fn it_grows_when_the_containers_limit_is_raised() {
     assert_eq!((capacity(&sidecar), allocated(&vllm)), (64 * MI, 64 * MI));
     assert_eq!(sidecar.status()["state"], "ready", "it serves as before");
     assert_eq!(sidecar.status()["memory"]["target_bytes"], 128 * MI);
+    assert_eq!(sidecar.metric("memory_target_bytes"), (128 * MI) as f64);
+    let table = Command::new(binary())
+        .args(["status", "--socket"])
+        .arg(sidecar.socket())
+        .output()
+        .unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    let line = table.lines().find(|line| line.starts_with("resize"));
+    assert!(line.unwrap().contains("to 128Mi waits: "), "{table}");
     cgroup.set_limit(config(128).container_memory_bytes() + 8 * MI);
     wait_capacity(&sidecar, 128 * MI);
     assert_eq!(allocated(&vllm), 128 * MI);

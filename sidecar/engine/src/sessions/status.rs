@@ -486,6 +486,7 @@ impl<H: Host> Core<H> {
             ("unchecked_chunks", u.unchecked_chunks),
             ("memory_used_bytes", u.used_bytes),
             ("memory_capacity_bytes", engine.capacity_bytes()),
+            ("memory_target_bytes", self.config.arena_bytes),
             ("granted_bytes", u.granted_bytes),
             ("leased_bytes", u.leased_bytes),
             ("soft_pinned_bytes", u.soft_pinned_bytes),

@@ -49,6 +49,10 @@ fn write(out: &mut String, s: &Status) -> std::fmt::Result {
         m.unchecked_chunks,
         note(&m.reason)
     )?;
+    if !m.resize_waits.is_empty() {
+        let target = size(m.target_bytes);
+        writeln!(out, "resize     to {target} waits: {}", m.resize_waits)?;
+    }
     writeln!(
         out,
         "slots      {} published, {} granted, {} committed, {} quarantined, {} free",
