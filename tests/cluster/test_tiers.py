@@ -46,15 +46,16 @@ _PLACED: Object = {
     ],
     "priorityClassName": "system-cluster-critical",
 }
-#: The password of a server, for valkey-cli in its pod.
-_LOGIN = 'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)"'
+#: valkey-cli in the pod of a server, with its certificate and, logged in, with its password.
+_CLI = "valkey-cli --tls --cacert /etc/kvcachepool/tls.crt"
+_LOGGED_IN = f'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" {_CLI}'
 #: Prompts of one chunk, more than the memory of a pod holds.
 _PROMPTS = 560
 
 
 def _pool(image: str, shards: int) -> Object:
     few: dict[str, Any] = {"requests": {"cpu": "100m"}}
-    managed = {"shards": shards, "memoryPerShard": "192Mi", "image": image, "resources": few, **_PLACED}
+    managed = {"shards": shards, "memoryPerShard": "192Mi", "image": image, "tls": True, "resources": few, **_PLACED}
     # The oldest chunks are evicted first, so a client that cycles through more than fits never finds any in memory.
     local = {"memory": {"perPod": "64Mi", "evictionPolicy": "FIFO"}}
     shared = {"redis": {"managed": managed}}
@@ -116,7 +117,7 @@ def test_a_pod_has_its_own_disk_that_only_its_sidecar_mounts(
 
 def _held(kubernetes: Kubernetes, namespace: str, shards: int) -> list[int]:
     """Chunks in each server. Each is a head and a segment."""
-    ask = f"{_LOGIN} valkey-cli dbsize"
+    ask = f"{_LOGGED_IN} dbsize"
     names = [f"kvcachepool-demo-{shard}" for shard in range(shards)]
     return [int(kubernetes.exec(namespace, name, "sh", "-c", ask)) // 2 for name in names]
 
@@ -176,11 +177,13 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
         key: value for key, value in _PLACED.items() if key != "tolerations"
     }
     assert _PLACED["tolerations"][0] in spec["tolerations"]
-    asked = "valkey-cli -h kvcachepool-demo-0.kvcachepool-demo ping 2>&1"
-    refused = kubernetes.exec(namespace, first, "sh", "-c", asked)
+    refused = kubernetes.exec(namespace, first, "sh", "-c", f"{_CLI} -h kvcachepool-demo-0.kvcachepool-demo ping 2>&1")
     assert "NOAUTH" in refused, refused
-    emptied = kubernetes.exec(namespace, first, "sh", "-c", f"{_LOGIN} valkey-cli flushall 2>&1")
+    emptied = kubernetes.exec(namespace, first, "sh", "-c", f"{_LOGGED_IN} flushall 2>&1")
     assert "NOPERM" in emptied, "nothing deletes a whole cache at once"
+    plain = kubernetes.exec(namespace, first, "sh", "-c", "timeout 5 valkey-cli ping 2>&1; true")
+    assert "PONG" not in plain
+    assert "NOAUTH" not in plain, "the port takes no connection without TLS"
 
     engine = Engine(cluster, namespace, "one")
     kubernetes.apply(engine.manifest("demo", prompts=_PROMPTS, chunks=1), namespace=namespace)
@@ -280,7 +283,7 @@ def test_deleted_objects_are_recreated_and_all_are_deleted_with_the_pool(
         return now["restartCount"] > 0 and now["ready"]
 
     kubernetes.wait_for(restarted, 150, "the server is restarted", namespace=namespace)
-    asked = f"REDISCLI_AUTH={renewed.password} valkey-cli ping"
+    asked = f"REDISCLI_AUTH={renewed.password} {_CLI} ping"
     assert kubernetes.exec(namespace, server, "sh", "-c", asked) == "PONG\n"
     beside = SidecarClient(kubernetes.pod(namespace, "one")["status"]["podIP"], 9797)
 

@@ -59,6 +59,9 @@ pub struct ManagedRedis {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(schema_with = "schema::image")]
     pub image: String,
+    /// Encrypt the traffic between sidecars and servers, with a certificate that the operator makes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tls: bool,
     /// Resources of each server, as in a container.
     #[serde(default, skip_serializing_if = "is_default")]
     #[schemars(schema_with = "schema::bounded::<ResourceRequirements>")]

@@ -30,16 +30,18 @@ pub(super) fn of_redis(pool: &KVCachePool) -> Reads {
     let tier = pool.spec.shared.redis.as_ref();
     let external = tier.and_then(|redis| redis.external.as_ref());
     let given = external.and_then(|external| external.auth.as_ref());
-    let secret = match redis::managed(pool) {
+    let managed = redis::managed(pool);
+    let secret = match managed {
         Some(_) => Some(redis::secret_name(pool)),
         None => given.map(|secret| secret.secret_name.clone()),
     };
-    reads(
-        "redis",
-        secret,
-        &REDIS_KEYS,
-        external.and_then(|e| e.ca.as_ref()),
-    )
+    let certificate = managed.filter(|redis| redis.tls).map(|_| CaSource {
+        kind: CaSourceKind::Secret,
+        name: redis::secret_name(pool),
+        key: redis::CERTIFICATE.to_owned(),
+    });
+    let given = external.and_then(|external| external.ca.as_ref());
+    reads("redis", secret, &REDIS_KEYS, certificate.as_ref().or(given))
 }
 
 /// Files of the S3 tier.

@@ -62,6 +62,17 @@ pub fn make(now: u64, lifetimes: Lifetimes) -> Result<Authority, PkiError> {
     })
 }
 
+/// A certificate of a server for these names, which ends at this time, and its key, both as PEM. Clients trust the certificate itself.
+pub fn self_signed(names: &[String], now: u64, ends: u64) -> Result<(String, String), PkiError> {
+    let title = "kvcachepool server".to_owned();
+    let mut params = params(names, title, now, ends)?;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let key = KeyPair::generate()?;
+    let certificate = params.self_signed(&key)?;
+    Ok((normal(&certificate.pem()), key.serialize_pem()))
+}
+
 /// Checks that a stored authority can sign: certificate and key are readable and belong together.
 pub fn usable(stored: &Authority) -> Result<(), PkiError> {
     let key = KeyPair::from_pem(&stored.key)?;

@@ -12,6 +12,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub use authority::self_signed;
 pub use plan::Lifetimes;
 pub use run::{Mode, Upkeep, run};
 

@@ -1,5 +1,6 @@
 //! Errors of applying an object, and of a reconcile pass.
 
+use crate::pki::PkiError;
 use crate::status::Reason;
 use std::time::Duration;
 use thiserror::Error;
@@ -12,6 +13,8 @@ pub const PASS_TIMEOUT: Duration = Duration::from_secs(30);
 pub enum ApplyError {
     #[error("the operating system returned no random bytes for a password")]
     NoRandom,
+    #[error("no certificate can be made for the managed servers: {0}")]
+    NoCertificate(#[from] PkiError),
     /// An object with this name belongs to another owner.
     #[error("{kind} {name} exists and does not belong to this pool; rename it or the pool")]
     NameTaken { kind: String, name: String },
@@ -29,7 +32,7 @@ impl ApplyError {
     pub fn reason(&self) -> Reason {
         match self {
             Self::NameTaken { .. } => Reason::NameTaken,
-            Self::Api { .. } | Self::NoRandom => Reason::ApplyFailed,
+            Self::Api { .. } | Self::NoRandom | Self::NoCertificate(_) => Reason::ApplyFailed,
         }
     }
 }

@@ -7,7 +7,7 @@ mod password;
 mod service;
 mod stateful_set;
 
-pub use password::{password, secret_name};
+pub use password::{CERTIFICATE, password, secret_name};
 
 use super::object;
 use crate::api::{KVCachePool, ManagedRedis};
@@ -42,11 +42,22 @@ pub fn managed(pool: &KVCachePool) -> Option<&ManagedRedis> {
 
 /// Addresses of the servers. Chunks are spread by these names, so adding or removing a server moves only its own part.
 pub(super) fn urls(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<String> {
-    let (name, namespace) = (name(pool), pool.namespace().unwrap_or_default());
-    // Without the cluster's domain, which is in every pod's search list.
+    let (name, domain) = (name(pool), domain(pool));
+    let scheme = if redis.tls { "rediss" } else { "redis" };
     (0..redis.shards)
-        .map(|shard| format!("redis://{name}-{shard}.{name}.{namespace}.svc:{PORT}"))
+        .map(|shard| format!("{scheme}://{name}-{shard}.{domain}:{PORT}"))
         .collect()
+}
+
+/// Domain of the servers' names. Without the cluster's domain, which is in every pod's search list.
+fn domain(pool: &KVCachePool) -> String {
+    let (name, namespace) = (name(pool), pool.namespace().unwrap_or_default());
+    format!("{name}.{namespace}.svc")
+}
+
+/// Names in the servers' certificate.
+fn server_names(pool: &KVCachePool) -> Vec<String> {
+    vec![format!("*.{}", domain(pool))]
 }
 
 /// Name of all objects. With a pool's longest name it is as long as the name of a StatefulSet may be, whose pods have it with a hash in a
@@ -101,6 +112,11 @@ mod tests {
             ["redis://kvcachepool-llama-0.kvcachepool-llama.serving.svc:6379"]
         );
         assert_eq!(of(3)[..2], of(2));
+        let pool = managing(json!({"tls": true}));
+        assert_eq!(
+            urls(&pool, managed(&pool).unwrap()),
+            ["rediss://kvcachepool-llama-0.kvcachepool-llama.serving.svc:6379"]
+        );
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! The Secret with the servers' password. The operator creates it and never reads it: it may not read Secrets of other namespaces, and does
+//! The Secret with the servers' password and certificate. The operator creates it and never reads it: it may not read Secrets of other namespaces, and does
 //! not need to, because servers and sidecars mount the Secret by name.
 
-use super::{name, object};
+use super::{name, object, server_names};
 use crate::api::KVCachePool;
+use crate::pki::{PkiError, self_signed};
 use k8s_openapi::Resource;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
@@ -14,6 +15,13 @@ pub const PASSWORD: &str = "password";
 /// Key with the list of users, read by the servers.
 pub const USERS: &str = "users.acl";
 
+/// Key with the servers' certificate, which sidecars trust.
+pub const CERTIFICATE: &str = "tls.crt";
+/// Key with the private key of that certificate.
+pub const KEY: &str = "tls.key";
+/// Lifetime of the certificate in seconds: ten years. Deleting the Secret makes another one.
+const LIFETIME: u64 = 10 * 365 * 24 * 60 * 60;
+
 /// What sidecars need (docs/guides/tiers.md), and what probes and people need to look at a server. No command deletes everything at once.
 const COMMANDS: &str = "+get +getrange +set +mset +msetnx +del +exists +pexpire +persist +scan +info +watch +unwatch +multi +exec +ping +dbsize";
 
@@ -24,28 +32,40 @@ pub fn secret_name(pool: &KVCachePool) -> String {
     format!("{}-{uid}", name(pool))
 }
 
-/// The Secret, with a password made from these random bytes.
-pub fn password(pool: &KVCachePool, random: &[u8; 32]) -> DynamicObject {
+/// The Secret, with a password made from these random bytes and a certificate that is valid from now on (Unix seconds).
+pub fn password(
+    pool: &KVCachePool,
+    random: &[u8; 32],
+    now: u64,
+) -> Result<DynamicObject, PkiError> {
     let types = TypeMeta {
         api_version: Secret::API_VERSION.to_string(),
         kind: Secret::KIND.to_string(),
     };
     let password: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     let users = format!("user default on >{password} ~kvcp:* -@all {COMMANDS}\n");
+    let (certificate, key) = self_signed(&server_names(pool), now, now + LIFETIME)?;
     // Not immutable: kubelets would not notice that an immutable Secret was replaced.
-    let data = json!({"type": "Opaque", "stringData": {PASSWORD: password, USERS: users}});
-    object(pool, types, secret_name(pool), data)
+    let data = json!({"type": "Opaque", "stringData": {
+        PASSWORD: password, USERS: users, CERTIFICATE: certificate, KEY: key,
+    }});
+    Ok(object(pool, types, secret_name(pool), data))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::desired::redis::tests::managing;
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject;
+    use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+    const NOW: u64 = 1_800_000_000;
 
     #[test]
     fn servers_and_sidecars_read_the_same_password() {
         let pool = managing(json!({}));
-        let mut secret = password(&pool, &[7; 32]);
+        let mut secret = password(&pool, &[7; 32], NOW).unwrap();
         assert_eq!(secret.name_any(), "kvcachepool-llama-0a1b2c3d");
         let text = secret.data["stringData"][PASSWORD].take();
         assert_eq!(text.as_str().unwrap(), "07".repeat(32));
@@ -54,6 +74,21 @@ mod tests {
         assert!(users.contains(" ~kvcp:* -@all +get "), "its own keys only");
         assert!(!users.contains("flush") && !users.contains("+@"), "{users}");
         assert_eq!(secret.owner_references()[0].name, "llama");
+    }
+
+    #[test]
+    fn the_certificate_is_for_every_server_of_the_pool() {
+        let secret = password(&managing(json!({"shards": 300})), &[7; 32], NOW).unwrap();
+        let data = &secret.data["stringData"];
+        let [certificate, key] = [CERTIFICATE, KEY].map(|name| data[name].as_str().unwrap());
+        assert!(key.starts_with("-----BEGIN PRIVATE KEY-----"));
+        let (count, ends) = crate::pki::last_expiry(certificate).unwrap();
+        assert_eq!((count, ends), (1, NOW + LIFETIME));
+        let der = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+        let (_, parsed) = X509Certificate::from_der(&der).unwrap();
+        let names = parsed.subject_alternative_name().unwrap().unwrap();
+        let wanted = GeneralName::DNSName("*.kvcachepool-llama.serving.svc");
+        assert_eq!(names.value.general_names, [wanted]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The servers: Valkey or Redis, admitted by Pod Security `restricted`, with a memory limit that they keep by evicting.
 
-use super::password::{USERS, secret_name};
+use super::password::{CERTIFICATE, KEY, USERS, secret_name};
 use super::{PORT, PORT_NAME, child, name, selector};
 use crate::api::{KVCachePool, ManagedRedis};
 use crate::defaults::Defaults;
@@ -20,7 +20,7 @@ const CPU: &str = "500m";
 /// The program has one of two names, depending on the image.
 const SERVER: &str = r#"exec "$(command -v valkey-server || command -v redis-server)" "$@""#;
 /// Uses the password that is mounted now, so that a server with an older password (the Secret was created again) is restarted.
-const PING: &str = r#"REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" "$(command -v valkey-cli || command -v redis-cli)" -p 6379 ping | grep -q PONG"#;
+const PING: &str = r#"REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" "$(command -v valkey-cli || command -v redis-cli)" -p 6379 "$@" ping | grep -q PONG"#;
 
 /// One server per shard. They are independent, so all are started and stopped at once.
 pub(super) fn stateful_set(
@@ -102,9 +102,17 @@ fn container(redis: &ManagedRedis, defaults: &Defaults) -> Value {
         image => image,
     };
     let maxmemory = redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0);
+    let ping: Vec<String> = match redis.tls {
+        false => ["sh", "-c", PING].map(str::to_owned).to_vec(),
+        true => ["sh", "-c", PING, "ping", "--tls", "--cacert"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain([format!("{PATH}/{CERTIFICATE}")])
+            .collect(),
+    };
     let probe = |seconds: u32, failures: u32| {
         json!({
-            "exec": {"command": ["sh", "-c", PING]},
+            "exec": {"command": ping},
             "periodSeconds": seconds,
             "timeoutSeconds": 5,
             "failureThreshold": failures,
@@ -114,7 +122,7 @@ fn container(redis: &ManagedRedis, defaults: &Defaults) -> Value {
         "name": CONTAINER,
         "image": image,
         "command": ["sh", "-c", SERVER, "redis"],
-        "args": arguments(maxmemory),
+        "args": arguments(maxmemory, redis.tls),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": resources(redis, maxmemory),
         "readinessProbe": probe(5, 2),
@@ -129,9 +137,19 @@ fn container(redis: &ManagedRedis, defaults: &Defaults) -> Value {
 }
 
 /// Cache settings: least recently used values are evicted, and nothing is written to disk.
-fn arguments(maxmemory: u64) -> Vec<String> {
-    [
-        ("--port", PORT.to_string()),
+fn arguments(maxmemory: u64, tls: bool) -> Vec<String> {
+    let port = match tls {
+        false => vec![("--port", PORT.to_string())],
+        // Sidecars prove who they are by the password.
+        true => vec![
+            ("--port", "0".to_string()),
+            ("--tls-port", PORT.to_string()),
+            ("--tls-cert-file", format!("{PATH}/{CERTIFICATE}")),
+            ("--tls-key-file", format!("{PATH}/{KEY}")),
+            ("--tls-auth-clients", "no".to_string()),
+        ],
+    };
+    let rest = [
         ("--aclfile", format!("{PATH}/{USERS}")),
         ("--maxmemory", maxmemory.to_string()),
         ("--maxmemory-policy", "allkeys-lru".to_string()),
@@ -139,10 +157,11 @@ fn arguments(maxmemory: u64) -> Vec<String> {
         ("--appendonly", "no".to_string()),
         ("--lazyfree-lazy-eviction", "yes".to_string()),
         ("--tcp-keepalive", "60".to_string()),
-    ]
-    .into_iter()
-    .flat_map(|(key, value)| [key.to_string(), value])
-    .collect()
+    ];
+    port.into_iter()
+        .chain(rest)
+        .flat_map(|(key, value)| [key.to_string(), value])
+        .collect()
 }
 
 /// The pool's resources, but at least the memory that the data needs, with the allocator's fragmentation.
@@ -220,6 +239,35 @@ mod tests {
             json!({"requests": {"cpu": "2", "memory": "20608Mi"}, "limits": {"cpu": "4", "memory": "64Gi"}}),
             "no less than the data needs"
         );
+    }
+
+    #[test]
+    fn with_tls_there_is_no_port_without_it() {
+        let pod = pod(&managing(json!({"tls": true})));
+        let container = &pod["containers"][0];
+        let args: Vec<&str> = container["args"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
+        let wanted = [
+            "--port",
+            "0",
+            "--tls-port",
+            "6379",
+            "--tls-cert-file",
+            "/etc/kvcachepool/tls.crt",
+            "--tls-key-file",
+            "/etc/kvcachepool/tls.key",
+            "--tls-auth-clients",
+            "no",
+        ];
+        assert_eq!(args[..wanted.len()], wanted);
+        let ping = &container["livenessProbe"]["exec"]["command"];
+        assert_eq!(ping[4], "--tls");
+        assert_eq!(ping[6], "/etc/kvcachepool/tls.crt");
+        assert_eq!(container["ports"][0]["containerPort"], 6379);
     }
 
     #[test]

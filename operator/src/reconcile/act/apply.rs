@@ -10,6 +10,7 @@ use crate::reconcile::error::ApplyError;
 use crate::reconcile::memory::Memory;
 use crate::reconcile::report;
 use crate::reconcile::upgrades::Turn;
+use jiff::Timestamp;
 use kube::api::{
     DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta,
 };
@@ -110,7 +111,8 @@ impl Executor<'_> {
         if provider.secure_random.fill(&mut random).is_err() {
             return Err(ApplyError::NoRandom);
         }
-        let secret = redis::password(pool, &random);
+        let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
+        let secret = redis::password(pool, &random, now)?;
         let types = secret.types.clone().unwrap_or_default();
         let api = self.api(&types);
         match api.create(&PostParams::default(), &secret).await {
