@@ -137,21 +137,38 @@ def test_page_locks_are_released_after_the_arena_shrank_and_taken_again_where_it
     both = SimpleNamespace(cudaHostRegister=runtime.cudaHostRegister, cudaHostUnregister=unregister)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: both)
     header = np.memmap(f"/proc/self/fd/{mapping.table_fd}", dtype=np.uint32, mode="r+", shape=32)
-    header[17], header[18] = 1, 1
-    assert (mapping.capacity_bytes, mapping.shrinks) == (ROW_BYTES, 1)
-    copier.copy("load", [Piece(0, [6], [0])], None)
-    assert released == [mapping.arena_address]
+    populated, capacity, shrinks, lowest = range(16, 20)
+    rows = header[populated]
+    # An idle worker lets go as well.
+    header[[populated, capacity, lowest]] = 1
+    header[shrinks] = 1
+    assert (mapping.populated_bytes, mapping.capacity_bytes, mapping.lowest_bytes) == (ROW_BYTES,) * 3
+    wait_for(lambda: released == [mapping.arena_address], 20, "the release")
     # The segment reaches behind the arena's end.
+    copier.copy("load", [Piece(0, [6], [0])], None)
     wait_for(lambda: not locks._wanted, 20, "the refused page lock")
     copier.copy("load", [Piece(0, [6], [0])], None)
     assert not locks._done.any()
-    header[17] = mapping.arena_bytes // ROW_BYTES
+    header[[populated, capacity]] = rows
     copier.copy("load", [Piece(0, [6], [0])], None)
     wait_for(lambda: locks._done.all(), 20, "the page lock")
+    # At the next job the release is due, too: its copy does not use the lock.
+    with locks._wake:
+        header[shrinks] = 2
+        locks._copying = True
+        locks._wake.notify_all()
+    assert locks._done.all(), "a copy may use it"
     copier.copy("load", [Piece(0, [6], [0])], None)
-    assert released == [mapping.arena_address]
+    wait_for(lambda: released == [mapping.arena_address] * 2, 20, "the release")
+    # What never lost its pages stays locked.
+    copier.copy("load", [Piece(0, [6], [0])], None)
+    wait_for(lambda: locks._done.all(), 20, "the page lock")
+    header[lowest] = rows
+    header[shrinks] = 3
+    copier.copy("load", [Piece(0, [6], [0])], None)
+    assert locks._done.all()
     copier.detach()
-    assert released == [mapping.arena_address] * 2
+    assert released == [mapping.arena_address] * 3
 
 
 def three_rows(mapping: Mapping) -> tuple[CudaCopier, torch.Tensor, list[str]]:

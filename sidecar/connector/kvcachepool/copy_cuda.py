@@ -35,6 +35,8 @@ logger = logging.getLogger("kvcachepool")
 _SOURCE_IN_STREAM_ORDER = 1
 _SOURCE_ANY_ORDER = 3
 _RING_HALF_BYTES = 16 << 20
+#: How long page locks of freed pages may stay while nothing is copied. Seconds.
+_FOLLOW_S = 1.0
 _PIN_PAUSE_S = 0.5
 _CUDA_MEMCPY_BATCH_SINCE = 12080
 #: `cudaErrorMemoryAllocation`.
@@ -269,15 +271,17 @@ class CudaCopier:
                 if event is not None:
                     self._stream.wait_event(event)
                 batch = Batch.of_job(self._layout, self._bases, pieces).cut(mapping.segment_bytes)
-                locked = locks.locked(batch)
+                locked = locks.begin_copy(batch)
                 self._direct(kind, batch.within(locked), mapping)
                 self._through_ring(kind, batch.within(~locked), mapping)
+                self._stream.synchronize()
             except BaseException:
                 # Submitted copies have ended when the caller continues, even after an error, so the ring is free.
                 with contextlib.suppress(RuntimeError):
                     self._stream.synchronize()
                 raise
-            self._stream.synchronize()
+            finally:
+                locks.end_copy()
         locks.request(pieces)
 
     @beside_captures()
@@ -347,7 +351,9 @@ def _memmove(to: npt.NDArray[np.uint64], source: npt.NDArray[np.uint64], sizes: 
 
 
 class _PageLocks:
-    """Page locks of one mapping, by segment. A separate thread takes them."""
+    """Page locks of one mapping, by segment. A separate thread takes them, and releases those of pages that the sidecar
+    has freed.
+    """
 
     def __init__(self, mapping: Mapping, device: torch.device, count: Callable[[str], None]) -> None:
         self._mapping = mapping
@@ -355,23 +361,43 @@ class _PageLocks:
         self._device = device
         self._segment = mapping.segment_bytes
         self._done = np.zeros(-(-mapping.arena_bytes // self._segment), dtype=bool)
-        self._shrinks = mapping.shrinks
         self._wanted: list[int] = []
+        #: Page-locked segments that no copy uses any more, to be released.
+        self._stale: list[int] = []
+        self._shrinks = mapping.shrinks
+        self._copying = False
         self._failed = False
-        #: Held while a lock is taken or released.
-        self._changing = threading.Lock()
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kvcachepool-pin", daemon=True)
         self._thread.start()
 
-    def locked(self, batch: Batch) -> npt.NDArray[np.bool_]:
-        """Which runs are in page-locked segments. No run crosses a segment. Releases all locks after the arena shrank."""
-        if self._mapping.shrinks != self._shrinks:
-            with self._changing:
-                self._shrinks = self._mapping.shrinks
-                self._release()
-        return np.asarray(self._done[batch.arena // np.uint64(self._segment)])
+    def begin_copy(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        """Which runs are in page-locked segments, until `end_copy`. No run crosses a segment."""
+        with self._wake:
+            self._follow()
+            self._copying = True
+            return np.asarray(self._done[batch.arena // np.uint64(self._segment)])
+
+    def end_copy(self) -> None:
+        with self._wake:
+            self._copying = False
+
+    def _follow(self) -> None:
+        """Gives up the page locks of freed pages: pages that come back in their place are others. The lock is held, and no
+        copy is in flight.
+        """
+        shrinks = self._mapping.shrinks
+        if shrinks != self._shrinks:
+            self._shrinks = shrinks
+            self._stale += self._give_back(self._mapping.lowest_bytes // self._segment)
+            self._wake.notify_all()
+
+    def _give_back(self, first: int) -> list[int]:
+        """The page-locked segments from this one on, which no copy uses from now on."""
+        segments: list[int] = (np.flatnonzero(self._done[first:]) + first).tolist()
+        self._done[first:] = False
+        return segments
 
     def request(self, pieces: Sequence[Piece]) -> None:
         """Requests page locks for the segments of a job that has ended."""
@@ -387,11 +413,7 @@ class _PageLocks:
             self._closing = True
             self._wake.notify_all()
         self._thread.join()
-        self._release()
-
-    def _release(self) -> None:
-        segments = np.flatnonzero(self._done).tolist()
-        self._done[:] = False
+        segments = self._stale + self._give_back(0)
         if not segments:
             return
         try:
@@ -400,6 +422,9 @@ class _PageLocks:
         except RuntimeError as error:
             logger.warning("%d page locks of the arena were not released: %s", len(segments), error)
             return
+        self._unlock(segments)
+
+    def _unlock(self, segments: Sequence[int]) -> None:
         runtime = torch.cuda.cudart()
         starts = (self._mapping.arena_address + segment * self._segment for segment in segments)
         refused = [code for code in (int(runtime.cudaHostUnregister(start)) for start in starts) if code]
@@ -416,13 +441,21 @@ class _PageLocks:
             return
         while True:
             with self._wake:
-                while not self._closing and (self._failed or not self._wanted):
-                    self._wake.wait()
+                if not self._copying:
+                    self._follow()
+                wanted = self._wanted and not self._failed
+                if not self._closing and not self._stale and not wanted:
+                    # Nobody wakes this thread when the arena shrinks.
+                    self._wake.wait(_FOLLOW_S)
+                    continue
                 if self._closing:
                     return
-                segment = self._wanted.pop(0)
-            with self._changing:
-                self._lock(segment)
+                stale, self._stale = self._stale, []
+                segment = None if stale else self._wanted.pop(0)
+            if segment is None:
+                self._unlock(stale)
+                continue
+            self._lock(segment)
             deadline = time.monotonic() + _PIN_PAUSE_S
             with self._wake:
                 while not self._closing and (left := deadline - time.monotonic()) > 0:
@@ -431,17 +464,22 @@ class _PageLocks:
     def _lock(self, segment: int) -> None:
         start = segment * self._segment
         size = min(self._segment, self._mapping.arena_bytes - start)
-        if self._mapping.shrinks != self._shrinks or start + size > self._mapping.capacity_bytes:
-            # Without pages. The driver would allocate some, charged to this process.
+        shrinks = self._mapping.shrinks
+        if start + size > self._mapping.populated_bytes:
+            # The driver would allocate pages, charged to this process.
             return
         error = int(torch.cuda.cudart().cudaHostRegister(self._mapping.arena_address + start, size, 0))
         if error:
             reason = "OutOfMemory" if error == _OUT_OF_MEMORY else "DriverFailed"
             self._give_up(reason, f"cudaHostRegister failed with {error}")
             return
-        self._done[segment] = True
-        if self._mapping.shrinks != self._shrinks:
-            self._release()
+        with self._wake:
+            # Its pages may have been freed meanwhile.
+            same = self._mapping.shrinks == shrinks
+            if same:
+                self._done[segment] = True
+        if not same:
+            self._unlock([segment])
 
     def _give_up(self, reason: str, why: str) -> None:
         """Stops locking. A refused lock would be refused again, and each attempt stalls the node."""

@@ -22,8 +22,6 @@ def copy_job(
     slots, generations = plan.refs.slots, plan.refs.generations
     if not mapping.inside(slots, plan.refs.lengths):
         return f"{job.kind}_failed/bounds"
-    if window is None:
-        mapping.populate(slots, plan.refs.lengths)
     if job.kind == STORE:
         owner = shared().lock_number
         if owner is None or not mapping.granted_to(owner, slots, generations):
@@ -31,6 +29,7 @@ def copy_job(
     elif not mapping.same_generation(slots, generations):
         return "load_failed/generation"
     if window is None:
+        mapping.populate(slots, plan.refs.lengths)
         copier.copy(job.kind, plan.pieces, event)
     elif refusal := window.copy(job.kind, plan, event):
         return f"{job.kind}_failed/window/{refusal}"

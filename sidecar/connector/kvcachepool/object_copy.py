@@ -44,6 +44,8 @@ def read(session: Session, slots: Slots, begin: int, buffers: Sequence[Bytes]) -
     try:
         lengths = [len(buffer) for buffer in buffers]
         refs = slots.refs(begin, begin + sum(lengths))
+        if not slots.mapping.same_generation(refs.slots, refs.generations):
+            return False
         slots.mapping.populate(refs.slots, refs.lengths)
         for run in runs(slots.starts, slots.size, begin, lengths):
             part = buffers[run.buffer][run.offset : run.offset + run.nbytes]

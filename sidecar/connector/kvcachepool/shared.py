@@ -32,11 +32,12 @@ FREE, GRANTED, COMMITTED, PUBLISHED = range(4)
 _MAGIC = b"KVCPSLOT"
 _TABLE_VERSION = 1
 _TABLE_HEADER = struct.Struct("<8sIIQQIIQQQI")
-#: Position of `capacity_rows` and `shrinks` in the table's header, in words of 32 bits.
-_CAPACITY_WORD, _SHRINKS_WORD = 17, 18
+#: Position of `populated_rows`, `capacity_rows`, `shrinks` and `lowest_rows` in the table's header, in words of 32 bits.
+_POPULATED_WORD, _CAPACITY_WORD, _SHRINKS_WORD, _LOWEST_WORD = range(16, 20)
 _ROW_WORDS = 16
 _LOCK_BASE = 4096
 _MADV_DONTFORK = 10
+_MADV_DONTDUMP = 16
 _MADV_POPULATE_WRITE = 23
 
 U32: TypeAlias = npt.NDArray[np.uint32]
@@ -90,7 +91,7 @@ _fence_lock = threading.Lock()
 
 
 def map_shared(fd: int, length: int, prot: int) -> int:
-    """Maps the first bytes of a file, hidden from forked children. Returns the address. Raises `SharedMemoryError`."""
+    """Maps the first bytes of a file, hidden from forked children and core dumps. Returns the address. Raises `SharedMemoryError`."""
     address = _libc.mmap(None, length, prot, mmap.MAP_SHARED, fd, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         raise SharedMemoryError(f"mmap of {length} bytes failed: {os.strerror(ctypes.get_errno())}")
@@ -98,6 +99,8 @@ def map_shared(fd: int, length: int, prot: int) -> int:
         error = os.strerror(ctypes.get_errno())
         _libc.munmap(address, length)
         raise SharedMemoryError(f"madvise(MADV_DONTFORK) failed: {error}")
+    # A core dump would allocate all pages of the file.
+    _libc.madvise(address, length, _MADV_DONTDUMP)
     return int(address)
 
 
@@ -156,7 +159,7 @@ class Mapping:
         buffer = (ctypes.c_char * (rows * _ROW_WORDS * 4)).from_address(self.table_address + rows_offset)
         self._rows = np.frombuffer(buffer, dtype=np.uint32).reshape(rows, _ROW_WORDS)
         self._generations = self._rows[:, 1]
-        words = (ctypes.c_char * (_SHRINKS_WORD * 4 + 4)).from_address(self.table_address)
+        words = (ctypes.c_char * (_LOWEST_WORD * 4 + 4)).from_address(self.table_address)
         self._header = np.frombuffer(words, dtype=np.uint32)
         self._populated = bytearray(rows)
 
@@ -167,11 +170,21 @@ class Mapping:
         return int(self._header[_CAPACITY_WORD]) * ROW_BYTES or self.arena_bytes
 
     @property
+    def populated_bytes(self) -> int:
+        """Bytes of the arena with pages, from its start."""
+        return int(self._header[_POPULATED_WORD]) * ROW_BYTES
+
+    @property
     def shrinks(self) -> int:
-        """Number of times that the sidecar freed pages at the arena's end. Page locks of before are of no use: pages that
-        come back in their place are others.
+        """Number of times that the sidecar freed pages at the arena's end. Page locks of before, from `lowest_bytes` on,
+        are of no use: pages that come back in their place are others.
         """
         return int(self._header[_SHRINKS_WORD])
+
+    @property
+    def lowest_bytes(self) -> int:
+        """Bytes at the arena's start that never lost their pages."""
+        return int(self._header[_LOWEST_WORD]) * ROW_BYTES
 
     def arena_buffer(self) -> ctypes.Array[ctypes.c_char]:
         """The arena as a writable buffer (for `torch.frombuffer`)."""

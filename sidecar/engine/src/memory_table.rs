@@ -54,7 +54,7 @@ impl Table for MemoryTable {
     fn set_capacity_rows(&mut self, rows: u32) {
         self.capacity_rows = rows;
     }
-    fn count_shrink(&mut self) {
+    fn count_shrink(&mut self, _: u32) {
         self.shrinks += 1;
     }
     fn row(&self, row: u32) -> Row {

@@ -25,8 +25,8 @@ pub trait Table {
     /// Number of rows that may hold slots, starting at row 0: the present size of the arena.
     fn capacity_rows(&self) -> u32;
     fn set_capacity_rows(&mut self, rows: u32);
-    /// Counts a release of pages at the arena's end.
-    fn count_shrink(&mut self);
+    /// Counts a release of the pages behind these rows, before it.
+    fn count_shrink(&mut self, rows: u32);
     fn row(&self, row: u32) -> Row;
     /// Stores the state word of a row with release order: a reader of this state sees everything written before.
     fn set_state(&mut self, row: u32, state: u32);

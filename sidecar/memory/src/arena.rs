@@ -68,19 +68,30 @@ impl Arena {
         self.capacity.load(Relaxed)
     }
 
-    pub fn set_capacity_bytes(&self, bytes: u64) {
-        self.capacity.store(bytes, Relaxed);
+    /// True if the file has pages from this offset on.
+    pub fn has_pages_from(&self, offset: u64) -> bool {
+        seek(&self.arena_fd, SeekFrom::Data(offset)) != Err(Errno::NXIO)
     }
 
-    /// Frees the pages from this offset to the end of the file. Returns whether there were any.
-    pub fn release_from(&self, offset: u64) -> Result<bool, Errno> {
-        if seek(&self.arena_fd, SeekFrom::Data(offset)) == Err(Errno::NXIO) {
-            // no page behind the offset
-            return Ok(false);
+    /// Frees the pages from this offset to the end of the file, and what the mapping of them costs.
+    pub fn release_from(&self, offset: u64) -> Result<(), Errno> {
+        let bytes = self.geometry.arena_bytes.saturating_sub(offset);
+        if bytes == 0 {
+            return Ok(());
         }
-        let bytes = self.geometry.arena_bytes - offset;
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&self.arena_fd, hole, offset, bytes).map(|()| true)
+        fallocate(&self.arena_fd, hole, offset, bytes)?;
+        self.bytes.renew(self.arena_fd.as_fd(), offset)
+    }
+
+    /// The end of an adopted arena is its header's word, and every connector can write to the header. Beyond what this process may use, the
+    /// end is that of the allocated pages.
+    pub fn distrust_capacity(&self) -> Result<(), Errno> {
+        let stat = fstat(&self.arena_fd)?;
+        let allocated = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        let rows = self.geometry.rows_of(allocated.min(self.capacity_bytes()));
+        self.table().set_capacity_rows(rows);
+        Ok(())
     }
 
     /// Maps both files of another process, after checking seals, sizes and header. Changes nothing.
@@ -119,8 +130,13 @@ impl Arena {
             table: Arc::new(table),
             capacity: Arc::new(AtomicU64::new(0)),
         };
-        let capacity = u64::from(arena.table().capacity_rows()) * ROW_BYTES;
-        arena.set_capacity_bytes(capacity);
+        let rows = match header.capacity_rows {
+            // written by a sidecar whose arenas have one size
+            0 => geometry.rows,
+            rows => rows,
+        };
+        let capacity = u64::from(rows) * ROW_BYTES;
+        arena.capacity.store(capacity, Relaxed);
         let populated = u64::from(header.populated_rows) * ROW_BYTES <= allocated_bytes;
         Ok((arena, populated))
     }
@@ -130,6 +146,7 @@ impl Arena {
         MappedTable {
             geometry: self.geometry,
             map: self.table.clone(),
+            capacity: self.capacity.clone(),
         }
     }
 }
@@ -169,11 +186,14 @@ fn sealed_size(what: &'static str, fd: &OwnedFd) -> Result<(u64, u64), ArenaErro
 pub struct MappedTable {
     geometry: Geometry,
     map: Arc<Mapping>,
+    /// [`Arena::capacity`].
+    capacity: Arc<AtomicU64>,
 }
 
 const POPULATED: u64 = offset_of!(Header, populated_rows) as u64;
 const CAPACITY: u64 = offset_of!(Header, capacity_rows) as u64;
 const SHRINKS: u64 = offset_of!(Header, shrinks) as u64;
+const LOWEST: u64 = offset_of!(Header, lowest_rows) as u64;
 const STATE: u64 = offset_of!(Row, state) as u64;
 const GENERATION: u64 = offset_of!(Row, generation) as u64;
 const DIGEST: u64 = offset_of!(Row, digest) as u64;
@@ -218,18 +238,16 @@ impl Table for MappedTable {
     }
 
     fn capacity_rows(&self) -> u32 {
-        match self.acquire(CAPACITY) {
-            // written by a sidecar whose arenas have one size
-            0 => self.geometry.rows,
-            rows => rows.min(self.geometry.rows),
-        }
+        u32::try_from(self.capacity.load(Relaxed) / ROW_BYTES).unwrap_or(self.geometry.rows)
     }
 
     fn set_capacity_rows(&mut self, rows: u32) {
+        self.capacity.store(u64::from(rows) * ROW_BYTES, Relaxed);
         self.release(CAPACITY, rows);
     }
 
-    fn count_shrink(&mut self) {
+    fn count_shrink(&mut self, rows: u32) {
+        self.release(LOWEST, rows.min(self.acquire(LOWEST)));
         self.release(SHRINKS, self.acquire(SHRINKS).wrapping_add(1));
     }
 
@@ -397,14 +415,33 @@ mod tests {
     fn pages_behind_the_end_are_freed_and_others_stay() {
         let arena = small();
         let allocated = || rustix::fs::fstat(&arena.arena_fd).unwrap().st_blocks as u64 * 512;
-        assert!(!arena.release_from(4 << 20).unwrap(), "there are none yet");
+        assert!(!arena.has_pages_from(0));
         arena.bytes.populate(0, 8 << 20).unwrap();
         arena.bytes.write((4 << 20) - 2, b"kept");
-        assert!(arena.release_from(4 << 20).unwrap());
+        assert!(arena.has_pages_from(4 << 20));
+        arena.release_from(4 << 20).unwrap();
+        assert!(!arena.has_pages_from(4 << 20));
+        assert!(!arena.has_pages_from(arena.geometry.arena_bytes));
         assert_eq!(allocated(), 4 << 20);
         let mut bytes = [1; 4];
         assert!(arena.bytes.read((4 << 20) - 2, &mut bytes));
         assert_eq!(&bytes, b"ke\0\0");
+        // What is written there later reaches the file.
+        assert!(arena.bytes.write((8 << 20) - 4, b"more"));
+        let [again, table] = [&arena.arena_fd, &arena.table_fd].map(|fd| fd.try_clone().unwrap());
+        let again = Arena::map(again, table).unwrap();
+        assert!(again.bytes.read((8 << 20) - 4, &mut bytes));
+        assert_eq!(&bytes, b"more");
+        arena.release_from(8 << 20).unwrap();
+    }
+
+    #[test]
+    fn an_end_that_a_connector_wrote_is_that_of_the_pages() {
+        let arena = small();
+        arena.bytes.populate(0, 4 << 20).unwrap();
+        arena.distrust_capacity().unwrap();
+        assert_eq!(arena.capacity_bytes(), 4 << 20);
+        assert_eq!(arena.table().capacity_rows(), 64);
     }
 
     #[test]
@@ -415,10 +452,11 @@ mod tests {
                 [&arena.arena_fd, &arena.table_fd].map(|fd| fd.try_clone().unwrap());
             Arena::adopt(bytes, table).unwrap()
         };
-        arena.table().set_capacity_rows(64);
+        let header = |rows| arena.table().release(CAPACITY, rows);
+        header(64);
         assert_eq!(again().capacity_bytes(), 4 << 20);
         // A table of a sidecar whose arenas have one size says nothing.
-        arena.table().set_capacity_rows(0);
+        header(0);
         assert_eq!(again().capacity_bytes(), 8 << 20);
         assert_eq!(again().table().capacity_rows(), arena.geometry.rows);
     }

@@ -6,6 +6,7 @@ use super::memfd::{MemfdError, Pages, sealed};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -46,12 +47,20 @@ impl Mapping {
                 0,
             )?
         };
+        let this = Self {
+            start: NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?,
+            length,
+        };
+        this.advise(start, length);
+        Ok(this)
+    }
+
+    /// Excludes a range from core dumps and forked children.
+    fn advise(&self, start: *mut c_void, bytes: usize) {
         for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
-            // SAFETY: the range was just mapped, and the advice changes no content. A refusal is harmless.
-            let _ = unsafe { madvise(start, length, advice) };
+            // SAFETY: the range is mapped, and the advice changes no content. A refusal is harmless.
+            let _ = unsafe { madvise(start, bytes, advice) };
         }
-        let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
-        Ok(Self { start, length })
     }
 
     /// Maps private memory. `name` appears in the process's list of mappings.
@@ -75,6 +84,30 @@ impl Mapping {
 
     pub fn length(&self) -> u64 {
         self.length as u64
+    }
+
+    /// Maps the file anew from this offset (a multiple of the page size) on, which frees the page tables of that part.
+    pub fn renew(&self, fd: BorrowedFd<'_>, offset: u64) -> Result<(), Errno> {
+        let at = usize::try_from(offset).map_err(|_| Errno::INVAL)?;
+        let bytes = self.length.saturating_sub(at);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let start = self.at(offset, bytes, 4096).ok_or(Errno::INVAL)?;
+        // SAFETY: the range lies in this mapping, which it replaces in one step by the same bytes of the same file; other threads see one
+        // mapping or the other.
+        unsafe {
+            mmap(
+                start.cast(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::FIXED,
+                fd,
+                offset,
+            )?
+        };
+        self.advise(start.cast(), bytes);
+        Ok(())
     }
 
     fn at(&self, offset: u64, bytes: usize, align: usize) -> Option<*mut u8> {

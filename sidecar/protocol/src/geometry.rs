@@ -102,7 +102,8 @@ impl Geometry {
             populated_rows: 0,
             capacity_rows: self.rows,
             shrinks: 0,
-            reserved: [0; 13],
+            lowest_rows: self.rows,
+            reserved: [0; 12],
         }
     }
 

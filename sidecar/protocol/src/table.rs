@@ -60,11 +60,13 @@ pub struct Header {
     pub populated_rows: u32,
     /// Rows that may hold slots, counted from 0: the present size of the arena. The file is as long as the arena may ever become.
     pub capacity_rows: u32,
-    /// Number of times that pages at the arena's end were released. A process drops its page locks when it changes: a page that comes
-    /// back at the same place is another one.
+    /// Number of times that pages at the arena's end were released. A process drops its page locks from `lowest_rows` on when it changes: a
+    /// page that comes back at the same place is another one.
     pub shrinks: u32,
+    /// The fewest rows that kept their pages in a release; written before `shrinks`.
+    pub lowest_rows: u32,
     /// Always zero.
-    pub reserved: [u32; 13],
+    pub reserved: [u32; 12],
 }
 
 /// One row: 64 bytes.

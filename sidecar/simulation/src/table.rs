@@ -58,7 +58,7 @@ impl Table for SimTable {
         m.end_if_dead();
     }
 
-    fn count_shrink(&mut self) {
+    fn count_shrink(&mut self, _: u32) {
         let mut m = self.memory.borrow_mut();
         if m.spend() {
             m.regions[self.at].shrinks += 1;

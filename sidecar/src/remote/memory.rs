@@ -51,6 +51,11 @@ impl Memory {
             return false;
         };
         let range = offset..offset + into.len() as u64;
+        let same = |(generation, _, _): (u32, u32, u32), run: &Run| generation == run.generation();
+        // Pages behind an arena's new end would be allocated by the copy.
+        if !mapped.all(pieces, range.clone(), same) {
+            return false;
+        }
         let mut rest = into;
         for run in pieces.runs(range.clone()) {
             let Some((part, left)) = std::mem::take(&mut rest).split_at_mut_checked(run.bytes)
@@ -65,7 +70,7 @@ impl Memory {
         }
         // The bytes are those of the object if no slot was taken back before the copy ended.
         fence(SeqCst);
-        rest.is_empty() && mapped.all(pieces, range, |row, run| row.0 == run.generation())
+        rest.is_empty() && mapped.all(pieces, range, same)
     }
 
     /// Copies bytes of an object to `offset`. False: the object's slots are not granted to this process any more.

@@ -57,6 +57,14 @@ pub struct Machine {
 impl Machine {
     /// Makes an arena the live one and returns its table, which the core reads next.
     pub fn install(&mut self, arena: Arena) -> MappedTable {
+        let used = arena.geometry.of_size(arena.capacity_bytes());
+        let pages = Pages::of(&arena.arena_fd);
+        if let Err(e) = limit::check(&used, pages, self.extras_bytes) {
+            tracing::warn!(error = %e, "the memory of the last engine process says that it is larger than allowed");
+            if let Err(error) = arena.distrust_capacity() {
+                tracing::warn!(%error, "cannot read the size of the arena's file");
+            }
+        }
         let table = self.table_to_read(&arena);
         self.hold(arena);
         table
@@ -76,22 +84,25 @@ impl Machine {
         });
         self.descriptors.set_live(Some(inodes));
         // An earlier boot may have ended between the two steps of a shrink.
-        match arena.release_from(arena.capacity_bytes()) {
-            Ok(true) => arena.table().count_shrink(),
-            Ok(false) => {}
-            Err(error) => tracing::warn!(%error, "cannot free the pages behind the arena's end"),
+        let end = arena.capacity_bytes();
+        if arena.has_pages_from(end) {
+            let mut table = arena.table();
+            table.count_shrink(table.capacity_rows());
+            if let Err(error) = arena.release_from(end) {
+                tracing::warn!(%error, "cannot free the pages behind the arena's end");
+            }
         }
-        self.populate(&arena, 0);
+        self.populate(&arena, 0..end);
         *self.live.arena.lock() = Some(arena);
     }
 
     /// Starts from the beginning even if an earlier boot did it: connectors can write the table's record of it, and existing pages only
     /// get mapped, which digests need anyway.
-    fn populate(&mut self, arena: &Arena, from: u64) {
+    fn populate(&mut self, arena: &Arena, bytes: Range<u64>) {
         let post = self.post.clone();
         self.population = populate::start(
             arena.bytes.clone(),
-            from..arena.capacity_bytes(),
+            bytes,
             self.memory.populate_threads as usize,
             move |progress| {
                 let posted = match progress {
@@ -201,20 +212,24 @@ impl Host for Machine {
         let [from, end] = [rows.start, rows.end].map(|row| u64::from(row) * ROW_BYTES);
         let pages = Pages::of(&arena.arena_fd);
         limit::check(&arena.geometry.of_size(end), pages, self.extras_bytes).map_err(host_error)?;
-        arena.set_capacity_bytes(end);
-        self.populate(&arena, from);
+        self.populate(&arena, from..end);
         Ok(())
     }
 
     fn release(&mut self, rows: Range<u32>) -> Result<(), HostError> {
         let arena = self.live()?;
         let end = u64::from(rows.start) * ROW_BYTES;
-        arena.set_capacity_bytes(end);
-        arena.release_from(end).map(drop).map_err(host_error)
+        arena.release_from(end).map_err(host_error)
     }
 
     fn is_populating(&self) -> bool {
         self.population.is_running()
+    }
+
+    /// A hole in huge pages can end the process that touches it.
+    fn can_resize(&self) -> bool {
+        let arena = self.live.get();
+        arena.is_none_or(|arena| Pages::of(&arena.arena_fd) == Pages::Base)
     }
 
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<MappedTable, HostError> {

@@ -3,9 +3,12 @@
 use crate::cgroup::Cgroup;
 use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
+use kvcachepool_memory::limit::machine_bytes;
 use kvcachepool_protocol::config::{ByteSize, Config};
+use kvcachepool_protocol::table::{Header, ROW_BYTES};
 use rustix::fs::fstat;
 use rustix::process::Signal;
+use std::mem::offset_of;
 use std::process::Command;
 
 const MI: u64 = 1 << 20;
@@ -106,6 +109,30 @@ fn it_grows_when_the_containers_limit_is_raised() {
     cgroup.set_limit(config(128).container_memory_bytes() + 8 * MI);
     wait_capacity(&sidecar, 128 * MI);
     assert_eq!(allocated(&vllm), 128 * MI);
+}
+
+#[test]
+fn an_end_that_a_connector_wrote_into_the_table_does_not_cost_the_next_engine_its_memory() {
+    let mut config = Config::default();
+    config.memory.size = ByteSize(64 * MI);
+    let Some(cgroup) = Cgroup::with_limit(config.container_memory_bytes() + 8 * MI) else {
+        return;
+    };
+    let mut sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
+    sidecar.run_below(&cgroup.procs());
+    sidecar.wait_populated();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 4));
+    let table = &vllm.memory.as_ref().unwrap().table;
+    let everything = (machine_bytes() / ROW_BYTES) as u32 & !1023;
+    let word = offset_of!(Header, capacity_rows) as u64;
+    rustix::io::pwrite(table, &everything.to_ne_bytes(), word).unwrap();
+    signal_to(sidecar.engine(), Signal::KILL);
+    sidecar.wait_metric("engine_starts_total", 2.0);
+    vllm.reconnect();
+    wait_capacity(&sidecar, 64 * MI);
+    vllm.check("r", &hashes(1, 4));
+    assert_eq!(allocated(&vllm), 64 * MI);
 }
 
 #[test]

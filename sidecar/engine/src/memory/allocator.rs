@@ -60,16 +60,18 @@ impl Allocator {
     /// Creates an allocator over `rows` rows, none of which is usable yet.
     pub fn new(rows: u32, segment_rows: u32) -> Self {
         let segment_rows = segment_rows.max(1);
-        Self {
+        let mut this = Self {
             segment_rows,
-            segments: vec![Segment::default(); (rows / segment_rows) as usize],
+            segments: Vec::new(),
             empty: Vec::new(),
             open: BTreeMap::new(),
             populated: 0,
-            allowed: rows / segment_rows,
+            allowed: 0,
             used_rows: 0,
             free_rows: 0,
-        }
+        };
+        this.allow(rows);
+        this
     }
 
     pub fn used_rows(&self) -> u64 {
@@ -142,6 +144,8 @@ impl Allocator {
             return;
         }
         self.allowed = rows / self.segment_rows;
+        let segments = self.segments.len().max(self.allowed as usize);
+        self.segments.resize_with(segments, Segment::default);
         let after = self.usable();
         self.empty.retain(|number| *number < after);
         for number in after..before {
@@ -152,7 +156,7 @@ impl Allocator {
 
     /// The pages behind the first `rows` rows are gone. No slot is in use there.
     pub fn cut(&mut self, rows: u32) {
-        self.allow(rows);
+        self.allow(rows.min(self.allowed * self.segment_rows));
         self.populated = self.populated.min(rows / self.segment_rows);
     }
 
@@ -435,6 +439,25 @@ mod tests {
             assert_eq!(held.values().map(Vec::len).sum::<usize>(), 64 * 4);
             assert!(held.values().all(|held| one_section(held)), "{held:?}");
         }
+    }
+
+    #[test]
+    fn a_part_that_is_given_up_does_not_open_what_is_to_follow() {
+        let mut a = Allocator::new(32, 8);
+        a.populate(32);
+        let rows: Vec<u32> = (0..4).map(|_| a.take(8, 0).unwrap().row).collect();
+        assert_eq!(rows, [0, 8, 16, 24]);
+        a.allow(8);
+        a.give(24);
+        a.give(16);
+        a.cut(24);
+        assert_eq!((a.in_use(8), a.in_use(16)), (Some(8), None));
+        assert_eq!(a.take(8, 0), None);
+        a.cut(16);
+        a.allow(32);
+        assert_eq!(a.take(8, 0), None, "no pages");
+        a.populate(32);
+        assert_eq!(a.take(8, 0).map(|t| t.row), Some(16));
     }
 
     #[test]

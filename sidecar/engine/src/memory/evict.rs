@@ -133,11 +133,33 @@ impl<T: Table> MemoryTier<T> {
         }
         chunks.sort_unstable();
         chunks.dedup();
+        if !chunks.iter().all(|chunk| self.tree_evictable(*chunk)) {
+            return;
+        }
         for chunk in chunks {
             if !self.evict_tree(chunk) {
                 return;
             }
         }
+    }
+
+    /// True if an entry and all its descendants can be evicted, each after its children.
+    fn tree_evictable(&self, root: u32) -> bool {
+        let mut open = vec![root];
+        while let Some(entry) = open.pop() {
+            let Some(e) = self.index.entry(entry).filter(|e| e.live) else {
+                continue;
+            };
+            if e.open.is_some() || e.pinned() {
+                return false;
+            }
+            let mut child = e.first_child;
+            while child != NONE {
+                open.push(child);
+                child = self.index.entry(child).map_or(NONE, |c| c.sibling_after);
+            }
+        }
+        true
     }
 
     /// Evicts an entry after its descendants. Returns false at the first that cannot be evicted; the others stay evicted.

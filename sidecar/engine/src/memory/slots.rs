@@ -52,12 +52,11 @@ impl<T: Table> SlotTable<T> {
             rows: Row::new_vec_zeroed(geometry.rows as usize)
                 .unwrap_or_else(|_| vec![Row::default(); geometry.rows as usize]),
             counts: SlotCounts::default(),
-            alloc: Allocator::new(geometry.rows, geometry.segment_rows()),
+            alloc: Allocator::new(capacity_rows, geometry.segment_rows()),
             geometry,
             shared,
         };
         slots.read_rows(capacity_rows);
-        slots.alloc.allow(capacity_rows);
         slots
     }
 
@@ -124,16 +123,17 @@ impl<T: Table> SlotTable<T> {
     pub fn grow(&mut self, rows: u32) {
         let unread = self.read_rows;
         self.read_rows(rows);
+        self.alloc.allow(rows);
         for number in unread..rows {
             // Not of this engine, which frees rows before it gives them up: another process wrote here, or may do so.
             if self.row(number).state != FREE {
                 self.set_state(number, FREE);
+                self.raise_generations(number..number + 1);
                 self.alloc.exclude(number);
             }
         }
         self.capacity_rows = rows;
         self.shared.set_capacity_rows(rows);
-        self.alloc.allow(rows);
     }
 
     /// Allocates slots only in the first `rows` rows from now on.
@@ -155,10 +155,10 @@ impl<T: Table> SlotTable<T> {
         self.alloc.cut(rows);
         self.capacity_rows = rows;
         self.populated_rows = self.populated_rows.min(rows);
-        self.shared.set_populated_rows(self.populated_rows);
         // A process that sees the count takes no page lock behind the new end.
+        self.shared.set_populated_rows(self.populated_rows);
         self.shared.set_capacity_rows(rows);
-        self.shared.count_shrink();
+        self.shared.count_shrink(rows);
     }
 
     /// Marks the first `rows` rows of the arena as populated.

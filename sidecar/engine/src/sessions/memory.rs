@@ -104,7 +104,8 @@ impl<H: Host> Core<H> {
             return true;
         };
         let geometry = engine.geometry();
-        !self.windows_used && bytes < geometry.arena_bytes + geometry.segment_bytes
+        let fits = bytes < geometry.arena_bytes + geometry.segment_bytes;
+        fits && !self.windows_used && self.host.can_resize()
     }
 
     /// Brings the arena closer to the size in the config.
@@ -118,7 +119,10 @@ impl<H: Host> Core<H> {
             None => Resize::Done,
         };
         let held_back = match wanted {
-            Resize::Done => None,
+            Resize::Done => self.falls_short(),
+            _ if !self.host.can_resize() => {
+                Some("an arena of huge pages keeps its size: restart the pod".to_owned())
+            }
             _ if self.windows_used => {
                 Some("the sidecar has copied through windows: restart it".to_owned())
             }
@@ -170,6 +174,15 @@ impl<H: Host> Core<H> {
             self.resize_waits = "memory is being given back".to_owned();
             self.next_resize_ms = now.mono_ms;
         }
+    }
+
+    /// Why the arena has no other size than it has, although the config asks for it.
+    fn falls_short(&self) -> Option<String> {
+        let geometry = self.engine.as_ref()?.geometry();
+        (self.config.arena_bytes >= geometry.arena_bytes + geometry.segment_bytes).then(|| {
+            let most = geometry.arena_bytes;
+            format!("the memory that vLLM maps can have {most} bytes at most: restart the pod")
+        })
     }
 
     /// Why the arena cannot shrink now: a process may keep page locks of pages that are given back, and copy into them later.

@@ -211,6 +211,10 @@ pub trait Host {
     fn grow(&mut self, rows: Range<u32>) -> Result<(), HostError>;
     /// Frees the pages of these rows, from a new end of the arena to its old one.
     fn release(&mut self, rows: Range<u32>) -> Result<(), HostError>;
+    /// True if the arena's pages can be given back.
+    fn can_resize(&self) -> bool {
+        true
+    }
     /// True while pages are being populated.
     fn is_populating(&self) -> bool {
         false

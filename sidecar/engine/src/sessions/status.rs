@@ -191,7 +191,7 @@ impl<H: Host> Core<H> {
             used_bytes: usage.used_bytes,
             chunks: usage.chunks,
             incomplete_chunks: usage.incomplete_chunks,
-            chunk_capacity: geometry.chunks.into(),
+            chunk_capacity: geometry.of_size(engine.capacity_bytes()).chunks.into(),
             slots: Slots {
                 free: usage.free_slots,
                 granted: usage.granted_slots,

@@ -28,7 +28,8 @@ fn header() -> Header {
         populated_rows: 1024,
         capacity_rows: 1024,
         shrinks: 0,
-        reserved: [0; 13],
+        lowest_rows: 1024,
+        reserved: [0; 12],
     }
 }
 

@@ -327,7 +327,7 @@ fn slot_table() {
             "arena_bytes_per_row": table::ROW_BYTES, "row_bytes": size_of::<Row>(), "chunk_record_bytes": size_of::<ChunkRecord>(),
             "no_chunk": table::NO_CHUNK,
             "states": { "free": table::FREE, "granted": table::GRANTED, "committed": table::COMMITTED, "published": table::PUBLISHED },
-            "header_offsets": at!(Header: magic, version, row_bytes, region, arena_bytes, rows, chunks, segment_bytes, rows_offset, chunks_offset, populated_rows, capacity_rows, shrinks),
+            "header_offsets": at!(Header: magic, version, row_bytes, region, arena_bytes, rows, chunks, segment_bytes, rows_offset, chunks_offset, populated_rows, capacity_rows, shrinks, lowest_rows),
             "row_offsets": at!(Row: state, generation, owner, slot_rows, chunk, section, length, digest, key_prefix),
             "chunk_record_offsets": at!(ChunkRecord: state, kind, fidelity, block_hash_count, key, model, layout, namespace, parent, last_hash, first_token, tokens, needed, expires_unix_s, block_hashes),
             "header": hex(header.as_bytes()), "row": hex(row.as_bytes()),

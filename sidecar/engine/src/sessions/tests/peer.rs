@@ -37,6 +37,8 @@ pub struct Pod {
     pub most_bytes: u64,
     /// Bytes that an arena may have, if that is limited.
     pub limit_bytes: Option<u64>,
+    /// The arena's pages cannot be given back.
+    pub pages_stay: bool,
     /// Rows that were to be populated and released.
     pub grown: Vec<Range<u32>>,
     pub released: Vec<Range<u32>>,
@@ -88,6 +90,9 @@ impl Host for Pod {
                 Ok(())
             }
         }
+    }
+    fn can_resize(&self) -> bool {
+        !self.pages_stay
     }
     fn release(&mut self, rows: Range<u32>) -> Result<(), HostError> {
         self.released.push(rows);

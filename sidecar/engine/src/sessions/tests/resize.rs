@@ -35,6 +35,14 @@ fn ask_for(w: &mut World, bytes: u64) -> Vec<&'static str> {
     restart
 }
 
+/// A chunk without a parent.
+fn alone(n: u8) -> GrantChunk {
+    GrantChunk {
+        hash: hash(n).0.to_vec(),
+        ..chunk(1)
+    }
+}
+
 fn capacity(w: &World) -> u64 {
     w.core.engine().unwrap().capacity_bytes()
 }
@@ -199,4 +207,63 @@ fn rows_that_another_process_wrote_behind_the_end_are_never_used() {
         FREE
     );
     assert_eq!(capacity(&w) / ROW_BYTES, u64::from(2 * SEGMENT));
+}
+
+#[test]
+fn a_pinned_chunk_at_the_end_keeps_the_chunks_behind_it() {
+    let mut w = growable();
+    let (scheduler, worker) = w.instance();
+    // The first chunk of the prefix gets a slot behind the new end.
+    let filler: Vec<_> = (101..=164).map(alone).collect();
+    w.store(scheduler, worker, &filler);
+    let first = w.store(scheduler, worker, &[chunk(1)])[0];
+    assert!(first.slot.get() >= SEGMENT);
+    let rest: Vec<_> = (2..=20).map(chunk).collect();
+    w.store(scheduler, worker, &rest);
+    let chunks = |w: &World| w.core.engine().unwrap().usage().chunks;
+    let before = chunks(&w);
+    let table = w.core.engine().unwrap().table();
+    let key = table.chunk(table.row(first.slot.get()).chunk).key;
+    let now = w.now;
+    let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(w.core.pin(now, &[hex], 0), Ok(1));
+    ask_for(&mut w, 4 * MI);
+    w.pass(5_000);
+    assert_eq!((capacity(&w), chunks(&w)), (8 * MI, before));
+    assert!(waits(&w).contains("pinned"), "{}", waits(&w));
+}
+
+#[test]
+fn an_arena_whose_pages_stay_keeps_its_size() {
+    let mut w = growable();
+    w.core.host_mut().pages_stay = true;
+    assert_eq!(ask_for(&mut w, 4 * MI), ["memory.size"]);
+    assert_eq!((capacity(&w), waits(&w)), (8 * MI, String::new()));
+    // The next engine finds the arena and reads another size.
+    let table = w.core.engine().unwrap().table().clone();
+    let pod = Pod {
+        pages_stay: true,
+        ..Pod::default()
+    };
+    let mut w = World::with(config(4 * MI), pod, Some(table));
+    w.populate();
+    w.pass(1_000);
+    assert_eq!(capacity(&w), 8 * MI);
+    assert!(waits(&w).contains("huge pages"), "{}", waits(&w));
+}
+
+#[test]
+fn a_size_that_the_file_of_an_earlier_boot_cannot_have_is_said() {
+    let w = growable();
+    let table = w.core.engine().unwrap().table().clone();
+    let mut w = World::with(config(64 * MI), Pod::default(), Some(table));
+    w.populate();
+    w.pass(1_000);
+    assert_eq!(capacity(&w), 32 * MI);
+    w.pass(1_000);
+    assert!(
+        waits(&w).contains("33554432 bytes at most"),
+        "{}",
+        waits(&w)
+    );
 }
