@@ -20,6 +20,9 @@ pub const INJECTION: &str = "kvcachepool.io/injection";
 pub const CONFIG: &str = "kvcachepool.io/config";
 /// Annotation: the sidecar before its image was changed in place, as JSON `{image, hash, at}`.
 pub const EXCHANGED: &str = "kvcachepool.io/exchanged";
+/// Annotation while the memory of a pod is being changed: what its container is lowered to when the sidecar does not use more, as JSON
+/// `{request, limit, refused}`.
+pub const LOWERED: &str = "kvcachepool.io/lowered";
 /// Annotation that the plugin sets on a pod, so that the kubelet updates the pod's files: the time of the last reload.
 pub const RELOADED_AT: &str = "kvcachepool.io/reloaded-at";
 /// Annotation of a pool's object: hash of what the operator last applied.

@@ -20,7 +20,8 @@ pub struct Local {
 #[serde(rename_all = "camelCase")]
 pub struct Memory {
     /// Size of the memory tier of each pod. The sidecar's memory request and limit are this size plus an overhead. A pod can override
-    /// it with the annotation kvcachepool.io/memory.
+    /// it with the annotation kvcachepool.io/memory. With the chart value allowPodPatch and Kubernetes 1.33 or newer, running pods get
+    /// another size without a restart, unless they have huge pages or a transfer window.
     pub per_pod: Size,
     /// Page size of the memory tier. The node must have reserved pages of 2Mi or 1Gi.
     #[serde(default)]

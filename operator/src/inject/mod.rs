@@ -34,6 +34,7 @@ pub use files::{Files, Holder};
 pub use outcome::{Outcome, Report, Verdict};
 pub use quantity::Quantity;
 pub use reason::Reason;
+pub use resources::with_memory;
 pub use settings::Settings;
 pub use shortfall::Reason as Shortfall;
 pub use tool::tool;

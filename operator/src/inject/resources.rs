@@ -170,6 +170,26 @@ pub(super) fn lift_limits(container: &mut Value) {
     }
 }
 
+/// The pod with this memory of the sidecar's container, or why its `resize` subresource cannot set it.
+pub fn with_memory(pod: &Value, request: Quantity, limit: Quantity) -> Result<Value, &'static str> {
+    let mut after = pod.clone();
+    let spec = json::entry(&mut after, "spec");
+    if qos::has_pod_resources(spec) {
+        return Err("it has pod-level resources, which would have to change too");
+    }
+    let class = qos::class(spec, |_| true);
+    let list = json::list_mut(spec, "initContainers");
+    let place = json::position(list, names::SIDECAR_CONTAINER).ok_or("it has no sidecar")?;
+    let resources = json::entry(&mut list[place], "resources");
+    for (kind, amount) in [("requests", request), ("limits", limit)] {
+        json::set_text(json::entry(resources, kind), "memory", &amount.to_string());
+    }
+    if qos::class(spec, |_| true) != class {
+        return Err("its QoS class would change");
+    }
+    Ok(after)
+}
+
 /// The sidecar from an earlier call, with the resources it had then.
 pub(super) fn found_sidecar(spec: &Value) -> Option<&Value> {
     let list = json::list(spec, "initContainers");

@@ -93,6 +93,8 @@ impl Settings {
     pub fn hash(&self) -> String {
         let (defaults, servers) = (Config::default(), &self.config.redis);
         let mut live = defaults.clone();
+        // The size is live for a pod whose container is resized, and part of the settings of a pod.
+        live.memory.size = self.config.memory.size;
         live.redis.auth.clone_from(&servers.auth);
         live.redis.ca.clone_from(&servers.ca);
         if !servers.urls.is_empty() {

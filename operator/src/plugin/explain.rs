@@ -330,10 +330,14 @@ fn answer(evidence: &Evidence) -> Option<Step> {
             ),
         ),
         Ok(status) => {
+            let waits = Some(&status.memory.resize_waits).filter(|why| !why.is_empty());
             let reasons: Vec<String> = status
                 .reasons
                 .iter()
                 .map(|r| format!("{}: {}", r.code, r.message))
+                .chain(
+                    waits.map(|why| format!("its memory has another size than its config: {why}")),
+                )
                 .collect();
             let first = status
                 .reasons

@@ -1,5 +1,6 @@
 //! A slim pod: its name, its owner, the result of injection, and the state of its sidecar.
 
+use super::resize::Memory;
 use crate::inject::Verdict;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -29,6 +30,9 @@ pub struct Pod {
     pub injection: Option<Injection>,
     /// Generation of the pool in the pod's config. `None` without a readable config.
     pub config_generation: Option<u64>,
+    /// The sidecar's memory. `None` if it cannot change while the sidecar runs: the pod has its own size, huge pages or a window, or no
+    /// readable config.
+    pub memory: Option<Box<Memory>>,
     /// The sidecar. `None` if the pod was not injected.
     pub sidecar: Option<Sidecar>,
     /// The record of the last change of its image in place. `None` if there was none.

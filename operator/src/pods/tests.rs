@@ -1,9 +1,10 @@
 //! Pods for the tests of this folder and of other modules.
 
 use super::pod::Own;
-use super::{Injection, Owner, Phase, Pod, Sidecar, SidecarState};
+use super::{Amounts, Injection, Memory, Owner, Phase, Pod, Sidecar, SidecarState};
 use crate::inject::Verdict;
 use jiff::Timestamp;
+use kvcachepool_protocol::config::Config;
 
 /// A second on the tests' clock.
 pub fn at(second: i64) -> Timestamp {
@@ -30,6 +31,7 @@ pub fn pod(name: &str) -> Pod {
         }),
         injection: None,
         config_generation: None,
+        memory: None,
         sidecar: None,
         image_change: None,
         waits: None,
@@ -97,5 +99,23 @@ pub fn refused(name: &str, reason: &str) -> Pod {
             hash: "".into(),
         }),
         ..pod(name)
+    }
+}
+
+/// The memory of a pod that was created with this size in bytes.
+pub fn sized(size: u64) -> Memory {
+    let footprint = Config::default().footprint();
+    let bytes = footprint.container_bytes(size);
+    let amounts = Amounts {
+        request: bytes,
+        limit: bytes,
+    };
+    Memory {
+        size,
+        footprint,
+        desired: amounts,
+        actual: Some(amounts),
+        lowered: None,
+        refused: None,
     }
 }

@@ -1,6 +1,8 @@
-//! Updates of running pods, if the operator may patch them: a newer config, and a new image of the sidecar, with one pod as the canary.
+//! Updates of running pods, if the operator may patch them: a newer config, another size of the memory tier, and a new image of the sidecar,
+//! with one pod as the canary.
 //! Pure: pods and time in, at most one step out. The caller executes the steps and reports the results.
 
+use resizing::{Resizing, is_resized};
 pub use step::{Goal, PreviousSidecar, Step, UpdateBlocker};
 
 use super::pod::{Pod, Sidecar, SidecarState};
@@ -21,7 +23,7 @@ const PAUSE: SignedDuration = SignedDuration::from_secs(15);
 const ADOPTED_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 /// Maximum configs patched per check.
 const CONFIGS_MAX: usize = 20;
-/// Maximum sidecars updated at a time after the image is proven: a tenth of the pods, and at most this.
+/// Maximum sidecars updated at a time after the image is proven, or resized at a time: a tenth of the pods, and at most this.
 const UPDATING_MAX: usize = 10;
 
 /// The state machine of one pool.
@@ -35,6 +37,8 @@ pub struct Update {
     updating: BTreeMap<Box<str>, Rollout>,
     /// Pods whose sidecar was updated and started. They are watched while others wait.
     done: BTreeMap<Box<str>, Rollout>,
+    /// Pods whose memory is being changed.
+    resizing: Resizing,
     config_at: Option<Timestamp>,
     blocker: Option<UpdateBlocker>,
     paused_until: Option<Timestamp>,
@@ -105,6 +109,12 @@ impl Update {
         if let Some(step) = self.configs(&free, goal, now) {
             return step;
         }
+        let updating = |pod: &Pod| self.updating.contains_key(&pod.uid);
+        let free_to_resize = free.iter().copied().filter(|p| !updating(p));
+        let resized = self.resizing.next(&pods, free_to_resize, goal, now);
+        if !resized.is_empty() {
+            return Step::Resize(resized);
+        }
         self.images(&pods, &free, goal, now)
     }
 
@@ -116,10 +126,13 @@ impl Update {
             .config_at
             .map(|at| (at + CONFIG_WRITTEN).duration_since(now));
         let held = self.backoff.next_at().map(|at| at.duration_since(now));
+        let shrunk = self.resizing.check_at();
+        let shrunk = shrunk.map(|at| at.duration_since(now));
         let waits = [
             pause,
             config,
             held,
+            shrunk,
             (!self.updating.is_empty()).then_some(CHECK_INTERVAL),
         ];
         waits
@@ -132,6 +145,16 @@ impl Update {
     /// Records that pods got the pool's config.
     pub fn record_configs(&mut self, now: Timestamp) {
         self.config_at = Some(now);
+    }
+
+    /// Records that a step of a pod's resize is about to be taken.
+    pub fn record_resize(&mut self, pod: &Pod, now: Timestamp) {
+        self.resizing.record_begin(pod, now);
+    }
+
+    /// Records that a sidecar has not shrunk yet.
+    pub fn record_not_shrunk(&mut self, pod: &Pod, now: Timestamp) {
+        self.resizing.record_not_shrunk(pod, now);
     }
 
     /// Records that a pod is about to get the image. Called before the API request, because its response may be lost.
@@ -300,11 +323,7 @@ impl Update {
         if self.is_rolled_back() || !goal.in_place {
             return Step::Wait;
         }
-        let room = if self.proven {
-            (all.len() / 10).clamp(1, UPDATING_MAX)
-        } else {
-            1
-        };
+        let room = if self.proven { share(all.len()) } else { 1 };
         let mut working: Vec<&Arc<Pod>> = self
             .others(free, goal)
             .filter(|p| p.address().is_some())
@@ -357,6 +376,11 @@ impl Update {
     }
 }
 
+/// How many of these pods are changed at a time.
+fn share(pods: usize) -> usize {
+    (pods / 10).clamp(1, UPDATING_MAX)
+}
+
 /// The kubelet's reason for a container that crashed more than once.
 const CRASHES: &str = "CrashLoopBackOff";
 
@@ -383,7 +407,9 @@ fn needs_change(pod: &Pod, goal: &Goal<'_>) -> bool {
         .sidecar
         .as_ref()
         .is_some_and(|s| *s.image != *goal.image);
-    has_older_config(pod, goal) || (other && (goal.in_place || hangs(pod, goal)))
+    has_older_config(pod, goal)
+        || is_resized(pod, goal)
+        || (other && (goal.in_place || hangs(pod, goal)))
 }
 
 /// Whether its sidecar has ended and was not restarted.
@@ -392,6 +418,7 @@ fn ended(pod: &Pod) -> bool {
     pod.sidecar.as_ref().is_some_and(ended)
 }
 
+mod resizing;
 mod step;
 #[cfg(test)]
 mod tests;

@@ -50,6 +50,8 @@ struct Answer {
     /// Code and message of the first reason.
     reason: Option<(Box<str>, Box<str>)>,
     tiers: Vec<TierUse>,
+    /// Why its memory does not have the size of its config; empty if it has.
+    resize_waits: Box<str>,
 }
 
 /// A tier of one sidecar, or of all queried sidecars.
@@ -109,6 +111,8 @@ pub struct Summary {
     pub tiers: Vec<TierUse>,
     /// Troubles, the most frequent first.
     pub troubles: Vec<Trouble>,
+    /// Name of a pod whose sidecar has not the memory of its config yet, and why.
+    pub resize_waits: Option<(Box<str>, Box<str>)>,
     /// Injected pods by version of the sidecar.
     pub versions: BTreeMap<Box<str>, u32>,
 }
@@ -200,6 +204,10 @@ impl PoolUsage {
                 tally.add(tier, &pod.name);
             }
             answer.count_trouble(pod, &mut troubles);
+            if !answer.resize_waits.is_empty() {
+                sum.resize_waits
+                    .get_or_insert_with(|| (pod.name.clone(), answer.resize_waits.clone()));
+            }
         }
         sum.tiers = tiers
             .into_iter()
@@ -236,6 +244,7 @@ impl Answer {
             attached: status.sessions.iter().any(|s| s.registered && s.connected),
             version: short(&status.version),
             state: status.state,
+            resize_waits: short(&status.memory.resize_waits),
             reason: status
                 .reasons
                 .first()
@@ -509,6 +518,18 @@ mod tests {
         usage.take(&running("a"), Ok(good(1, 1)), at(0));
         let sum = usage.summary(&arcs([waiting("a", "CrashLoopBackOff")]), at(1));
         assert_eq!((sum.observed, sum.attached), (0, 0));
+    }
+
+    #[test]
+    fn a_sidecar_that_waits_for_its_memory_is_named() {
+        let waits = |why: &str| status(json!({"state": "ready", "memory": {"resize_waits": why}}));
+        let pods = arcs([running("a"), running("b")]);
+        let mut usage = PoolUsage::default();
+        usage.take(&pods[0], Ok(waits("")), at(0));
+        assert_eq!(usage.summary(&pods, at(1)).resize_waits, None);
+        usage.take(&pods[1], Ok(waits("pins")), at(0));
+        let named = Some(("b".into(), "pins".into()));
+        assert_eq!(usage.summary(&pods, at(1)).resize_waits, named);
     }
 
     #[test]

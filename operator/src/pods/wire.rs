@@ -4,13 +4,14 @@
 use super::pod::{
     Exit, ImageChange, Injection, Own, Owner, Phase, Pod, Sidecar, SidecarState, Waits, WaitsFor,
 };
+use super::resize::{Amounts, Memory};
 use super::server::Server;
 use super::unschedulable;
-use crate::inject::Reason;
+use crate::inject::{Quantity, Reason};
 use crate::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::Resource;
-use kvcachepool_protocol::config::Config;
+use kvcachepool_protocol::config::{Config, HugePages, TransferMode};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
@@ -18,12 +19,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Labels and annotations that are parsed.
-const PARSED_KEYS: [&str; 5] = [
+const PARSED_KEYS: [&str; 7] = [
     names::INSTANCE,
     names::POOL,
     names::INJECTION,
     names::CONFIG,
     names::EXCHANGED,
+    names::LOWERED,
+    names::MEMORY,
 ];
 /// Longest annotation of the operator that is parsed, in bytes.
 const INJECTION_BYTES_MAX: usize = 4096;
@@ -55,6 +58,20 @@ struct WireSpec {
 struct WireContainer {
     name: String,
     image: String,
+    resources: Option<WireResources>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WireResources {
+    requests: WireMemory,
+    limits: WireMemory,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WireMemory {
+    memory: String,
 }
 
 /// A container of the pod's own.
@@ -114,6 +131,7 @@ struct WireContainerStatus {
     name: String,
     image: String,
     restart_count: u32,
+    resources: Option<WireResources>,
     state: WireState,
     last_state: WireState,
 }
@@ -240,6 +258,17 @@ impl WirePod {
     pub fn into_pod(mut self) -> Option<Pod> {
         let meta = self.metadata;
         let waits = self.status.waits(self.spec.has_claim()).map(Box::new);
+        let config = meta
+            .annotations
+            .as_ref()
+            .and_then(|a| Config::parse(a.get(names::CONFIG)?, true).ok())
+            .map(|(config, _)| config);
+        let memory = config.as_ref().and_then(|config| {
+            let lowered = meta.annotations.as_ref()?.get(names::LOWERED);
+            let mut memory = memory(config, &self.spec.init_containers, &self.status)?;
+            memory.lowered = lowered.and_then(|text| serde_json::from_str(text).ok());
+            (!meta.annotations.as_ref()?.contains_key(names::MEMORY)).then(|| Box::new(memory))
+        });
         let (init, own) = (self.spec.init_containers, self.spec.containers);
         let init_statuses = std::mem::take(&mut self.status.init_container_statuses);
         let sidecar = sidecar(init, init_statuses);
@@ -254,11 +283,6 @@ impl WirePod {
             .as_ref()
             .and_then(|a| serde_json::from_str::<ImageChange>(a.get(names::EXCHANGED)?).ok())
             .map(Box::new);
-        let config_generation = meta
-            .annotations
-            .as_ref()
-            .and_then(|a| Config::parse(a.get(names::CONFIG)?, true).ok())
-            .map(|(config, _)| config.pool.generation);
         let paused = injection
             .as_ref()
             .is_some_and(|i| *i.reason == *Reason::InjectionPaused.name());
@@ -290,7 +314,8 @@ impl WirePod {
                     uid: o.uid.into(),
                 }),
             injection,
-            config_generation,
+            config_generation: config.map(|config| config.pool.generation),
+            memory,
             sidecar,
             image_change,
             waits,
@@ -333,6 +358,21 @@ impl WireStatus {
     fn is_true(&self, kind: &str) -> bool {
         let mut conditions = self.conditions.iter();
         conditions.any(|c| c.r#type == kind && c.status == "True")
+    }
+
+    /// Reason and message of the kubelet, if it does not apply changed resources.
+    fn resize_refused(&self) -> Option<Box<str>> {
+        let refused = ["Deferred", "Infeasible", "Error"];
+        let mut conditions = self.conditions.iter();
+        let condition = conditions.find(|c| {
+            c.r#type.starts_with("PodResize")
+                && c.status == "True"
+                && refused.contains(&c.reason.as_str())
+        })?;
+        Some(short(&format!(
+            "{}: {}",
+            condition.reason, condition.message
+        )))
     }
 
     /// Why the only container of a server's pod does not run, if there is a lasting reason. A container that exited is in trouble until the
@@ -414,6 +454,34 @@ impl WireOwn {
 fn short(message: &str) -> Box<str> {
     let message = message.chars().take(MESSAGE_CHARS_MAX);
     message.collect::<String>().into()
+}
+
+/// The sidecar's memory, if it can change while the sidecar runs.
+fn memory(config: &Config, containers: &[WireContainer], status: &WireStatus) -> Option<Memory> {
+    let is_live = config.memory.huge_pages == HugePages::None
+        && config.transfer.mode != TransferMode::CudaWindow;
+    let is_sidecar = |name: &str| name == names::SIDECAR_CONTAINER;
+    let container = containers.iter().find(|c| is_sidecar(&c.name))?;
+    let mut statuses = status.init_container_statuses.iter();
+    let in_status = statuses.find(|s| is_sidecar(&s.name));
+    is_live.then_some(Memory {
+        size: config.memory.size.0,
+        footprint: config.footprint(),
+        desired: container.resources.as_ref()?.amounts()?,
+        actual: in_status.and_then(|s| s.resources.as_ref()?.amounts()),
+        lowered: None,
+        refused: status.resize_refused(),
+    })
+}
+
+impl WireResources {
+    fn amounts(&self) -> Option<Amounts> {
+        let bytes = |amount: &WireMemory| Quantity::parse(&amount.memory)?.units();
+        Some(Amounts {
+            request: bytes(&self.requests)?,
+            limit: bytes(&self.limits)?,
+        })
+    }
 }
 
 fn sidecar(containers: Vec<WireContainer>, statuses: Vec<WireContainerStatus>) -> Option<Sidecar> {

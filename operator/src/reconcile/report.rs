@@ -260,6 +260,7 @@ pub fn update_not_allowed(pool: &ObjectReference) -> Event {
 pub fn not_patched(blocker: &UpdateBlocker, pool: &ObjectReference) -> Event {
     let (reason, note) = match blocker {
         UpdateBlocker::NotAllowed(note) => (Reason::PodPatchNotAllowed, note),
+        UpdateBlocker::NotResized(note) => (Reason::MemoryNotResized, note),
         UpdateBlocker::Refused(note) | UpdateBlocker::RolledBack(note) => {
             (Reason::PodPatchFailed, note)
         }
@@ -269,16 +270,30 @@ pub fn not_patched(blocker: &UpdateBlocker, pool: &ObjectReference) -> Event {
 
 /// Event about running pods whose image was changed. `None` without pods.
 pub fn image_changed(pods: &[Arc<Pod>], image: &str, pool: &ObjectReference) -> Option<Event> {
-    let first = pods.first()?;
-    let others = match pods.len() {
-        1 => String::new(),
-        n => format!(" and {} more", n - 1),
-    };
     let note = format!(
-        "the image of the sidecar of pod {}{others} was changed to {image}",
-        first.name
+        "the image of the sidecar of pod {} was changed to {image}",
+        example(pods)?
     );
     let reason = Reason::UpdatingInPlace.name();
+    Some(Event::new(pool, Normal, "Update", reason, note))
+}
+
+/// Name of the first pod, and how many others there are.
+fn example(pods: &[Arc<Pod>]) -> Option<String> {
+    let first = pods.first()?;
+    Some(match pods.len() {
+        1 => first.name.to_string(),
+        n => format!("{} and {} more", first.name, n - 1),
+    })
+}
+
+/// Event about running pods whose memory tier has another size in the config. `None` without pods.
+pub fn size_changed(pods: &[Arc<Pod>], size: &str, pool: &ObjectReference) -> Option<Event> {
+    let note = format!(
+        "the memory tier of pod {} is being changed to {size}",
+        example(pods)?
+    );
+    let reason = Reason::MemoryResizing.name();
     Some(Event::new(pool, Normal, "Update", reason, note))
 }
 

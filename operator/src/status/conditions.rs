@@ -370,6 +370,9 @@ fn sidecars(observed: &Observation<'_>, counts: &Counts) -> Verdict {
     if let Some(blocker) = observed.blocker {
         return held_back(blocker);
     }
+    if let Some(message) = &observed.resizes.refused {
+        return verdict(TRUE, Reason::MemoryNotResized, message);
+    }
     if counts.pods.injected == 0 {
         return verdict(TRUE, Reason::NoPods, "");
     }
@@ -381,8 +384,24 @@ fn sidecars(observed: &Observation<'_>, counts: &Counts) -> Verdict {
             );
             verdict(TRUE, Reason::SomeDegraded, message)
         }
-        None => verdict(TRUE, Reason::AllRunning, silent(observed)),
+        None => resizing(observed, counts)
+            .unwrap_or_else(|| verdict(TRUE, Reason::AllRunning, silent(observed))),
     }
+}
+
+/// Pods whose memory is being changed, and a sidecar that waits.
+fn resizing(observed: &Observation<'_>, counts: &Counts) -> Option<Verdict> {
+    let resizes = observed.resizes;
+    let running = (resizes.running > 0).then(|| {
+        format!(
+            "the memory of {} of {} pods is being changed, for example of pod {}",
+            resizes.running, counts.pods.injected, resizes.example
+        )
+    });
+    let waits = observed.usage.resize_waits.as_ref();
+    let waits = waits.map(|(pod, why)| format!("the sidecar of pod {pod} reports: {why}"));
+    let parts: Vec<String> = running.into_iter().chain(waits).collect();
+    (!parts.is_empty()).then(|| verdict(TRUE, Reason::MemoryResizing, parts.join("; ")))
 }
 
 /// Sidecars work, but not all have the pool's current settings.
@@ -390,6 +409,7 @@ fn held_back(blocker: &UpdateBlocker) -> Verdict {
     let (reason, message) = match blocker {
         UpdateBlocker::NotAllowed(message) => (Reason::PodPatchNotAllowed, message),
         UpdateBlocker::Refused(message) => (Reason::PodPatchFailed, message),
+        UpdateBlocker::NotResized(message) => (Reason::MemoryNotResized, message),
         UpdateBlocker::RolledBack(message) => (Reason::UpdateRolledBack, message),
     };
     verdict(TRUE, reason, message)

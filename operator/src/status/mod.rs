@@ -17,7 +17,9 @@ pub use reason::Reason;
 pub use write::{Write, Writes, due};
 
 use crate::api::{Duration, KVCachePool, KVCachePoolStatus, Problem};
-use crate::pods::{Breaker, Faults, HitRate, Pod, Server, Summary, UpdateBlocker, WINDOW_MINUTES};
+use crate::pods::{
+    Breaker, Faults, HitRate, Pod, Resizes, Server, Summary, UpdateBlocker, WINDOW_MINUTES,
+};
 use jiff::Timestamp;
 use std::sync::Arc;
 
@@ -57,6 +59,8 @@ pub struct Observation<'a> {
     pub breaker: &'a Breaker,
     /// Why running pods are not updated, if so.
     pub blocker: Option<&'a UpdateBlocker>,
+    /// Changes of the memory of running pods.
+    pub resizes: &'a Resizes,
     /// An object of the pool that could not be applied: reason and message.
     pub unapplied: Option<&'a (Reason, String)>,
 }

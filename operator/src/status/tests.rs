@@ -23,6 +23,7 @@ struct Scene {
     canary: Canary,
     breaker: Breaker,
     blocker: Option<UpdateBlocker>,
+    resizes: Resizes,
     unapplied: Option<(Reason, String)>,
 }
 
@@ -44,6 +45,7 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
         canary: Canary::Works,
         breaker: Breaker::default(),
         blocker: None,
+        resizes: Resizes::default(),
         unapplied: None,
     }
 }
@@ -63,6 +65,7 @@ impl Scene {
             canary: &self.canary,
             breaker: &self.breaker,
             blocker: self.blocker.as_ref(),
+            resizes: &self.resizes,
             unapplied: self.unapplied.as_ref(),
         };
         status(&observed, previous, now)
@@ -628,6 +631,7 @@ fn update_blockers_are_reported_and_do_not_end_readiness() {
     for (blocker, reason) in [
         (UpdateBlocker::NotAllowed(because()), "PodPatchNotAllowed"),
         (UpdateBlocker::Refused(because()), "PodPatchFailed"),
+        (UpdateBlocker::NotResized(because()), "MemoryNotResized"),
         (UpdateBlocker::RolledBack(because()), "UpdateRolledBack"),
     ] {
         for pods in [vec![], vec![running("a")]] {
@@ -643,4 +647,26 @@ fn update_blockers_are_reported_and_do_not_end_readiness() {
     let mut scene = scene([waiting("a", "ErrImagePull")]);
     scene.blocker = Some(UpdateBlocker::RolledBack(because()));
     expect(&scene.status(), SIDECARS_READY, "False", "SidecarsFailing");
+}
+
+#[test]
+fn resizes_are_reported_with_their_reason_and_do_not_end_readiness() {
+    let mut scene = scene([running("a"), running("b")]);
+    let told = |scene: &Scene, reason: &str| {
+        let status = scene.status();
+        expect(&status, SIDECARS_READY, "True", reason);
+        expect(&status, READY, "True", "Ready");
+        let condition = condition(&status.conditions, SIDECARS_READY).unwrap();
+        condition.message.clone()
+    };
+    scene.usage.resize_waits = Some(("b".into(), "pins hold 3 chunks".into()));
+    let message = told(&scene, "MemoryResizing");
+    assert_eq!(message, "the sidecar of pod b reports: pins hold 3 chunks");
+    scene.resizes.running = 2;
+    scene.resizes.example = "a".into();
+    let message = told(&scene, "MemoryResizing");
+    assert!(message.contains("of 2 of 2 pods"), "{message}");
+    assert!(message.contains("pod a; the sidecar of pod b"), "{message}");
+    scene.resizes.refused = Some("pod a: Infeasible".to_owned());
+    assert_eq!(told(&scene, "MemoryNotResized"), "pod a: Infeasible");
 }

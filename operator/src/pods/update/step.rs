@@ -11,6 +11,8 @@ pub struct Goal<'a> {
     pub image: &'a str,
     /// Generation of the pool, which is part of its config.
     pub generation: u64,
+    /// Size of the memory tier in bytes.
+    pub memory_bytes: u64,
     /// Whether working sidecars are updated too (`updateStrategy: InPlace`).
     pub in_place: bool,
 }
@@ -22,6 +24,8 @@ pub enum Step {
     Wait,
     /// Give these pods the pool's config.
     Config(Vec<Arc<Pod>>),
+    /// Take the next step of the resize of each of these pods.
+    Resize(Vec<Arc<Pod>>),
     /// Give these pods the image.
     Image(Vec<Arc<Pod>>),
     /// Query this pod's new sidecar.
@@ -48,6 +52,8 @@ pub enum UpdateBlocker {
     NotAllowed(String),
     /// The API server refused a patch.
     Refused(String),
+    /// A pod cannot get the pool's memory while it runs.
+    NotResized(String),
     /// A sidecar failed with the image. No more are updated until the pool changes.
     RolledBack(String),
 }

@@ -1,14 +1,15 @@
 //! The rules one by one, then random pods and images against a model of the kubelet.
 
 use super::*;
-use crate::pods::ImageChange;
-use crate::pods::tests::{at, pod as bare, running, waiting};
+use crate::pods::tests::{at, pod as bare, running, sized as of_size, waiting};
+use crate::pods::{ImageChange, Lowered};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
 const GOAL: Goal<'static> = Goal {
     image: "i:2",
     generation: 2,
+    memory_bytes: 64 << 20,
     in_place: true,
 };
 
@@ -39,7 +40,9 @@ fn arcs(pods: impl IntoIterator<Item = Pod>) -> Vec<Arc<Pod>> {
 
 fn names(step: &Step) -> Vec<&str> {
     match step {
-        Step::Config(pods) | Step::Image(pods) => pods.iter().map(|p| &*p.name).collect(),
+        Step::Config(pods) | Step::Resize(pods) | Step::Image(pods) => {
+            pods.iter().map(|p| &*p.name).collect()
+        }
         Step::Query(pod) | Step::RollBack(pod, _) => vec![&pod.name],
         Step::Wait => Vec::new(),
     }
@@ -406,6 +409,98 @@ fn hanging_pods_are_updated_before_configs() {
     assert_eq!(names(&step), ["hangs"]);
 }
 
+/// A pod whose memory tier has this size, in MiB, and the pool's image.
+fn sized(name: &str, size: u64) -> Pod {
+    Pod {
+        memory: Some(Box::new(of_size(size << 20))),
+        ..with(name, "i:2")
+    }
+}
+
+/// A pod whose container waits for the kubelet.
+fn resizing(name: &str) -> Pod {
+    let mut pod = sized(name, 32);
+    let needed = sized("grown", 64).memory.unwrap().desired;
+    pod.memory.as_mut().unwrap().desired = needed;
+    pod
+}
+
+#[test]
+fn a_tenth_of_the_pods_are_resized_at_a_time_and_a_silent_node_blocks_for_a_minute() {
+    let mut update = Update::default();
+    let mut pods = arcs((0..30).map(|n| sized(&n.to_string(), 32)));
+    assert_eq!(names(&update.next(&pods, &GOAL, at(0))), ["0", "1", "2"]);
+    for pod in &pods[..3] {
+        update.record_resize(pod, at(0));
+    }
+    pods[0] = Arc::new(resizing("0"));
+    pods[1] = Arc::new(resizing("1"));
+    let step = update.next(&pods, &GOAL, at(1));
+    assert_eq!(names(&step), ["2"], "it has begun");
+    pods[2] = Arc::new(sized("2", 64));
+    assert_eq!(names(&update.next(&pods, &GOAL, at(2))), ["3"]);
+    assert_eq!(
+        names(&update.next(&pods, &GOAL, at(60))),
+        ["3", "4", "5"],
+        "0 and 1 are slow"
+    );
+}
+
+#[test]
+fn a_sidecar_that_has_not_shrunk_is_queried_again() {
+    let mut shrinking = sized("a", 64);
+    let memory = shrinking.memory.as_mut().unwrap();
+    memory.lowered = Some(Lowered {
+        to: sized("b", 32).memory.unwrap().desired,
+        refused: "".into(),
+    });
+    let pods = arcs([shrinking]);
+    let mut update = Update::default();
+    for (now, next) in [(0, 2), (2, 4), (60, 75)] {
+        assert_eq!(names(&update.next(&pods, &GOAL, at(now))), ["a"]);
+        update.record_resize(&pods[0], at(now));
+        update.record_not_shrunk(&pods[0], at(now));
+        assert_eq!(update.next(&pods, &GOAL, at(now + 1)), Step::Wait);
+        let wait = SignedDuration::from_secs(next - now - 1);
+        assert_eq!(update.next_check(at(now + 1)), Some(wait));
+    }
+}
+
+#[test]
+fn a_refused_resize_is_reported_and_retried_after_an_edit() {
+    let mut update = Update::default();
+    let pods = arcs([sized("a", 32)]);
+    update.next(&pods, &GOAL, at(0));
+    update.record_resize(&pods[0], at(0));
+    let refused = UpdateBlocker::NotResized("quota".into());
+    update.record_refused(&pods[0], refused.clone(), at(0));
+    assert_eq!(update.next(&pods, &GOAL, at(1)), Step::Wait);
+    assert_eq!(update.blocker(), Some(&refused));
+    let edited = Goal {
+        generation: 3,
+        memory_bytes: 16 << 20,
+        ..GOAL
+    };
+    let mut newer = sized("a", 32);
+    newer.config_generation = Some(3);
+    let pods = arcs([newer]);
+    assert_eq!(names(&update.next(&pods, &edited, at(2))), ["a"]);
+    assert_eq!(update.blocker(), None);
+}
+
+#[test]
+fn a_sidecar_that_gets_another_image_is_not_resized_meanwhile() {
+    let mut update = canary();
+    let mut pod = stopped("a");
+    pod.memory = sized("a", 32).memory;
+    assert_eq!(update.next(&arcs([pod]), &GOAL, at(1)), Step::Wait);
+    let own_size = with("b", "i:2");
+    assert_eq!(
+        Update::default().next(&arcs([own_size]), &GOAL, at(0)),
+        Step::Wait
+    );
+}
+
 /// The kubelet: stops a patched sidecar, and restarts it if the image is good.
 fn kubelet(pod: &mut Pod, good: bool, now: Timestamp) {
     let sidecar = pod.sidecar.as_mut().unwrap();
@@ -473,6 +568,7 @@ proptest! {
             }
             match step {
                 Step::Wait => {}
+                Step::Resize(_) => prop_assert!(false, "no pod has memory to change"),
                 Step::Config(some) => {
                     for pod in some {
                         prop_assert_eq!(pod.config_generation, Some(1));

@@ -103,6 +103,65 @@ fn the_init_container_and_an_image_change_are_parsed() {
     assert_eq!(pod(value).image_change, None);
 }
 
+/// An injected pod with 64Mi and these annotations, lines of its config, and status.
+fn sized(
+    annotations: serde_json::Value,
+    config: &str,
+    status: serde_json::Value,
+) -> Option<Memory> {
+    let mut value = json!({
+        "metadata": {"name": "p", "namespace": "n", "labels": {names::POOL: "x"}, "annotations": annotations},
+        "spec": {"initContainers": [{"name": "kvcachepool", "image": "i:2", "resources": {
+            "requests": {"cpu": "500m", "memory": "139460608"}, "limits": {"memory": "133Mi"},
+        }}]},
+        "status": status,
+    });
+    value["metadata"]["annotations"][names::CONFIG] =
+        format!("memory:\n  size: 64Mi\n{config}").into();
+    pod(value).memory.map(|memory| *memory)
+}
+
+#[test]
+fn the_memory_and_the_resize_of_a_sidecar_are_parsed() {
+    let resources = json!({"requests": {"memory": "133Mi"}, "limits": {"memory": "200Mi"}});
+    let status = json!({
+        "initContainerStatuses": [{"name": "kvcachepool", "resources": resources, "state": {}}],
+        "conditions": [
+            {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "no room"},
+        ],
+    });
+    let annotation = r#"{"request":7,"limit":8,"refused":"no"}"#;
+    let read = sized(json!({names::LOWERED: annotation}), "", status).unwrap();
+    assert_eq!(read.size, 64 << 20);
+    let amounts = |request: u64, limit: u64| Amounts {
+        request: request << 20,
+        limit: limit << 20,
+    };
+    assert_eq!(read.desired, amounts(133, 133));
+    assert_eq!(read.actual, Some(amounts(133, 200)));
+    assert_eq!(read.refused.as_deref(), Some("Deferred: no room"));
+    let lowered = read.lowered.unwrap();
+    assert_eq!(
+        (lowered.to.request, lowered.to.limit, &*lowered.refused),
+        (7, 8, "no")
+    );
+    let progress = json!({"conditions": [{"type": "PodResizeInProgress", "status": "True"}]});
+    let read = sized(json!({}), "", progress).unwrap();
+    assert_eq!(
+        (read.actual, read.lowered, read.refused),
+        (None, None, None)
+    );
+}
+
+#[test]
+fn memory_that_cannot_change_while_the_sidecar_runs_is_not_parsed() {
+    let with = |annotations, config| sized(annotations, config, json!({}));
+    assert!(with(json!({}), "").is_some());
+    assert_eq!(with(json!({names::MEMORY: "64Mi"}), ""), None);
+    assert_eq!(with(json!({}), "  hugePages: 2Mi\n"), None);
+    assert_eq!(with(json!({}), "transfer:\n  mode: CudaWindow\n"), None);
+}
+
 #[test]
 fn managed_fields_and_foreign_annotations_are_skipped() {
     let wire: WirePod = serde_json::from_value(json!({"metadata": {

@@ -6,6 +6,7 @@ mod evict;
 mod excluded;
 mod executor;
 mod pod_patch;
+mod resize;
 mod update;
 
 pub use executor::Executor;

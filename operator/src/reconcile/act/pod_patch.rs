@@ -1,16 +1,16 @@
 //! Changes of a running pod: pure functions from the live pod to a JSON patch. Each patch first tests the pod's uid and the names of the
 //! containers, so that it fails for another pod of the same name and after a reordering of containers.
 
-use crate::inject::{Outcome, Report, Settings, inject};
+use crate::inject::{Outcome, Quantity, Report, Settings, inject, with_memory};
 use crate::names;
-use crate::pods::ImageChange;
+use crate::pods::{Amounts, ImageChange, Lowered, Memory};
 use jiff::Timestamp;
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{
     AddOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation, TestOperation,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kvcachepool_protocol::config::Config;
+use kvcachepool_protocol::config::{ByteSize, Config};
 use serde_json::Value;
 
 /// Sets the pool's config, except for settings that are fixed when a pod is created (its memory). `None` if the pod has that config.
@@ -33,14 +33,87 @@ pub fn image(pod: &Value, settings: &Settings, at: Option<Timestamp>) -> Option<
     }
     let mut after = pod.clone();
     json_patch::patch(&mut after, &patch).ok()?;
-    if let Outcome::Inject { patch: rest, .. } = inject(&after, settings)
-        && rest
-            .iter()
-            .all(|o| o.path().as_str().starts_with("/metadata/"))
-    {
-        patch.0.extend(rest.0);
+    patch.0.extend(if_current(&after, settings));
+    Some(patch)
+}
+
+/// Sets the size of the memory tier in the pod's config, and records what its container is lowered to. If nothing else differs from a new
+/// pod, the patch also updates the injection annotation. `None` if the pod has that size.
+pub fn size(pod: &Value, memory: &Memory, settings: &Settings) -> Option<Patch> {
+    let (mut own, _) = Config::parse(annotation(pod, names::CONFIG)?, true).ok()?;
+    let size = settings.memory_bytes;
+    if own.memory.size.0 == size {
+        return None;
+    }
+    own.memory.size = ByteSize(size);
+    let mut patch = Patch(vec![this_pod(pod), annotate(names::CONFIG, own.to_yaml())]);
+    patch.0.extend(record(pod, memory.lowered_for(size)));
+    let mut after = pod.clone();
+    json_patch::patch(&mut after, &patch).ok()?;
+    // The container follows.
+    let needed = Quantity::bytes(own.container_memory_bytes());
+    if let Ok(resized) = with_memory(&after, needed, needed) {
+        patch.0.extend(if_current(&resized, settings));
     }
     Some(patch)
+}
+
+/// Records what the container is lowered to, or removes the record. `None` if there is nothing to change.
+pub fn lowered(pod: &Value, lowered: Option<Lowered>) -> Option<Patch> {
+    let record = record(pod, lowered)?;
+    Some(Patch(vec![this_pod(pod), record]))
+}
+
+fn record(pod: &Value, lowered: Option<Lowered>) -> Option<PatchOperation> {
+    let path = PointerBuf::from_tokens(["metadata", "annotations", names::LOWERED]);
+    match lowered {
+        Some(lowered) => {
+            let value = serde_json::to_string(&lowered).ok()?.into();
+            Some(PatchOperation::Add(AddOperation { path, value }))
+        }
+        None => annotation(pod, names::LOWERED)
+            .map(|_| PatchOperation::Remove(RemoveOperation { path })),
+    }
+}
+
+/// For the `resize` subresource: sets the memory of the sidecar's container. Fails with the reason if the pod cannot be resized.
+pub fn resources(pod: &Value, to: Amounts) -> Result<Patch, &'static str> {
+    let (request, limit) = (Quantity::bytes(to.request), Quantity::bytes(to.limit));
+    with_memory(pod, request, limit)?;
+    let containers = pod
+        .pointer("/spec/initContainers")
+        .and_then(Value::as_array);
+    let mut containers = containers.into_iter().flatten();
+    let place = containers.position(|c| c["name"] == names::SIDECAR_CONTAINER);
+    let place = place.ok_or("it has no sidecar")?.to_string();
+    let container = ["spec", "initContainers", &*place];
+    let path = |fields: &[&str]| PointerBuf::from_tokens(container.iter().chain(fields).copied());
+    Ok(Patch(vec![
+        this_pod(pod),
+        test(path(&["name"]), names::SIDECAR_CONTAINER.into()),
+        replace(
+            path(&["resources", "requests", "memory"]),
+            request.to_string().into(),
+        ),
+        replace(
+            path(&["resources", "limits", "memory"]),
+            limit.to_string().into(),
+        ),
+    ]))
+}
+
+/// The changes of annotations that make the pod equal to a new one. None if it would differ in more.
+fn if_current(pod: &Value, settings: &Settings) -> Vec<PatchOperation> {
+    match inject(pod, settings) {
+        Outcome::Inject { patch, .. }
+            if patch
+                .iter()
+                .all(|o| o.path().as_str().starts_with("/metadata/")) =>
+        {
+            patch.0
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// Restores an earlier image, and its hash in the injection annotation. `None` if the pod has the image.
@@ -121,6 +194,7 @@ fn replace(path: PointerBuf, value: Value) -> PatchOperation {
 mod tests {
     use super::*;
     use crate::api::GpuAccess;
+    use crate::pods::ResizeStep;
     use kvcachepool_protocol::config::ByteSize;
     use serde_json::json;
 
@@ -256,6 +330,112 @@ mod tests {
         let mut with_gpu = live();
         with_gpu["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": 1}});
         assert_eq!(access(&with_gpu), (false, String::new()));
+    }
+
+    fn resized(pod: &Value, size: u64, actual: &Value) -> Memory {
+        let mut pod = pod.clone();
+        pod["status"]["initContainerStatuses"] = json!([
+            {"name": names::SIDECAR_CONTAINER, "resources": actual, "state": {"running": {}}},
+        ]);
+        let memory = *crate::pods::Pod::read(pod).unwrap().memory.unwrap();
+        assert_eq!(memory.size, size);
+        memory
+    }
+
+    fn sidecar_resources(pod: &Value) -> Value {
+        pod["spec"]["initContainers"][1]["resources"].clone()
+    }
+
+    fn of_size(size: u64) -> Settings {
+        edited(|s| {
+            s.memory_bytes = size;
+            s.config.memory.size = ByteSize(size);
+        })
+    }
+
+    #[test]
+    fn a_grown_pod_equals_a_new_one() {
+        let pod = live();
+        let pool = of_size(8 * GI);
+        let memory = resized(&pod, GI, &sidecar_resources(&pod));
+        let ResizeStep::Raise(to) = memory.next(8 * GI) else {
+            panic!("{memory:?}");
+        };
+        let record = lowered(&pod, Some(memory.lowered_unless_used())).unwrap();
+        let mut after = patched(&pod, &resources(&pod, to).unwrap());
+        after = patched(&after, &record);
+        let resources = sidecar_resources(&after);
+        assert_eq!(
+            resources["limits"]["memory"],
+            resources["requests"]["memory"]
+        );
+        assert_eq!(resources["requests"]["cpu"], "500m");
+        let memory = resized(&after, GI, &resources);
+        assert_eq!(memory.next(8 * GI), ResizeStep::SetSize);
+        after = patched(&after, &size(&after, &memory, &pool).unwrap());
+        assert_eq!(own_config(&after).memory.size, ByteSize(8 * GI));
+        assert_eq!(hash(&after), pool.hash(), "not outdated");
+        assert_eq!(annotation(&after, names::LOWERED), None);
+        assert_eq!(inject(&after, &pool), Outcome::Unchanged);
+        assert_eq!(size(&after, &memory, &pool), None);
+    }
+
+    #[test]
+    fn a_shrinking_pod_records_what_its_container_is_lowered_to() {
+        let pool = of_size(GI / 2);
+        let pod = live();
+        let memory = resized(&pod, GI, &sidecar_resources(&pod));
+        let mut after = patched(&pod, &size(&pod, &memory, &pool).unwrap());
+        assert_eq!(own_config(&after).memory.size, ByteSize(GI / 2));
+        assert_eq!(sidecar_resources(&after), sidecar_resources(&pod));
+        assert_eq!(hash(&after), pool.hash(), "the container follows");
+        let memory = resized(&after, GI / 2, &sidecar_resources(&after));
+        let ResizeStep::Lower(to) = memory.next(GI / 2) else {
+            panic!("{memory:?}");
+        };
+        let refused = Some(Lowered {
+            to,
+            refused: "cannot be decreased".into(),
+        });
+        let kept = patched(&after, &lowered(&after, refused).unwrap());
+        let memory = resized(&kept, GI / 2, &sidecar_resources(&kept));
+        assert_eq!(memory.next(GI / 2), ResizeStep::Done);
+        after = patched(&after, &resources(&after, to).unwrap());
+        after = patched(&after, &lowered(&after, None).unwrap());
+        assert_eq!(annotation(&after, names::LOWERED), None);
+        assert_eq!(lowered(&after, None), None);
+        assert_eq!(inject(&after, &pool), Outcome::Unchanged);
+    }
+
+    #[test]
+    fn a_resized_pod_that_differs_in_more_stays_outdated() {
+        let pod = live();
+        let mut pool = of_size(GI / 2);
+        pool.image = "kvcachepool:2".to_owned();
+        let memory = resized(&pod, GI, &sidecar_resources(&pod));
+        let after = patched(&pod, &size(&pod, &memory, &pool).unwrap());
+        assert_eq!(own_config(&after).memory.size, ByteSize(GI / 2));
+        assert_eq!(hash(&after), settings().hash());
+    }
+
+    #[test]
+    fn pod_level_resources_and_another_qos_class_are_no_resize() {
+        let to = Amounts {
+            request: GI,
+            limit: 2 * GI,
+        };
+        let mut pod = live();
+        assert!(resources(&pod, to).is_ok());
+        pod["spec"]["resources"] = json!({"requests": {"memory": "8Gi"}});
+        assert!(resources(&pod, to).unwrap_err().contains("pod-level"));
+        let all = json!({"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}});
+        let mut pod = live();
+        for list in ["initContainers", "containers"] {
+            for container in pod["spec"][list].as_array_mut().unwrap() {
+                container["resources"] = all.clone();
+            }
+        }
+        assert!(resources(&pod, to).unwrap_err().contains("QoS"));
     }
 
     #[test]

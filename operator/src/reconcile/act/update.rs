@@ -18,7 +18,7 @@ use std::time::Duration;
 const REFUSED_MAX: usize = 3;
 
 /// Why a pod was not patched.
-enum NotPatched {
+pub(super) enum NotPatched {
     /// The pod was changed, replaced or deleted since the snapshot. The next pass retries.
     Outdated,
     /// The API server refused the patch.
@@ -41,6 +41,7 @@ impl Executor<'_> {
                 self.patch_each(&pods, update, false, config).await;
                 update.record_configs(now);
             }
+            Step::Resize(pods) => self.resize_each(&pods, settings, update).await,
             Step::Image(pods) => {
                 let image = |pod: &Pod, live: &Value| {
                     // A sidecar that did not run needs no rollback.
@@ -104,13 +105,7 @@ impl Executor<'_> {
             if changes_image {
                 update.record_not_changed(pod);
             }
-            let NotPatched::Refused(blocker) = failed else {
-                continue;
-            };
-            self.publish(&[report::not_patched(&blocker, &self.observed.about)])
-                .await;
-            update.record_refused(pod, blocker, now);
-            refused += 1;
+            refused += usize::from(self.record_failure(pod, failed, update).await);
             if refused >= REFUSED_MAX && done.is_empty() {
                 update.pause(now);
                 break;
@@ -119,14 +114,39 @@ impl Executor<'_> {
         done
     }
 
+    /// Publishes and records that a pod was not patched. Returns whether the patch was refused.
+    pub(super) async fn record_failure(
+        &self,
+        pod: &Pod,
+        failed: NotPatched,
+        update: &mut Update,
+    ) -> bool {
+        let NotPatched::Refused(blocker) = failed else {
+            return false;
+        };
+        self.publish(&[report::not_patched(&blocker, &self.observed.about)])
+            .await;
+        update.record_refused(pod, blocker, self.observed.now);
+        true
+    }
+
+    pub(super) fn pods_of(&self, pod: &Pod) -> Api<DynamicObject> {
+        let kind = ApiResource::erase::<FullPod>(&());
+        Api::namespaced_with(self.context.client.clone(), &pod.namespace, &kind)
+    }
+
     async fn patch(
         &self,
         pod: &Pod,
         change: impl Fn(&Value) -> Option<JsonPatch>,
     ) -> Result<(), NotPatched> {
-        let kind = ApiResource::erase::<FullPod>(&());
-        let client = self.context.client.clone();
-        let api: Api<DynamicObject> = Api::namespaced_with(client, &pod.namespace, &kind);
+        let live = self.live(pod).await?;
+        self.apply_patch(pod, change(&live)).await
+    }
+
+    /// The pod as stored.
+    pub(super) async fn live(&self, pod: &Pod) -> Result<Value, NotPatched> {
+        let api = self.pods_of(pod);
         // By list, because the operator has no right to get single pods.
         let name = ListParams::default().fields(&format!("metadata.name={}", pod.name));
         let live = api.list(&name).await.map_err(|e| not_patched(pod, e))?;
@@ -134,11 +154,19 @@ impl Executor<'_> {
         if live.metadata.uid.as_deref() != Some(&*pod.uid) {
             return Err(NotPatched::Outdated);
         }
-        let live = serde_json::to_value(live).map_err(|_| NotPatched::Outdated)?;
-        let Some(patch) = change(&live) else {
+        serde_json::to_value(live).map_err(|_| NotPatched::Outdated)
+    }
+
+    pub(super) async fn apply_patch(
+        &self,
+        pod: &Pod,
+        patch: Option<JsonPatch>,
+    ) -> Result<(), NotPatched> {
+        let Some(patch) = patch else {
             return Ok(());
         };
         let patch = Patch::Json::<()>(patch);
+        let api = self.pods_of(pod);
         match api.patch(&pod.name, &PatchParams::default(), &patch).await {
             Ok(_) => Ok(()),
             Err(e) => Err(not_patched(pod, e)),
@@ -146,7 +174,7 @@ impl Executor<'_> {
     }
 }
 
-fn not_patched(pod: &Pod, error: kube::Error) -> NotPatched {
+pub(super) fn not_patched(pod: &Pod, error: kube::Error) -> NotPatched {
     match error {
         kube::Error::Api(status) => refusal(pod, &status),
         e => NotPatched::Refused(UpdateBlocker::Refused(format!(
@@ -156,7 +184,7 @@ fn not_patched(pod: &Pod, error: kube::Error) -> NotPatched {
     }
 }
 
-fn refusal(pod: &Pod, status: &Status) -> NotPatched {
+pub(super) fn refusal(pod: &Pod, status: &Status) -> NotPatched {
     let message = &status.message;
     match status.code {
         404 | 409 => NotPatched::Outdated,

@@ -6,7 +6,7 @@ use super::write::{requeue, write};
 use crate::api::{Mode, OnMissed, UpdateStrategyType};
 use crate::inject::Settings;
 use crate::pods::{
-    self, Breaker, BreakerInput, EvictionStep, Evictions, Goal, Pod, UpdateBlocker, missed,
+    self, Breaker, BreakerInput, EvictionStep, Evictions, Goal, Pod, Resizes, UpdateBlocker, missed,
 };
 use crate::reconcile::memory::Memory;
 use crate::reconcile::observe::{Active, Observed, Outcome};
@@ -57,6 +57,10 @@ pub fn plan(
 
     let before = current_status(memory.written.as_ref(), active.spec);
     let blocker = settings.and_then(|settings| update_blocker(active, settings, memory));
+    let resizes = settings
+        .filter(|_| active.allow_pod_patch)
+        .map(|settings| Resizes::of(pods, settings.memory_bytes))
+        .unwrap_or_default();
     let unapplied = outcome.unapplied.as_ref();
     let unapplied = unapplied.map(|e| (e.reason(), e.to_string()));
     let default = Breaker::default();
@@ -71,6 +75,7 @@ pub fn plan(
         canary: &active.canary,
         breaker: memory.breaker.as_ref().unwrap_or(&default),
         blocker: blocker.as_ref(),
+        resizes: &resizes,
         unapplied: unapplied.as_ref(),
     };
     let next = status::status(&observation, &before, *now);
@@ -174,6 +179,7 @@ fn goal<'s>(active: &Active<'_>, settings: &'s Settings) -> Goal<'s> {
     Goal {
         image: &settings.image,
         generation: u64::try_from(settings.generation).unwrap_or(0),
+        memory_bytes: settings.memory_bytes,
         in_place: strategy == UpdateStrategyType::InPlace,
     }
 }

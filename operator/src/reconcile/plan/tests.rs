@@ -4,7 +4,7 @@ use super::*;
 use crate::desired::tests::{defaults, pool};
 use crate::desired::{desired, settings};
 use crate::names;
-use crate::pods::tests::{at, engine, pod, running, waiting};
+use crate::pods::tests::{at, engine, pod, running, sized, waiting};
 use crate::pods::{self, Phase, Pod, PoolRef, SidecarState, Summary};
 use crate::reconcile::caches::Stored;
 use crate::reconcile::children::Child;
@@ -375,6 +375,26 @@ fn running_pods_are_updated_if_the_operator_may_patch_them() {
     let steps = after_objects(&mut observed, &mut Memory::default());
     let config = pods::Step::Config(observed.pods.clone());
     assert!(matches!(steps.last(), Some(Step::Update(step, _)) if *step == config));
+}
+
+#[test]
+fn pods_of_another_size_are_resized_with_any_update_strategy() {
+    let stored = stored(json!({}));
+    let size = settings(stored.0.as_ref().unwrap(), &defaults()).unwrap();
+    let mut other = current(running("a"));
+    other.memory = Some(Box::new(sized(size.memory_bytes / 2)));
+    let mut observed = observed(&stored, [other]);
+    let steps = after_objects(&mut observed, &mut Memory::default());
+    assert!(!steps.iter().any(|s| matches!(s, Step::Update(..))));
+    active(&mut observed).allow_pod_patch = true;
+    let steps = after_objects(&mut observed, &mut Memory::default());
+    let resize = pods::Step::Resize(observed.pods.clone());
+    assert!(matches!(steps.last(), Some(Step::Update(step, _)) if *step == resize));
+    let condition = steps.iter().find_map(|step| match step {
+        Step::Status(status, _) => crate::status::condition(&status.conditions, "SidecarsReady"),
+        _ => None,
+    });
+    assert_eq!(condition.unwrap().reason, "MemoryResizing");
 }
 
 #[test]

@@ -89,13 +89,16 @@ impl Config {
     /// Memory request and limit of the container: the arena and everything besides it, in whole MiB. An arena of huge pages counts in
     /// [`Config::container_huge_page_bytes`] instead.
     pub fn container_memory_bytes(&self) -> u64 {
-        let geometry = self.geometry();
-        let arena = match self.memory.huge_pages {
-            HugePages::None => geometry.arena_bytes,
-            HugePages::Size2Mi | HugePages::Size1Gi => 0,
-        };
-        let beside = beside_arena(&geometry, self.memory.huge_pages.page_bytes());
-        (arena + beside + self.extras_bytes()).next_multiple_of(REQUEST_BYTES)
+        self.footprint().container_bytes(self.memory.size.0)
+    }
+
+    /// What the container's memory depends on besides `memory.size`.
+    pub fn footprint(&self) -> Footprint {
+        Footprint {
+            huge_pages: self.memory.huge_pages,
+            index_entries: self.limits.index_entries,
+            extras_bytes: self.extras_bytes(),
+        }
     }
 
     /// Size of the disk tier's volume: `disk.size`, and what the tier writes besides its objects.
@@ -117,6 +120,28 @@ impl Config {
     /// Sizes of the arena of this config.
     fn geometry(&self) -> Geometry {
         Geometry::new(0, self.memory.size.0, self.limits.index_entries)
+    }
+}
+
+/// What the memory of the sidecar's container depends on besides the arena's size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    huge_pages: HugePages,
+    index_entries: u32,
+    extras_bytes: u64,
+}
+
+impl Footprint {
+    /// Memory request and limit of the container with an arena of this size, which may have had another size at first: the smallest
+    /// segments round it down least.
+    pub fn container_bytes(&self, arena_bytes: u64) -> u64 {
+        let geometry = Geometry::reserving(0, 0, arena_bytes, self.index_entries);
+        let arena = match self.huge_pages {
+            HugePages::None => geometry.arena_bytes,
+            HugePages::Size2Mi | HugePages::Size1Gi => 0,
+        };
+        let beside = beside_arena(&geometry, self.huge_pages.page_bytes());
+        (arena + beside + self.extras_bytes).next_multiple_of(REQUEST_BYTES)
     }
 }
 

@@ -18,8 +18,8 @@ mod units;
 pub use cache::{Cache, LoadOrRecompute};
 pub use choice::Choice;
 pub use footprint::{
-    CHUNK_BYTES, CONTEXT_BYTES, CONVERTING_BYTES, PACKING_BYTES, PAGE_BYTES, UNPACKING_BYTES,
-    beside_arena, disk_objects_max,
+    CHUNK_BYTES, CONTEXT_BYTES, CONVERTING_BYTES, Footprint, PACKING_BYTES, PAGE_BYTES,
+    UNPACKING_BYTES, beside_arena, disk_objects_max,
 };
 pub use limits::{Limits, TierLimits};
 pub use memory::{EvictionPolicy, Gpu, HugePages, Memory, Transfer, TransferMode, Verify};
