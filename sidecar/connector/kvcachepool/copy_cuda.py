@@ -384,8 +384,8 @@ class _PageLocks:
             self._copying = False
 
     def _follow(self) -> None:
-        """Gives up the page locks of freed pages: pages that come back in their place are others. The lock is held, and no
-        copy is in flight.
+        """Gives up the page locks of freed pages: pages that come back in their place are others. The lock is held, and
+        no copy is in flight.
         """
         shrinks = self._mapping.shrinks
         if shrinks != self._shrinks:

@@ -32,7 +32,7 @@ FREE, GRANTED, COMMITTED, PUBLISHED = range(4)
 _MAGIC = b"KVCPSLOT"
 _TABLE_VERSION = 1
 _TABLE_HEADER = struct.Struct("<8sIIQQIIQQQI")
-#: Position of `populated_rows`, `capacity_rows`, `shrinks` and `lowest_rows` in the table's header, in words of 32 bits.
+#: Positions of `populated_rows`, `capacity_rows`, `shrinks` and `lowest_rows` in the table's header, in 32-bit words.
 _POPULATED_WORD, _CAPACITY_WORD, _SHRINKS_WORD, _LOWEST_WORD = range(16, 20)
 _ROW_WORDS = 16
 _LOCK_BASE = 4096
@@ -91,7 +91,9 @@ _fence_lock = threading.Lock()
 
 
 def map_shared(fd: int, length: int, prot: int) -> int:
-    """Maps the first bytes of a file, hidden from forked children and core dumps. Returns the address. Raises `SharedMemoryError`."""
+    """Maps the first bytes of a file, hidden from forked children and core dumps. Returns the address. Raises
+    `SharedMemoryError`.
+    """
     address = _libc.mmap(None, length, prot, mmap.MAP_SHARED, fd, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         raise SharedMemoryError(f"mmap of {length} bytes failed: {os.strerror(ctypes.get_errno())}")
@@ -176,8 +178,8 @@ class Mapping:
 
     @property
     def shrinks(self) -> int:
-        """Number of times that the sidecar freed pages at the arena's end. Page locks of before, from `lowest_bytes` on,
-        are of no use: pages that come back in their place are others.
+        """Number of times that the sidecar freed pages at the arena's end. Page locks of before, from `lowest_bytes`
+        on, are of no use: pages that come back in their place are others.
         """
         return int(self._header[_SHRINKS_WORD])
 

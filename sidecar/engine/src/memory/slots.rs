@@ -30,9 +30,7 @@ pub(crate) struct SlotTable<T> {
     populated_rows: u32,
     /// Rows that may hold slots. Rows behind them are FREE.
     capacity_rows: u32,
-    /// Rows that were read from the shared table.
-    read_rows: u32,
-    /// Rows as this process wrote them last.
+    /// Those rows as this process wrote them last.
     rows: Vec<Row>,
     counts: SlotCounts,
     alloc: Allocator,
@@ -47,10 +45,7 @@ impl<T: Table> SlotTable<T> {
         let mut slots = Self {
             populated_rows: shared.populated_rows().min(capacity_rows),
             capacity_rows,
-            read_rows: 0,
-            // pages of rows that were never used are not touched
-            rows: Row::new_vec_zeroed(geometry.rows as usize)
-                .unwrap_or_else(|_| vec![Row::default(); geometry.rows as usize]),
+            rows: Vec::new(),
             counts: SlotCounts::default(),
             alloc: Allocator::new(capacity_rows, geometry.segment_rows()),
             geometry,
@@ -60,18 +55,23 @@ impl<T: Table> SlotTable<T> {
         slots
     }
 
-    /// Reads the shared rows up to this one, once.
+    /// Reads the shared rows from those that are known up to this one.
     fn read_rows(&mut self, to: u32) {
-        for number in self.read_rows..to {
+        let known = self.rows.len();
+        // pages of rows that were never used are not touched
+        let mut rows =
+            Row::new_vec_zeroed(to as usize).unwrap_or_else(|_| vec![Row::default(); to as usize]);
+        for (copy, row) in rows.iter_mut().zip(&self.rows) {
+            *copy = *row;
+        }
+        for (number, copy) in (0..to).zip(&mut rows).skip(known) {
             let row = self.shared.row(number);
-            if row != Row::default()
-                && let Some(copy) = self.rows.get_mut(number as usize)
-            {
+            if row != Row::default() {
                 *copy = row;
                 self.counts.add(&row);
             }
         }
-        self.read_rows = self.read_rows.max(to);
+        self.rows = rows;
     }
 
     pub fn shared(&self) -> &T {
@@ -121,11 +121,11 @@ impl<T: Table> SlotTable<T> {
 
     /// More rows may hold slots, once they are populated.
     pub fn grow(&mut self, rows: u32) {
-        let unread = self.read_rows;
+        let known = self.capacity_rows;
         self.read_rows(rows);
         self.alloc.allow(rows);
-        for number in unread..rows {
-            // Not of this engine, which frees rows before it gives them up: another process wrote here, or may do so.
+        for number in known..rows {
+            // An engine frees rows before it gives them up: another process wrote here, or may do so.
             if self.row(number).state != FREE {
                 self.set_state(number, FREE);
                 self.raise_generations(number..number + 1);
@@ -154,6 +154,8 @@ impl<T: Table> SlotTable<T> {
         }
         self.alloc.cut(rows);
         self.capacity_rows = rows;
+        self.rows.truncate(rows as usize);
+        self.rows.shrink_to_fit();
         self.populated_rows = self.populated_rows.min(rows);
         // A process that sees the count takes no page lock behind the new end.
         self.shared.set_populated_rows(self.populated_rows);
@@ -317,7 +319,7 @@ impl<T: Table> SlotTable<T> {
         say(capacity == self.capacity_rows, "CapacityIsShared", || {
             format!("{capacity} of {}", self.capacity_rows)
         })?;
-        for number in 0..self.geometry.rows {
+        for number in 0..self.capacity_rows {
             let (own, shared) = (self.row(number), self.shared.row(number));
             say(own == shared, "RowsAreShared", || {
                 format!("row {number}: {own:?}, shared {shared:?}")
