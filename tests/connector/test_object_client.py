@@ -203,7 +203,7 @@ def test_objects_are_removed_touched_pinned_and_described(client: Client) -> Non
 
 @BOTH
 def test_objects_expire(client: Client) -> None:
-    stored(client, "k", b"x", ttl_s=1)
+    stored(client, "k", b"x", ttl_s=2)
     stored(client, "stays", b"x")
     wait_for(lambda: not client.exists("k"), WAIT_S, "k expired")
     assert client.exists("stays") == 1
