@@ -270,14 +270,17 @@ def test_an_unexpected_error_of_one_server_leaves_no_lease_on_the_others(
 def test_an_interrupted_call_waits_for_the_other_servers(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     client = servers.client
     client.put([Item(key, b"x") for key in KEYS])
-    interrupts, opened = [KeyboardInterrupt(), KeyboardInterrupt()], threading.Event()
+    interrupts, asked, opened = [KeyboardInterrupt(), KeyboardInterrupt()], threading.Event(), threading.Event()
 
     def slow(request: Received, answer: Answer) -> Answer:
+        asked.set()
         assert opened.wait(10)
         return answer
 
     def interrupted(*arguments: Any) -> Any:
         if interrupts:
+            # A call that no thread has begun is not made.
+            assert asked.wait(10)
             raise interrupts.pop()
         opened.set()
         return wait(*arguments)

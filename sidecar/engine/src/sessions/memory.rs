@@ -176,12 +176,18 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Why the arena has no other size than it has, although the config asks for it.
+    /// Why the arena has another size than the config asks for, although nothing is left to do.
     fn falls_short(&self) -> Option<String> {
-        let geometry = self.engine.as_ref()?.geometry();
-        (self.config.arena_bytes >= geometry.arena_bytes + geometry.segment_bytes).then(|| {
-            let most = geometry.arena_bytes;
-            format!("the memory that vLLM maps can have {most} bytes at most: restart the pod")
+        let engine = self.engine.as_ref()?;
+        let (geometry, wanted) = (engine.geometry(), self.config.arena_bytes);
+        let (most, segment) = (geometry.arena_bytes, geometry.segment_bytes);
+        if wanted >= most + segment {
+            return Some(format!(
+                "the memory that vLLM maps can have {most} bytes at most: restart the pod"
+            ));
+        }
+        (wanted < segment).then(|| {
+            format!("the memory that vLLM maps has segments of {segment} bytes: restart the pod")
         })
     }
 

@@ -137,6 +137,15 @@ fn a_slot_in_use_holds_the_end_back_and_nothing_new_is_stored_behind_it() {
 }
 
 #[test]
+fn it_is_at_least_a_segment_and_says_so() {
+    let mut w = growable();
+    assert!(ask_for(&mut w, MI).is_empty());
+    w.pass(1_000);
+    assert_eq!(capacity(&w), 4 * MI);
+    assert!(waits(&w).contains("segments of 4194304"), "{}", waits(&w));
+}
+
+#[test]
 fn it_stays_while_a_process_maps_it_that_does_not_watch_for_it() {
     let mut w = growable();
     let old = Hello {
