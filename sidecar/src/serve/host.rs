@@ -57,9 +57,7 @@ pub struct Machine {
 impl Machine {
     /// Makes an arena the live one and returns its table, which the core reads next.
     pub fn install(&mut self, arena: Arena) -> MappedTable {
-        let used = arena.geometry.of_size(arena.capacity_bytes());
-        let pages = Pages::of(&arena.arena_fd);
-        if let Err(e) = limit::check(&used, pages, self.extras_bytes) {
+        if let Err(e) = self.may_use(&arena, arena.capacity_bytes()) {
             tracing::warn!(error = %e, "the memory of the last engine process says that it is larger than allowed");
             if let Err(error) = arena.distrust_capacity() {
                 tracing::warn!(%error, "cannot read the size of the arena's file");
@@ -124,6 +122,12 @@ impl Machine {
         let used = geometry.of_size(u64::from(rows) * ROW_BYTES);
         limit::check(&used, pages, self.extras_bytes)?;
         Ok(Arena::create(geometry, rows, pages)?)
+    }
+
+    /// Whether this container may use so many bytes of an arena that exists.
+    fn may_use(&self, arena: &Arena, bytes: u64) -> Result<(), ExceedsLimit> {
+        let pages = Pages::of(&arena.arena_fd);
+        limit::check(&arena.geometry.of_size(bytes), pages, self.extras_bytes)
     }
 
     fn live(&self) -> Result<Arena, HostError> {
@@ -210,8 +214,7 @@ impl Host for Machine {
     fn grow(&mut self, rows: Range<u32>) -> Result<(), HostError> {
         let arena = self.live()?;
         let [from, end] = [rows.start, rows.end].map(|row| u64::from(row) * ROW_BYTES);
-        let pages = Pages::of(&arena.arena_fd);
-        limit::check(&arena.geometry.of_size(end), pages, self.extras_bytes).map_err(host_error)?;
+        self.may_use(&arena, end).map_err(host_error)?;
         self.populate(&arena, from..end);
         Ok(())
     }
@@ -247,9 +250,8 @@ impl Host for Machine {
         };
         let arena = Arena::adopt(arena, table).map_err(host_error)?;
         // The length is the peer's claim, and the remaining pages are populated here.
-        let pages = Pages::of(&arena.arena_fd);
-        let used = arena.geometry.of_size(arena.capacity_bytes());
-        limit::check(&used, pages, self.extras_bytes).map_err(|e| host_error(NoArena::from(e)))?;
+        self.may_use(&arena, arena.capacity_bytes())
+            .map_err(|e| host_error(NoArena::from(e)))?;
         let table = self.table_to_read(&arena);
         self.handed_back = Some(arena);
         Ok(table)
