@@ -119,3 +119,14 @@ def namespace(kubernetes: Kubernetes, request: pytest.FixtureRequest) -> Iterato
     kubernetes.create_namespace(name)
     yield name
     kubernetes.delete_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def space(cluster: Cluster, operator: Operator, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace for all stand-ins for vLLM of a module, with Pod Security `restricted`."""
+    cluster.import_image(images.stand_in())
+    module = request.path.stem.removeprefix("test_").replace("_", "-")
+    name = f"{module}-{os.urandom(3).hex()}"
+    cluster.kubernetes.create_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
+    yield name
+    cluster.kubernetes.delete_namespace(name)

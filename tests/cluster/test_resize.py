@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 
-import pytest
-
-from cluster import images
 from cluster.cluster import Cluster
 from cluster.engine import MAIN, SIDECAR, Engine, pool
 from cluster.kubernetes import Kubernetes, Object
@@ -17,16 +12,6 @@ from cluster.product import Operator, conditions, message, operator_events, pod,
 #: The right to patch pods and to resize them.
 VALUES = ("--set", "allowPodPatch=true")
 _MI = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def space(cluster: Cluster, operator: Operator) -> Iterator[str]:
-    """A namespace for all pods here, with Pod Security `restricted`."""
-    cluster.import_image(images.stand_in())
-    name = f"resize-{os.urandom(3).hex()}"
-    cluster.kubernetes.create_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
-    yield name
-    cluster.kubernetes.delete_namespace(name)
 
 
 def _pool(name: str, size: str) -> Object:

@@ -5,8 +5,6 @@ pods.
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -23,16 +21,6 @@ _ABSENT = "localhost/absent:1"
 #: Another name of the product's image.
 _NEWER = "localhost/kvcachepool:newer"
 _IN_PLACE = {"updateStrategy": {"type": "InPlace"}}
-
-
-@pytest.fixture(scope="module")
-def space(cluster: Cluster, operator: Operator) -> Iterator[str]:
-    """A namespace for all pods here, with Pod Security `restricted`."""
-    cluster.import_image(images.stand_in())
-    name = f"images-{os.urandom(3).hex()}"
-    cluster.kubernetes.create_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
-    yield name
-    cluster.kubernetes.delete_namespace(name)
 
 
 def _ready_since(found: Object) -> str:

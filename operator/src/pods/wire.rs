@@ -11,7 +11,7 @@ use crate::inject::{Quantity, Reason};
 use crate::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::Resource;
-use kvcachepool_protocol::config::{Config, HugePages, TransferMode};
+use kvcachepool_protocol::config::Config;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
@@ -458,13 +458,11 @@ fn short(message: &str) -> Box<str> {
 
 /// The sidecar's memory, if it can change while the sidecar runs.
 fn memory(config: &Config, containers: &[WireContainer], status: &WireStatus) -> Option<Memory> {
-    let is_live = config.memory.huge_pages == HugePages::None
-        && config.transfer.mode != TransferMode::CudaWindow;
     let is_sidecar = |name: &str| name == names::SIDECAR_CONTAINER;
     let container = containers.iter().find(|c| is_sidecar(&c.name))?;
     let mut statuses = status.init_container_statuses.iter();
     let in_status = statuses.find(|s| is_sidecar(&s.name));
-    is_live.then_some(Memory {
+    config.has_live_size().then_some(Memory {
         size: config.memory.size.0,
         footprint: config.footprint(),
         desired: container.resources.as_ref()?.amounts()?,

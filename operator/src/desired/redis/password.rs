@@ -1,5 +1,5 @@
-//! The Secret with the servers' password and certificate. The operator creates it and never reads it: it may not read Secrets of other namespaces, and does
-//! not need to, because servers and sidecars mount the Secret by name.
+//! The Secret with the servers' password and certificate. The operator creates it and never reads it: it may not read Secrets of other
+//! namespaces, and does not need to, because servers and sidecars mount the Secret by name.
 
 use super::{name, object, server_names};
 use crate::api::KVCachePool;

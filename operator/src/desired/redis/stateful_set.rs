@@ -190,6 +190,11 @@ mod tests {
         of(pool, "StatefulSet").data["spec"]["template"]["spec"].clone()
     }
 
+    fn args(container: &Value) -> Vec<&str> {
+        let args = container["args"].as_array().unwrap();
+        args.iter().filter_map(Value::as_str).collect()
+    }
+
     #[test]
     fn the_smallest_pool_has_one_server_that_a_restricted_namespace_admits() {
         insta::assert_yaml_snapshot!(of(&managing(json!({})), "StatefulSet"));
@@ -245,12 +250,7 @@ mod tests {
     fn with_tls_there_is_no_port_without_it() {
         let pod = pod(&managing(json!({"tls": true})));
         let container = &pod["containers"][0];
-        let args: Vec<&str> = container["args"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter_map(Value::as_str)
-            .collect();
+        let args = args(container);
         let wanted = [
             "--port",
             "0",
@@ -275,12 +275,7 @@ mod tests {
         for size in ["64Mi", "1Gi", "16Gi", "1Ti"] {
             let pod = pod(&managing(json!({"memoryPerShard": size})));
             let container = &pod["containers"][0];
-            let args: Vec<&str> = container["args"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .filter_map(Value::as_str)
-                .collect();
+            let args = args(container);
             let at = args.iter().position(|arg| *arg == "--maxmemory").unwrap();
             let maxmemory = Quantity::parse(args[at + 1]).unwrap();
             assert_eq!(Some(maxmemory), Quantity::parse(size));

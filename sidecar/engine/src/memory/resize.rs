@@ -34,19 +34,16 @@ impl<T: Table> MemoryTier<T> {
         self.slots.geometry().rows_of(self.config.arena_bytes)
     }
 
-    /// Allocates slots only where the arena stays.
-    pub fn prepare_to_shrink(&mut self) {
-        self.slots.allow(self.target_rows());
-    }
-
     /// The arena keeps its size for now.
     pub fn stay(&mut self) {
         self.slots.allow(self.slots.capacity_rows());
     }
 
-    /// Evicts chunks at the arena's end, and gives up the rows without slots in use there. The caller releases their pages.
+    /// Allocates slots only where the arena stays, evicts chunks at its end, and gives up the rows without slots in use there. The caller
+    /// releases their pages.
     pub fn cut(&mut self) -> Option<Range<u32>> {
         let (capacity, target) = (self.slots.capacity_rows(), self.target_rows());
+        self.slots.allow(target);
         let segment_rows = self.slots.segment_rows();
         let segments_max = (CUT_BYTES_MAX / (u64::from(segment_rows) * ROW_BYTES)).max(1) as u32;
         let lowest = target.max(capacity.saturating_sub(segments_max * segment_rows));

@@ -150,7 +150,6 @@ impl<H: Host> Core<H> {
                 }
             }
             _ => {
-                engine.memory.prepare_to_shrink();
                 let Some(rows) = engine.memory.cut() else {
                     self.resize_waits =
                         "slots at the arena's end are pinned, leased or being written".to_owned();

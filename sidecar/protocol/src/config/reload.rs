@@ -27,6 +27,11 @@ pub struct Changes {
 }
 
 impl Config {
+    /// Whether `memory.size` of a sidecar with this config can change while it runs.
+    pub fn has_live_size(&self) -> bool {
+        self.memory.huge_pages == HugePages::None && self.transfer.mode != TransferMode::CudaWindow
+    }
+
     /// Whether a change to `newer` takes effect immediately for this kind of reload.
     fn takes(&self, reload: Reload, newer: &Config) -> bool {
         let (ours, theirs) = (&self.redis, &newer.redis);
@@ -36,10 +41,7 @@ impl Config {
                 let both = !ours.urls.is_empty() && !theirs.urls.is_empty();
                 both && (&ours.auth, &ours.ca) == (&theirs.auth, &theirs.ca)
             }
-            Reload::Arena => [self, newer].into_iter().all(|config| {
-                config.memory.huge_pages == HugePages::None
-                    && config.transfer.mode != TransferMode::CudaWindow
-            }),
+            Reload::Arena => self.has_live_size() && newer.has_live_size(),
             Reload::Restart => false,
         }
     }
