@@ -11,6 +11,7 @@ pub mod log;
 pub mod remote;
 pub mod serve;
 pub mod supervisor;
+mod terminated;
 #[cfg(test)]
 #[path = "../tiers/src/testing/mod.rs"]
 mod testing;

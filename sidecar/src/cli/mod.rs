@@ -8,8 +8,10 @@ mod export;
 mod flush;
 mod init;
 mod lmcache;
+mod log_args;
 mod output;
 mod purge;
+mod redis_cluster;
 mod serve;
 mod size;
 mod status;
@@ -191,6 +193,17 @@ Examples:
   kvcachepool-sidecar purge --config config.v1.yaml"
     )]
     Purge(purge::Args),
+    /// Keep Redis servers one cluster: form it, replace lost servers, and move slots.
+    #[command(
+        after_help = "The servers run with cluster-enabled, keep nothing on disk, and forget their id when they start: a server that starts is empty. Members
+that are not listed lose their slots to the others and leave. One manager at a time. /readyz answers 200 while the cluster has the
+desired shape, and otherwise says what is missing. The operator runs this for shared.redis.managed with mode Cluster. Stops on SIGTERM
+or SIGINT; what was begun is finished by the next manager.
+
+Example:
+  kvcachepool-sidecar redis-cluster --shards 3 kv-0.kv:6379 kv-1.kv:6379 kv-2.kv:6379 kv-3.kv:6379 kv-4.kv:6379 kv-5.kv:6379"
+    )]
+    RedisCluster(redis_cluster::Args),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:
   source <(kvcachepool-sidecar completions bash)")]
@@ -267,6 +280,7 @@ pub fn main() -> ExitCode {
         Command::Verify(args) => tier::verify::main(&args),
         Command::Gc(args) => tier::gc::main(&args),
         Command::Purge(args) => purge::main(&args),
+        Command::RedisCluster(args) => redis_cluster::main(args),
     };
     outcome.unwrap_or_else(|message| {
         eprintln!("error: {message}");

@@ -1,8 +1,9 @@
 //! `serve`: remote access to the objects of a running sidecar.
 
+use super::log_args::LogArgs;
 use crate::remote::{self, Settings};
 use clap::builder::RangedU64ValueParser;
-use kvcachepool_protocol::config::{ByteSize, Config, Log, LogFormat, LogLevel};
+use kvcachepool_protocol::config::{ByteSize, Config};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,26 +40,8 @@ pub struct Args {
     /// File to write the address of --listen to, for a port that the system chooses (port 0).
     #[arg(long, value_name = "FILE")]
     address_file: Option<PathBuf>,
-    /// Lowest level of the log.
-    #[arg(long, value_enum, default_value_t = Level::Info)]
-    log_level: Level,
-    /// Format of the log.
-    #[arg(long, value_enum, default_value_t = Format::Json)]
-    log_format: Format,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Level {
-    Error,
-    Warn,
-    Info,
-    Debug,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Format {
-    Json,
-    Text,
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 fn buffers(value: &str) -> Result<ByteSize, String> {
@@ -70,18 +53,7 @@ fn buffers(value: &str) -> Result<ByteSize, String> {
 }
 
 pub fn main(args: Args) -> Result<ExitCode, String> {
-    crate::log::start(&Log {
-        level: match args.log_level {
-            Level::Error => LogLevel::Error,
-            Level::Warn => LogLevel::Warn,
-            Level::Info => LogLevel::Info,
-            Level::Debug => LogLevel::Debug,
-        },
-        format: match args.log_format {
-            Format::Json => LogFormat::Json,
-            Format::Text => LogFormat::Text,
-        },
-    });
+    args.log.start();
     let settings = Settings {
         socket: args.socket,
         listen: args.listen,

@@ -12,6 +12,7 @@ mod tls;
 mod upstream;
 
 use crate::admin::listen::{Bounds, serve as serve_http};
+use crate::terminated::terminated;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
@@ -25,7 +26,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -185,19 +185,6 @@ pub fn run(settings: Settings) -> Result<(), RemoteError> {
         let _ = timeout(DRAIN, open.join_all()).await;
         Ok(())
     })
-}
-
-/// Returns at SIGTERM or SIGINT.
-async fn terminated() -> std::io::Result<()> {
-    let (mut term, mut int) = (
-        signal(SignalKind::terminate())?,
-        signal(SignalKind::interrupt())?,
-    );
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
-    }
-    Ok(())
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, RemoteError> {

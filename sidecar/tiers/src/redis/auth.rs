@@ -39,18 +39,16 @@ impl Auth {
                 user: read(&folder.join("username"))
                     .await?
                     .filter(|user| !user.is_empty()),
-                password: match read(&folder.join("password")).await? {
-                    Some(password) => password,
-                    None => {
-                        return Err(format!(
-                            "{}: the file does not exist",
-                            folder.join("password").display()
-                        ));
-                    }
-                },
+                password: password(&folder.join("password")).await?,
             })),
         }
     }
+}
+
+/// The password in a file. An error names the file.
+pub async fn password(path: &Path) -> Result<String, String> {
+    let missing = || format!("{}: the file does not exist", path.display());
+    read(path).await?.ok_or_else(missing)
 }
 
 /// The text of a file without its final line end; `None` if the file does not exist.

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-pub use slots::slot;
+pub use slots::{SLOTS, slot};
 
 /// Minimum interval between requests for the map.
 const LEARN_EVERY: Duration = Duration::from_millis(500);

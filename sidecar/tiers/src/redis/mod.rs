@@ -16,6 +16,7 @@ mod cluster;
 mod connection;
 mod dial;
 mod fault;
+pub mod manage;
 mod many;
 mod marks;
 mod node;

@@ -6,6 +6,7 @@ mod cut;
 mod failover;
 mod faults;
 mod ipv6;
+mod manage;
 mod marks;
 mod proxy;
 mod resharding;

@@ -1,0 +1,286 @@
+//! Keeps a set of servers one Redis Cluster of the desired shape: forms it, replaces lost servers, moves slots, and removes servers. One
+//! manager at a time. Servers keep nothing on disk, so a server that starts is empty and has a new id. Objects and the tier are not part of
+//! this module.
+//!
+//! A pass asks all servers (`server`), plans (`plan`), and acts. Nothing is remembered between passes but how long a member was silent.
+
+mod act;
+mod member;
+mod plan;
+mod server;
+
+use super::auth::{Auth, Login, password};
+use super::node::{Dial, Node, Options, Reach};
+use super::url::{Address, How};
+use act::Members;
+use futures::future::join_all;
+use futures::stream::{StreamExt, TryStreamExt, iter};
+use member::{Health, Id, Member};
+use plan::{Action, Answer, Observed, Plan, plan};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, info, warn};
+
+/// Pause after a pass that changed something, that waits, and that had nothing to do.
+const PAUSES: [Duration; 3] = [
+    Duration::from_millis(100),
+    Duration::from_millis(500),
+    Duration::from_secs(2),
+];
+
+/// Slots that move at once. Servers transfer keys one slot after the other; this hides the round trips.
+const MOVES_AT_ONCE: usize = 4;
+
+/// Desired cluster, and how to connect to its servers.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Host and port of each server.
+    pub servers: Vec<(String, u16)>,
+    /// Masters. The other servers are their replicas, as many of each.
+    pub shards: usize,
+    /// The user of the manager, which exists on all servers. `None`: the default user.
+    pub user: Option<String>,
+    /// File with that user's password, read again for each pass. `None`: servers need no password.
+    pub password: Option<PathBuf>,
+    /// PEM file with the certificate authorities to trust. With it, connections are encrypted.
+    pub ca: Option<PathBuf>,
+}
+
+/// Whether the cluster has the desired shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    pub ready: bool,
+    /// What the manager does or waits for.
+    pub message: String,
+}
+
+/// The manager of one cluster.
+#[expect(
+    missing_debug_implementations,
+    reason = "connections have no useful form for debugging"
+)]
+pub struct Manager {
+    settings: Settings,
+    state: watch::Sender<State>,
+    /// Since when members have been silent.
+    silent: BTreeMap<Id, Instant>,
+    /// Servers, whose connections are used again in the next pass.
+    nodes: BTreeMap<Address, Arc<Node>>,
+}
+
+/// A server that answered.
+struct Answered {
+    address: Address,
+    node: Arc<Node>,
+    answer: Answer,
+}
+
+impl Manager {
+    /// Fails if the servers cannot form the cluster.
+    pub fn new(settings: Settings) -> Result<(Self, watch::Receiver<State>), String> {
+        let servers = settings.servers.len();
+        if settings.shards == 0 || !servers.is_multiple_of(settings.shards) || servers == 0 {
+            let shards = settings.shards;
+            return Err(format!(
+                "expected the same number of servers for each shard, got {servers} servers for {shards} shards"
+            ));
+        }
+        let unique: BTreeSet<_> = settings.servers.iter().collect();
+        if unique.len() < servers {
+            return Err("expected different servers, got one twice".to_owned());
+        }
+        let (state, watched) = watch::channel(State {
+            ready: false,
+            message: "starts".to_owned(),
+        });
+        let manager = Self {
+            settings,
+            state,
+            silent: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+        };
+        Ok((manager, watched))
+    }
+
+    /// Works without end.
+    pub async fn run(mut self) {
+        loop {
+            let pause = match self.pass().await {
+                Ok(pause) => pause,
+                Err(message) => {
+                    self.report(false, message);
+                    PAUSES[1]
+                }
+            };
+            sleep(pause).await;
+        }
+    }
+
+    /// Asks all servers, and acts once. Returns the pause until the next pass.
+    async fn pass(&mut self) -> Result<Duration, String> {
+        let login = self.login().await?;
+        let places: Vec<Address> = self.settings.servers.iter().map(address).collect();
+        let mut answered = self.ask(&places, login.as_ref()).await;
+        let others = leaving(&answered, &places);
+        answered.extend(self.ask(&others, login.as_ref()).await);
+        (self.nodes).retain(|address, _| places.contains(address) || others.contains(address));
+        let silent = self.note_silent(&answered);
+        let find = |place: &Address| answered.iter().find(|a| a.address == *place);
+        let listed: Vec<(String, Option<&Answer>)> = (places.iter())
+            .map(|place| (place.to_string(), find(place).map(|a| &a.answer)))
+            .collect();
+        let leaving = answered.iter().filter(|a| !places.contains(&a.address));
+        let leaving: Vec<&Answer> = leaving.map(|a| &a.answer).collect();
+        let observed = Observed {
+            listed: &listed,
+            leaving: &leaving,
+            silent: &silent,
+        };
+        let [soon, later, rest] = PAUSES;
+        let shards = self.settings.shards;
+        match plan(&observed, shards) {
+            Plan::Ready => {
+                self.report(true, format!("{} servers, {shards} shards", places.len()));
+                Ok(rest)
+            }
+            Plan::Wait(message) => {
+                self.report(false, message);
+                Ok(later)
+            }
+            Plan::Act(actions) => {
+                let members = Members::new(&answered, &places, login.as_ref());
+                let act = async |action: &Action| {
+                    self.report(false, action.to_string());
+                    let acted = members.act(action).await;
+                    acted.map_err(|fault| (action.to_string(), fault.detail()))
+                };
+                let at_once = match actions.iter().all(Action::is_move) {
+                    true => MOVES_AT_ONCE,
+                    false => 1,
+                };
+                let acted = iter(&actions).map(Ok).try_for_each_concurrent(at_once, act);
+                if let Err((action, reason)) = acted.await {
+                    warn!(action, reason, "change of the cluster failed; it is planned again");
+                    return Ok(later);
+                }
+                Ok(soon)
+            }
+        }
+    }
+
+    fn report(&self, ready: bool, message: String) {
+        let state = State { ready, message };
+        let changed = self.state.send_if_modified(|old| {
+            let changed = *old != state;
+            old.clone_from(&state);
+            changed
+        });
+        match (changed, ready) {
+            (true, true) => info!(shape = state.message, "the cluster is ready"),
+            (true, false) => info!(step = state.message, "the cluster is not ready"),
+            (false, _) => {}
+        }
+    }
+
+    async fn login(&self) -> Result<Option<Login>, String> {
+        let Some(path) = &self.settings.password else {
+            return Ok(None);
+        };
+        let password = password(path).await?;
+        Ok(Some(Login {
+            user: self.settings.user.clone(),
+            password,
+        }))
+    }
+
+    fn node(&mut self, address: &Address, login: Option<&Login>) -> Arc<Node> {
+        let dial = Dial {
+            reach: Reach::Fixed(address.clone()),
+            how: How {
+                tls: self.settings.ca.is_some(),
+                database: 0,
+                auth: login.cloned().map_or(Auth::None, Auth::Given),
+            },
+            ca: self.settings.ca.clone(),
+        };
+        let known = self.nodes.get(address);
+        if let Some(node) = known.filter(|node| node.is(&dial, false)) {
+            return node.clone();
+        }
+        let node = Node::new(address.to_string(), dial, Options::default(), false);
+        self.nodes.insert(address.clone(), node.clone());
+        node
+    }
+
+    /// Asks the servers at these addresses. Returns those that answer, in their order.
+    async fn ask(&mut self, places: &[Address], login: Option<&Login>) -> Vec<Answered> {
+        let ask = |place: &Address| {
+            let (address, node) = (place.clone(), self.node(place, login));
+            async move {
+                match server::ask(&node).await {
+                    Ok(answer) => Some(Answered {
+                        address,
+                        node,
+                        answer,
+                    }),
+                    Err(fault) => {
+                        debug!(server = %address, reason = fault.detail(), "a server does not answer");
+                        None
+                    }
+                }
+            }
+        };
+        let asked: Vec<_> = places.iter().map(ask).collect();
+        join_all(asked).await.into_iter().flatten().collect()
+    }
+
+    /// How long each member that did not answer has been silent.
+    fn note_silent(&mut self, answered: &[Answered]) -> BTreeMap<Id, Duration> {
+        let now = Instant::now();
+        let members = answered.iter().flat_map(|a| &a.answer.members);
+        let answers = |id: &str| answered.iter().any(|a| a.answer.own.id == id);
+        let silent: BTreeSet<&Id> = members
+            .map(|member| &member.id)
+            .filter(|id| !answers(id))
+            .collect();
+        self.silent.retain(|id, _| silent.contains(id));
+        for id in silent {
+            self.silent.entry(id.clone()).or_insert(now);
+        }
+        let since = self.silent.iter();
+        since
+            .map(|(id, since)| (id.clone(), now - *since))
+            .collect()
+    }
+}
+
+/// Addresses of members that are not desired, according to servers that are.
+fn leaving(answered: &[Answered], places: &[Address]) -> Vec<Address> {
+    let desired = |id: &str| answered.iter().any(|a| a.answer.own.id == id);
+    let members = answered.iter().flat_map(|a| &a.answer.members);
+    let others = members.filter(|m| m.health == Health::Up && !desired(&m.id));
+    let addresses: BTreeSet<Address> = others.map(reachable_at).collect();
+    // A desired server may not have answered just now.
+    addresses
+        .into_iter()
+        .filter(|a| !places.contains(a))
+        .collect()
+}
+
+fn address((host, port): &(String, u16)) -> Address {
+    Address::Tcp(host.clone(), *port)
+}
+
+/// The address of a member for clients: by its name if it has one, which is in its certificate.
+fn reachable_at(member: &Member) -> Address {
+    match &member.address {
+        Address::Tcp(_, port) if !member.host.is_empty() => {
+            Address::Tcp(member.host.clone(), *port)
+        }
+        address => address.clone(),
+    }
+}

@@ -1,0 +1,471 @@
+//! Plans are carried out in a model of a cluster, in which servers are lost and the desired shape changes.
+
+use super::*;
+use crate::redis::url::Address;
+use proptest::prelude::*;
+
+/// Passes until a cluster must have its shape: 64 slots move in one.
+const PASSES: usize = 600;
+
+#[derive(Debug, Clone)]
+struct Server {
+    id: Id,
+    role: Role,
+    slots: BTreeSet<u16>,
+    /// Slots whose keys it has.
+    keys: BTreeSet<u16>,
+    runs: bool,
+    joined: bool,
+    silent: Duration,
+}
+
+/// Servers by their place; those that were replaced stay known until they are forgotten.
+#[derive(Debug, Clone)]
+struct World {
+    servers: Vec<Option<Server>>,
+    lost: Vec<Server>,
+    desired: usize,
+    shards: usize,
+    made: usize,
+}
+
+impl World {
+    fn new(shards: usize, replicas: usize) -> Self {
+        let mut world = Self {
+            servers: Vec::new(),
+            lost: Vec::new(),
+            desired: 0,
+            shards,
+            made: 0,
+        };
+        world.shape(shards, replicas);
+        world
+    }
+
+    /// Another desired shape. Servers that are no longer desired run until they are forgotten.
+    fn shape(&mut self, shards: usize, replicas: usize) {
+        (self.shards, self.desired) = (shards, shards * (1 + replicas));
+        for place in 0..self.desired {
+            if self.servers.len() <= place {
+                self.servers.push(None);
+            }
+            self.start(place);
+        }
+    }
+
+    /// Starts an empty server, unless one runs.
+    fn start(&mut self, place: usize) {
+        if self.servers[place].is_none() {
+            self.made += 1;
+            self.servers[place] = Some(Server {
+                id: format!("{:03}", self.made),
+                role: Role::Master,
+                slots: BTreeSet::new(),
+                keys: BTreeSet::new(),
+                runs: true,
+                joined: false,
+                silent: Duration::ZERO,
+            });
+        }
+    }
+
+    fn lose(&mut self, place: usize, silent: Duration) {
+        if let Some(mut server) = self.servers[place].take() {
+            server.runs = false;
+            server.silent = silent;
+            if server.joined {
+                self.lost.push(server);
+            }
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Server> {
+        self.servers.iter().flatten().chain(&self.lost)
+    }
+
+    fn find(&mut self, id: &str) -> &mut Server {
+        let all = self.servers.iter_mut().flatten().chain(&mut self.lost);
+        let mut all = all.filter(|server| server.id == id);
+        all.next().unwrap_or_else(|| panic!("{id} does not exist"))
+    }
+
+    fn member(&self, server: &Server) -> Member {
+        let place = self.servers.iter().position(|other| match other {
+            Some(other) => other.id == server.id,
+            None => false,
+        });
+        Member {
+            id: server.id.clone(),
+            address: Address::Tcp("10.0.0.1".into(), 6379),
+            bus: 16379,
+            host: place.map(|place| format!("kv-{place}")).unwrap_or_default(),
+            role: server.role.clone(),
+            health: match server.runs {
+                true => Health::Up,
+                false => Health::Lost,
+            },
+            is_self: false,
+            slots: runs(server.slots.iter().copied()),
+            moves: Vec::new(),
+        }
+    }
+
+    /// The members that a server knows which is one.
+    fn members(&self) -> Vec<Member> {
+        let members = self.all().filter(|server| server.joined);
+        members.map(|server| self.member(server)).collect()
+    }
+
+    fn answer(&self, server: &Server, members: &[Member]) -> Answer {
+        let own = self.member(server);
+        let members = match server.joined {
+            true => members.to_vec(),
+            false => vec![own.clone()],
+        };
+        Answer {
+            serves: server.joined,
+            in_sync: true,
+            offset: 0,
+            machine: String::new(),
+            own,
+            members,
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        let members = self.members();
+        let answer = |server: &Server| self.answer(server, &members);
+        let answers: Vec<Option<Answer>> = (self.servers.iter())
+            .map(|server| server.as_ref().map(answer))
+            .collect();
+        let listed: Vec<(String, Option<&Answer>)> = (answers.iter().take(self.desired))
+            .enumerate()
+            .map(|(place, answer)| (format!("kv-{place}:6379"), answer.as_ref()))
+            .collect();
+        let others = answers.iter().skip(self.desired).flatten();
+        let leaving: Vec<&Answer> = others.filter(|answer| answer.serves).collect();
+        let silent = self.lost.iter();
+        let silent = silent
+            .map(|server| (server.id.clone(), server.silent))
+            .collect();
+        let observed = Observed {
+            listed: &listed,
+            leaving: &leaving,
+            silent: &silent,
+        };
+        plan(&observed, self.shards)
+    }
+
+    /// What a server does, as Redis would, or refuses.
+    fn act(&mut self, action: &Action) {
+        match action {
+            Action::Meet { new, member } => {
+                assert!(self.find(member).runs);
+                self.find(member).joined = true;
+                for place in new {
+                    let server = self.servers[*place].as_mut().unwrap();
+                    assert!(server.slots.is_empty());
+                    server.joined = true;
+                }
+            }
+            Action::Assign { master, slots } => {
+                for slot in slots.iter().cloned().flatten() {
+                    assert!(self.all().all(|server| !server.slots.contains(&slot)));
+                    self.find(master).slots.insert(slot);
+                }
+            }
+            Action::Replicate { replica, master } => {
+                assert_eq!(self.find(master).role, Role::Master);
+                let server = self.find(replica);
+                assert!(server.slots.is_empty() && server.runs, "{replica}");
+                server.role = Role::ReplicaOf(master.clone());
+            }
+            Action::TakeOver { replica, .. } | Action::Promote { replica } => {
+                let Role::ReplicaOf(master) = self.find(replica).role.clone() else {
+                    panic!("{replica} is no replica");
+                };
+                if matches!(action, Action::TakeOver { .. }) {
+                    assert!(!self.find(&master).runs);
+                }
+                let slots = std::mem::take(&mut self.find(&master).slots);
+                self.find(&master).role = Role::ReplicaOf(replica.clone());
+                let server = self.find(replica);
+                server.slots = slots;
+                server.role = Role::Master;
+            }
+            Action::Forget { member } => {
+                let replicas = self.all().filter(|server| server.runs && server.joined);
+                for server in replicas {
+                    assert_ne!(server.role, Role::ReplicaOf(member.clone()));
+                }
+                self.lost.retain(|server| server.id != *member);
+                for place in &mut self.servers {
+                    // A server that leaves is stopped by who desires fewer.
+                    if place.as_ref().is_some_and(|server| server.id == *member) {
+                        assert!(place.take().is_some_and(|server| !server.joined));
+                    }
+                }
+            }
+            Action::Reset { server } => {
+                let server = self.find(server);
+                assert!(server.slots.is_empty() && server.runs);
+                server.role = Role::Master;
+                server.joined = false;
+                server.keys.clear();
+            }
+            Action::Move { slot, from, to } => {
+                assert!(self.find(from).slots.remove(slot));
+                let had_keys = self.find(from).keys.remove(slot);
+                let target = self.find(to);
+                assert!(target.runs && target.role == Role::Master);
+                target.slots.insert(*slot);
+                if had_keys {
+                    target.keys.insert(*slot);
+                }
+            }
+            Action::Settle { .. } => {}
+        }
+    }
+
+    fn act_all(&mut self, actions: &[Action]) {
+        for action in actions {
+            self.act(action);
+        }
+        self.replicate();
+    }
+
+    /// Replicas follow their masters.
+    fn replicate(&mut self) {
+        let masters: BTreeMap<Id, BTreeSet<u16>> = (self.all())
+            .filter(|server| server.runs && server.role == Role::Master)
+            .map(|server| (server.id.clone(), server.keys.clone()))
+            .collect();
+        for server in self.servers.iter_mut().flatten() {
+            if let Role::ReplicaOf(master) = &server.role
+                && let Some(keys) = masters.get(master)
+            {
+                server.keys.clone_from(keys);
+            }
+        }
+    }
+
+    /// Plans and acts until the cluster is ready. Returns the number of passes.
+    fn settle(&mut self) -> usize {
+        for pass in 0..PASSES {
+            match self.plan() {
+                Plan::Ready => {
+                    self.check();
+                    return pass;
+                }
+                Plan::Wait(why) => panic!("nothing will change, but the manager {why}"),
+                Plan::Act(actions) => self.act_all(&actions),
+            }
+        }
+        panic!("not ready after {PASSES} passes; next: {:?}", self.plan());
+    }
+
+    fn check(&self) {
+        let replicas = self.desired / self.shards - 1;
+        let masters: Vec<&Server> = (self.servers.iter().flatten())
+            .filter(|server| !server.slots.is_empty())
+            .collect();
+        assert_eq!(masters.len(), self.shards);
+        assert_eq!(
+            self.all().filter(|server| server.joined).count(),
+            self.desired
+        );
+        let few = SLOTS / self.shards;
+        for master in masters {
+            assert!((few..=few + 1).contains(&master.slots.len()));
+            let role = Role::ReplicaOf(master.id.clone());
+            let count = self.servers.iter().flatten().filter(|s| s.role == role);
+            assert_eq!(count.count(), replicas);
+        }
+    }
+
+    /// Each owner has the keys of its slots.
+    fn fill(&mut self) {
+        for server in self.servers.iter_mut().flatten() {
+            server.keys.clone_from(&server.slots);
+        }
+        self.replicate();
+    }
+
+    /// Slots whose owner lost their keys.
+    fn lost_slots(&self) -> usize {
+        let lost = |server: &Server| server.slots.difference(&server.keys).count();
+        self.servers.iter().flatten().map(lost).sum()
+    }
+}
+
+#[test]
+fn new_servers_form_a_cluster_with_even_slots_and_replicas() {
+    for (shards, replicas) in [(3, 0), (3, 1), (3, 2), (5, 1), (300, 0)] {
+        let mut world = World::new(shards, replicas);
+        assert!(world.settle() <= 4);
+    }
+}
+
+#[test]
+fn a_cluster_is_formed_only_of_all_its_servers() {
+    let mut world = World::new(3, 0);
+    world.lose(1, Duration::ZERO);
+    let Plan::Wait(why) = world.plan() else {
+        panic!("{:?}", world.plan())
+    };
+    assert!(why.contains("kv-1:6379"), "{why}");
+}
+
+#[test]
+fn a_replica_of_a_lost_master_is_waited_for_and_then_takes_over() {
+    let mut world = World::new(3, 1);
+    world.settle();
+    world.fill();
+    let master = (0..6).find(|place| {
+        let server = world.servers[*place].as_ref().unwrap();
+        !server.slots.is_empty()
+    });
+    world.lose(master.unwrap(), Duration::from_secs(1));
+    world.start(master.unwrap());
+    assert!(matches!(world.plan(), Plan::Wait(_)), "{:?}", world.plan());
+    world.lost[0].silent = GRACE;
+    let Plan::Act(actions) = world.plan() else {
+        panic!("{:?}", world.plan())
+    };
+    assert!(matches!(actions[..], [Action::TakeOver { .. }]));
+    world.settle();
+    assert_eq!(world.lost_slots(), 0);
+}
+
+#[test]
+fn without_a_replica_the_server_at_the_same_place_gets_the_slots_at_once() {
+    let mut world = World::new(3, 0);
+    world.settle();
+    world.fill();
+    let slots = world.servers[1].as_ref().unwrap().slots.clone();
+    world.lose(1, Duration::ZERO);
+    world.lost[0].silent = GRACE;
+    world.start(1);
+    world.settle();
+    assert_eq!(world.servers[1].as_ref().unwrap().slots, slots);
+    assert_eq!(world.lost_slots(), slots.len());
+}
+
+#[test]
+fn slots_of_a_lost_machine_go_to_the_others_and_come_back() {
+    let mut world = World::new(3, 0);
+    world.settle();
+    world.fill();
+    world.lose(1, GRACE);
+    for _ in 0..3 {
+        if let Plan::Act(actions) = world.plan() {
+            world.act_all(&actions);
+        }
+    }
+    let owned: usize = world.all().map(|server| server.slots.len()).sum();
+    assert_eq!(owned, SLOTS, "all slots have an owner again");
+    assert!(matches!(world.plan(), Plan::Wait(_)));
+    world.start(1);
+    world.settle();
+}
+
+#[test]
+fn a_server_of_another_cluster_is_named_and_left_alone() {
+    let mut world = World::new(3, 0);
+    world.settle();
+    let server = world.servers[2].as_mut().unwrap();
+    server.joined = false;
+    let Plan::Wait(why) = world.plan() else {
+        panic!("{:?}", world.plan())
+    };
+    assert!(
+        why.contains("kv-2:6379 is part of another cluster"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_move_that_was_begun_is_finished_or_given_up() {
+    let mut world = World::new(3, 0);
+    world.settle();
+    let members = world.members();
+    let answers: Vec<Answer> = (world.servers.iter().flatten())
+        .map(|server| world.answer(server, &members))
+        .collect();
+    let plan_with = |at: usize, begun: Move| {
+        let mut answers = answers.clone();
+        answers[at].own.moves.push(begun);
+        let listed: Vec<(String, Option<&Answer>)> = answers
+            .iter()
+            .map(|a| (a.own.host.clone(), Some(a)))
+            .collect();
+        let observed = Observed {
+            listed: &listed,
+            leaving: &[],
+            silent: &BTreeMap::new(),
+        };
+        plan(&observed, 3)
+    };
+    let id = |at: usize| answers[at].own.id.clone();
+    let moves = |slot, from, to| {
+        Plan::Act(vec![Action::Move {
+            slot,
+            from: id(from),
+            to: id(to),
+        }])
+    };
+    let settles = |slot, at| Plan::Act(vec![Action::Settle { slot, at: id(at) }]);
+    // The first server owns slot 0.
+    assert_eq!(plan_with(0, Move::To(0, id(1))), moves(0, 0, 1));
+    assert_eq!(plan_with(1, Move::From(0, id(0))), moves(0, 0, 1));
+    assert_eq!(plan_with(0, Move::From(0, id(1))), settles(0, 0));
+    assert_eq!(plan_with(1, Move::From(0, id(2))), settles(0, 1));
+    assert_eq!(plan_with(0, Move::To(0, "gone".into())), settles(0, 0));
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    /// A server is lost, for so long, and another one starts.
+    Lose(usize, bool),
+    Shape(usize, usize),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        (0..20usize, any::<bool>()).prop_map(|(place, long)| Event::Lose(place, long)),
+        (3..6usize, 0..3usize).prop_map(|(shards, replicas)| Event::Shape(shards, replicas)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// The shape is always reached, and keys are lost only with a server that had no replica.
+    #[test]
+    fn any_shape_is_reached_from_any_other(events in prop::collection::vec(event(), 1..6)) {
+        let mut world = World::new(3, 1);
+        world.settle();
+        for event in events {
+            world.fill();
+            let had_replicas = world.desired > world.shards;
+            match event {
+                Event::Lose(place, long) => {
+                    let place = place % world.desired;
+                    world.lose(place, if long { GRACE } else { Duration::ZERO });
+                    world.start(place);
+                    if !long {
+                        // The manager waits for its replica, or gives its slots to others.
+                        for server in &mut world.lost {
+                            server.silent = GRACE;
+                        }
+                    }
+                }
+                Event::Shape(shards, replicas) => world.shape(shards, replicas),
+            }
+            world.settle();
+            prop_assert!(world.lost_slots() == 0 || !had_replicas);
+            // Servers that are no longer desired were stopped.
+            world.servers.truncate(world.desired);
+        }
+    }
+}
