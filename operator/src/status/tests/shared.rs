@@ -81,6 +81,7 @@ fn managing(trouble: Option<(&str, &str)>) -> Scene {
             name: name.into(),
             namespace: "n".into(),
             pool: "p".into(),
+            shape: None,
             ready,
             trouble: trouble.map(|(reason, message)| (reason.into(), message.into())),
         })
