@@ -143,7 +143,11 @@ fn child(kind: &str, meta: &ObjectMeta) -> Option<(ChildRef, Child)> {
 }
 
 fn servers(meta: &ObjectMeta) -> Option<i64> {
-    meta.annotations.as_ref()?.get(names::REPLICAS)?.parse().ok()
+    meta.annotations
+        .as_ref()?
+        .get(names::REPLICAS)?
+        .parse()
+        .ok()
 }
 
 fn applied(meta: &ObjectMeta) -> Option<&str> {
@@ -294,6 +298,17 @@ mod tests {
         }]);
         let child = child("StatefulSet", &set.metadata).unwrap().1;
         assert_eq!(child.applied.as_deref(), Some("hash"), "a status");
+    }
+
+    #[test]
+    fn the_number_of_a_clusters_servers_is_in_an_annotation() {
+        let mut set = map("a", "1");
+        let servers = |set: &PartialObjectMeta<DynamicObject>| {
+            child("StatefulSet", &set.metadata).unwrap().1.servers
+        };
+        assert_eq!(servers(&set), None);
+        set.metadata.annotations = Some([(names::REPLICAS.into(), "6".into())].into());
+        assert_eq!(servers(&set), Some(6));
     }
 
     #[test]

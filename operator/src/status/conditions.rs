@@ -290,7 +290,8 @@ fn managed_servers(observed: &Observation<'_>) -> Option<Verdict> {
     }
     if servers::are_joining(observed) {
         let manager = manager_name(observed.pool);
-        let message = format!("{some}; the log of Deployment {manager} has the steps that form the cluster");
+        let message =
+            format!("{some}; the log of Deployment {manager} has the steps that form the cluster");
         return Some(verdict(UNKNOWN, Reason::ServersJoining, message));
     }
     (ready < desired).then(|| verdict(UNKNOWN, Reason::ServersStarting, some))

@@ -149,7 +149,9 @@ fn of_managed(cel: String, message: String, holds: fn(&ManagedRedis) -> bool) ->
         message,
         holds: Box::new(move |pool, _| {
             let redis = pool.spec.shared.redis.as_ref();
-            redis.and_then(|redis| redis.managed.as_ref()).is_none_or(holds)
+            redis
+                .and_then(|redis| redis.managed.as_ref())
+                .is_none_or(holds)
         }),
     }
 }

@@ -54,7 +54,11 @@ fn pod(pool: &KVCachePool, redis: &ManagedRedis, settings: &Settings) -> Value {
     });
     let tolerations = redis.tolerations.iter().map(|t| json!(t)).chain(lost);
     let mut files = vec![json!({"key": MANAGER_PASSWORD, "path": PASSWORD})];
-    files.extend(redis.tls.then(|| json!({"key": CERTIFICATE, "path": CERTIFICATE})));
+    files.extend(
+        redis
+            .tls
+            .then(|| json!({"key": CERTIFICATE, "path": CERTIFICATE})),
+    );
     let mut spec = json!({
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
@@ -118,7 +122,9 @@ fn command(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<String> {
     }
     command.extend(["--listen", &listen]);
     let command = command.into_iter().map(str::to_owned);
-    command.chain(addresses(pool, super::servers(redis))).collect()
+    command
+        .chain(addresses(pool, super::servers(redis)))
+        .collect()
 }
 
 #[cfg(test)]

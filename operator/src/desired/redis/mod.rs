@@ -217,7 +217,9 @@ mod tests {
     #[test]
     fn standalone_servers_have_no_manager() {
         let objects = desired(&managing(json!({"shards": 3})), &defaults()).unwrap();
-        let kinds = objects.iter().map(|o| o.types.as_ref().unwrap().kind.as_str());
+        let kinds = objects
+            .iter()
+            .map(|o| o.types.as_ref().unwrap().kind.as_str());
         assert!(!kinds.into_iter().any(|kind| kind == "Deployment"));
     }
 

@@ -33,11 +33,7 @@ pub fn secret_name(pool: &KVCachePool) -> String {
 pub type Random = [[u8; 32]; 2];
 
 /// The Secret, with passwords made from these random bytes and a certificate that is valid from now on (Unix seconds).
-pub fn password(
-    pool: &KVCachePool,
-    random: &Random,
-    now: u64,
-) -> Result<DynamicObject, PkiError> {
+pub fn password(pool: &KVCachePool, random: &Random, now: u64) -> Result<DynamicObject, PkiError> {
     let types = TypeMeta {
         api_version: Secret::API_VERSION.to_string(),
         kind: Secret::KIND.to_string(),

@@ -133,7 +133,14 @@ fn cluster_arguments(
     ];
     // Writes during the first synchronization of a replica wait in its buffer. By default a busy cache never finishes it.
     let buffer = (maxmemory / 4).to_string();
-    let buffer = ["--client-output-buffer-limit", "replica", &buffer, &buffer, "0"].map(str::to_owned);
+    let buffer = [
+        "--client-output-buffer-limit",
+        "replica",
+        &buffer,
+        &buffer,
+        "0",
+    ]
+    .map(str::to_owned);
     let pairs = tls.into_iter().flatten().chain(rest);
     let pairs: Vec<String> = pairs
         .flat_map(|(key, value)| [key.to_owned(), value.to_owned()])
@@ -164,7 +171,8 @@ fn probe(script: &str, tls: bool, seconds: u32, failures: u32) -> Value {
 
 /// Ports of a server's container.
 pub(super) fn ports(redis: &ManagedRedis) -> Vec<Value> {
-    let port = |name: &str, port: u16| json!({"name": name, "containerPort": port, "protocol": "TCP"});
+    let port =
+        |name: &str, port: u16| json!({"name": name, "containerPort": port, "protocol": "TCP"});
     let mut ports = vec![port(super::PORT_NAME, PORT)];
     ports.extend(is_cluster(redis).then(|| port("bus", BUS_PORT)));
     ports
@@ -216,7 +224,8 @@ mod tests {
             let (pool, redis) = of(keys);
             arguments(&pool, &redis, 1).join(" ")
         };
-        let of_cluster = "--tls-cluster yes --tls-replication yes --tls-ca-cert-file /etc/kvcachepool/tls.crt";
+        let of_cluster =
+            "--tls-cluster yes --tls-replication yes --tls-ca-cert-file /etc/kvcachepool/tls.crt";
         assert!(arguments_of(cluster()).contains(of_cluster));
         let mut plain = cluster();
         plain["tls"] = false.into();
@@ -231,7 +240,10 @@ mod tests {
             let [.., script, _] = command(&redis);
             let users: Vec<_> = script.lines().filter(|l| l.contains("'user ")).collect();
             assert_eq!(users.len(), 1 + usize::from(is_cluster(&redis)));
-            assert!(!script.contains("flush") && !script.contains("+@"), "{script}");
+            assert!(
+                !script.contains("flush") && !script.contains("+@"),
+                "{script}"
+            );
             assert!(users.iter().all(|user| user.contains(" ~kvcp:* -@all +")));
             assert!(!users[0].contains("+cluster ") && !users[0].contains("migrate"));
         }

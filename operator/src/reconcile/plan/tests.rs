@@ -282,14 +282,21 @@ fn applied_servers(live: Option<Option<i64>>, manager: (&str, bool)) -> Option<i
     let annotation = &set.annotations()[names::REPLICAS];
     assert_eq!(replicas.map(|n| n.to_string()).as_ref(), Some(annotation));
     let removes = live.flatten() > replicas;
-    assert!(!(removes && in_turn), "a user's edit does not wait for other pools");
+    assert!(
+        !(removes && in_turn),
+        "a user's edit does not wait for other pools"
+    );
     replicas
 }
 
 #[test]
 fn servers_of_a_cluster_are_removed_after_the_manager_has_emptied_them() {
     let six = Some(Some(6));
-    assert_eq!(applied_servers(six, ("6x1", true)), Some(6), "an old manager");
+    assert_eq!(
+        applied_servers(six, ("6x1", true)),
+        Some(6),
+        "an old manager"
+    );
     assert_eq!(applied_servers(six, ("4x1", false)), Some(6), "it works");
     assert_eq!(applied_servers(six, ("2x2", true)), Some(6), "other shards");
     assert_eq!(applied_servers(six, ("4x1", true)), Some(4));
