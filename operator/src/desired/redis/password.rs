@@ -81,6 +81,9 @@ mod tests {
         let names = parsed.subject_alternative_name().unwrap().unwrap();
         let wanted = GeneralName::DNSName("*.kvcachepool-llama.serving.svc");
         assert_eq!(names.value.general_names, [wanted]);
+        let usage = parsed.extended_key_usage().unwrap().unwrap().value;
+        let both = usage.server_auth && usage.client_auth;
+        assert!(both, "the servers of a cluster are clients of each other");
     }
 
     #[test]
