@@ -95,7 +95,7 @@ fn container(pool: &KVCachePool, redis: &ManagedRedis, settings: &Settings) -> V
         "ports": [{"name": names::ADMIN_PORT_NAME, "containerPort": names::ADMIN_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
         "readinessProbe": probe("/readyz", 2, 1),
-        "livenessProbe": probe("/livez", 10, 6),
+        "livenessProbe": probe("/healthz", 10, 6),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": false,

@@ -26,6 +26,8 @@ const MANAGER_COMMANDS: &str = "+cluster +info +ping +select +migrate +restore +
 
 /// Time in ms after which the servers of a cluster agree that a silent one is lost.
 const NODE_TIMEOUT_MS: u32 = 5000;
+/// Time in which a replica has taken over, if need be by a decision of the manager (15 s).
+const TAKEOVER_SECONDS: u32 = 20;
 
 /// Asks a server with the password that is mounted now, so that a server with an older password (the Secret was created again) is restarted.
 const CLIENT: &str = r#"export REDISCLI_AUTH="$(cat /etc/kvcachepool/password)"
@@ -56,7 +58,11 @@ printf 'user default on >%s ~kvcp:* -@all {}\n' "$password" > {users}
         commands.trim_end()
     );
     if cluster {
-        // Every start is a new, empty node: a master that came back empty under its old id would empty its replicas.
+        // Every start is a new, empty node: a master that came back empty under its old id would empty its replicas. A container that starts
+        // again has the address of the lost master too, which its replica would copy from until it has taken over.
+        if redis.replicas_per_shard > 0 {
+            script += &format!("[ ! -e {DATA_PATH}/nodes.conf ] || sleep {TAKEOVER_SECONDS}\n");
+        }
         script += &format!(
             r#"password="$(cat {SECRET_PATH}/{MANAGER_PASSWORD})"
 printf 'user {MANAGER} on >%s ~kvcp:* -@all {MANAGER_COMMANDS}\n' "$password" >> {users}
@@ -252,7 +258,13 @@ mod tests {
     #[test]
     fn a_restarted_server_does_not_claim_its_old_slots() {
         let script = |keys| command(&of(keys).1)[2].clone();
-        assert!(script(cluster()).contains("\nrm -f /data/nodes.conf\n"));
+        let waits = "[ ! -e /data/nodes.conf ] || sleep 20\n";
+        let removes = "\nrm -f /data/nodes.conf\n";
+        let with_replicas = script(cluster());
+        let [waits_at, removes_at] = [waits, removes].map(|text| with_replicas.find(text).unwrap());
+        assert!(waits_at < removes_at, "a start that is cut off waits again");
+        let without = script(json!({"mode": "Cluster", "shards": 3}));
+        assert!(!without.contains("sleep") && without.contains(removes));
         assert!(!script(json!({})).contains("nodes.conf"));
     }
 
