@@ -25,6 +25,10 @@ pub const EXCHANGED: &str = "kvcachepool.io/exchanged";
 pub const LOWERED: &str = "kvcachepool.io/lowered";
 /// Annotation that the plugin sets on a pod, so that the kubelet updates the pod's files: the time of the last reload.
 pub const RELOADED_AT: &str = "kvcachepool.io/reloaded-at";
+/// Annotation of a manager's pod: the shape that it gives the cluster of managed servers.
+pub const SHAPE: &str = "kvcachepool.io/shape";
+/// Annotation of the StatefulSet of a cluster: its number of servers.
+pub const REPLICAS: &str = "kvcachepool.io/servers";
 /// Annotation of a pool's object: hash of what the operator last applied.
 pub const APPLIED: &str = "kvcachepool.io/applied";
 /// Annotation that a user sets on a pod: memory of this pod, instead of the pool's `local.memory.perPod`.
@@ -69,7 +73,9 @@ pub const ADMIN_PORT_NAME: &str = "kvcachepool";
 pub const NAME: &str = "app.kubernetes.io/name";
 /// Value of that label for managed servers.
 pub const SERVERS: &str = "kvcachepool-redis";
-/// Label of managed servers: their pool.
+/// Value of that label for the manager of a cluster of managed servers.
+pub const MANAGER: &str = "kvcachepool-redis-cluster";
+/// Label of managed servers and their manager: their pool.
 pub const INSTANCE: &str = "app.kubernetes.io/instance";
 /// Field manager of server-side apply.
 pub const FIELD_MANAGER: &str = "kvcachepool-operator";

@@ -46,13 +46,19 @@ fn ttl() -> Duration {
     Duration(schema::default_of("redis.ttl").to_string())
 }
 
-/// Servers that the operator runs: standalone and without persistence.
+/// Servers that the operator runs, without persistence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ManagedRedis {
-    /// Number of servers. Chunks are spread over them.
+    /// Standalone servers, or one Redis Cluster.
+    #[serde(default)]
+    pub mode: RedisMode,
+    /// Number of servers, without replicas. Chunks are spread over them.
     #[serde(default = "one")]
     pub shards: i64,
+    /// Replicas of each shard, which take over when its server is lost. Only with mode Cluster.
+    #[serde(default)]
+    pub replicas_per_shard: i64,
     /// Bytes of chunks in each server.
     pub memory_per_shard: Size,
     /// Image of the server. Default: the operator's choice.
@@ -90,6 +96,16 @@ pub struct ManagedRedis {
 
 fn one() -> i64 {
     1
+}
+
+/// How managed servers work together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RedisMode {
+    /// Independent servers.
+    #[default]
+    Standalone,
+    /// One Redis Cluster, which a manager pod forms, repairs and resizes.
+    Cluster,
 }
 
 /// Existing servers: exactly one of `url` and `urls`.

@@ -35,7 +35,7 @@ fn objects(pool: &KVCachePool, settings: &Settings, defaults: &Defaults) -> Vec<
     let monitoring = &pool.spec.monitoring;
     let pod_monitor = monitoring.pod_monitor.as_ref();
     let pod_monitor = pod_monitor.map(|spec| pod_monitor::pod_monitor(pool, spec));
-    let redis = redis::managed(pool).map(|spec| redis::objects(pool, spec, defaults));
+    let redis = redis::managed(pool).map(|spec| redis::objects(pool, spec, settings, defaults));
     std::iter::once(config_map)
         .chain(pod_monitor)
         .chain(redis.into_iter().flatten())

@@ -6,7 +6,7 @@ use kvcachepool_protocol::config::{Config, FILE_NAME};
 use kvcachepool_protocol::env_reference::{self, EnvReference};
 use serde_json::{Value, json};
 
-pub(super) const PROGRAM: &str = "kvcachepool-sidecar";
+pub const PROGRAM: &str = "kvcachepool-sidecar";
 /// User of the added containers if the pod runs as root, which `runAsNonRoot` forbids.
 const USER: u32 = 65532;
 /// Size of the volume with socket, lock file and connector. The memory tier is not a file.

@@ -29,6 +29,7 @@ mod target;
 mod tests;
 mod tool;
 
+pub use additions::PROGRAM;
 pub use disk::Disk;
 pub use files::{Files, Holder};
 pub use outcome::{Outcome, Report, Verdict};

@@ -63,11 +63,15 @@ pub fn make(now: u64, lifetimes: Lifetimes) -> Result<Authority, PkiError> {
 }
 
 /// A certificate of a server for these names, which ends at this time, and its key, both as PEM. Clients trust the certificate itself.
+/// Servers of a cluster are also clients of each other.
 pub fn self_signed(names: &[String], now: u64, ends: u64) -> Result<(String, String), PkiError> {
     let title = "kvcachepool server".to_owned();
     let mut params = params(names, title, now, ends)?;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
     let key = KeyPair::generate()?;
     let certificate = params.self_signed(&key)?;
     Ok((normal(&certificate.pem()), key.serialize_pem()))

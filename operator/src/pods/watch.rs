@@ -1,4 +1,4 @@
-//! The watches of labelled pods and of managed servers, with streaming lists if the API server supports them.
+//! The watches of labelled pods and of managed servers with their managers, with streaming lists if the API server supports them.
 
 use super::index::{Index, Member, PoolRef};
 use super::server::Server;
@@ -26,14 +26,14 @@ pub fn watch_pods(
     watch(client, scope, names::POOL, index, metrics)
 }
 
-/// As `watch_pods`, for the pods of managed servers.
+/// As `watch_pods`, for the pods of managed servers and of their managers.
 pub fn watch_servers(
     client: Client,
     scope: Scope,
     index: Arc<Index<Server>>,
     metrics: Arc<Metrics>,
 ) -> impl Stream<Item = PoolRef> {
-    let labels = format!("{}={}", names::NAME, names::SERVERS);
+    let labels = format!("{} in ({},{})", names::NAME, names::SERVERS, names::MANAGER);
     watch(client, scope, &labels, index, metrics)
 }
 

@@ -19,7 +19,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Labels and annotations that are parsed.
-const PARSED_KEYS: [&str; 7] = [
+const PARSED_KEYS: [&str; 9] = [
+    names::NAME,
     names::INSTANCE,
     names::POOL,
     names::INJECTION,
@@ -27,6 +28,7 @@ const PARSED_KEYS: [&str; 7] = [
     names::EXCHANGED,
     names::LOWERED,
     names::MEMORY,
+    names::SHAPE,
 ];
 /// Longest annotation of the operator that is parsed, in bytes.
 const INJECTION_BYTES_MAX: usize = 4096;
@@ -325,16 +327,20 @@ impl WirePod {
 }
 
 impl WirePod {
-    /// The managed server. `None` without a name, a namespace or the label that names its pool.
+    /// The managed server, or the manager. `None` without a name, a namespace or the label that names its pool.
     #[must_use]
     pub fn into_server(self) -> Option<Server> {
         let (meta, status) = (self.metadata, self.status);
         let deleting = meta.deletion_timestamp.is_some();
         let ready = status.is_true("Ready") && !deleting;
+        let mut labels = meta.labels?;
+        let is_manager = labels.get(names::NAME).is_some_and(|n| n == names::MANAGER);
+        let shape = meta.annotations.and_then(|mut a| a.remove(names::SHAPE));
         Some(Server {
             name: meta.name?.into(),
             namespace: meta.namespace?.into(),
-            pool: meta.labels?.remove(names::INSTANCE)?.into(),
+            pool: labels.remove(names::INSTANCE)?.into(),
+            shape: is_manager.then(|| shape.unwrap_or_default().into()),
             ready,
             trouble: (!ready && !deleting)
                 .then(|| status.server_trouble())

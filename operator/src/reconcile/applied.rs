@@ -165,6 +165,7 @@ mod tests {
             generation: None,
             owner_uid: "u".into(),
             applied: Some("1".into()),
+            servers: None,
         };
         assert_eq!(
             applied_by_earlier_leader(Some(&child), "u", "1"),
@@ -191,6 +192,7 @@ mod tests {
             generation,
             owner_uid: "u".into(),
             applied: None,
+            servers: None,
         };
         let outcome_of = |live: Option<&str>, now: &LastApplied| {
             let live = live.map(|version| seen(version, None));

@@ -20,11 +20,12 @@ use std::time::Duration;
 use tracing::{debug, warn};
 
 /// The kinds of objects that `desired` creates, and whether every cluster has them and lets the operator watch them.
-const KINDS: [(&str, &str, bool); 6] = [
+const KINDS: [(&str, &str, bool); 7] = [
     ("v1", "ConfigMap", true),
     ("monitoring.coreos.com/v1", "PodMonitor", false),
     ("v1", "Service", false),
     ("apps/v1", "StatefulSet", false),
+    ("apps/v1", "Deployment", false),
     ("policy/v1", "PodDisruptionBudget", false),
     ("networking.k8s.io/v1", "NetworkPolicy", false),
 ];
@@ -39,6 +40,8 @@ pub struct Child {
     pub owner_uid: String,
     /// Hash of the fields that the operator last applied. `None` if another manager has ever written a field.
     pub applied: Option<String>,
+    /// Number of servers, of the StatefulSet of a cluster.
+    pub servers: Option<i64>,
 }
 
 /// Kind, namespace, name.
@@ -134,8 +137,17 @@ fn child(kind: &str, meta: &ObjectMeta) -> Option<(ChildRef, Child)> {
         generation: meta.generation,
         owner_uid: controller(meta).unwrap_or_default(),
         applied: applied(meta).map(str::to_owned),
+        servers: servers(meta),
     };
     Some((key, child))
+}
+
+fn servers(meta: &ObjectMeta) -> Option<i64> {
+    meta.annotations
+        .as_ref()?
+        .get(names::REPLICAS)?
+        .parse()
+        .ok()
 }
 
 fn applied(meta: &ObjectMeta) -> Option<&str> {
@@ -286,6 +298,17 @@ mod tests {
         }]);
         let child = child("StatefulSet", &set.metadata).unwrap().1;
         assert_eq!(child.applied.as_deref(), Some("hash"), "a status");
+    }
+
+    #[test]
+    fn the_number_of_a_clusters_servers_is_in_an_annotation() {
+        let mut set = map("a", "1");
+        let servers = |set: &PartialObjectMeta<DynamicObject>| {
+            child("StatefulSet", &set.metadata).unwrap().1.servers
+        };
+        assert_eq!(servers(&set), None);
+        set.metadata.annotations = Some([(names::REPLICAS.into(), "6".into())].into());
+        assert_eq!(servers(&set), Some(6));
     }
 
     #[test]

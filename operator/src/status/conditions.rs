@@ -6,6 +6,7 @@ use super::servers;
 use super::tiers::is_configured;
 use super::{Canary, Observation, Reason};
 use crate::api::{self, ManagedServers, Mode, Problem};
+use crate::desired::redis::manager_name;
 use crate::pods::{Fault, Pod, Position, SHARED, UpdateBlocker};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -276,15 +277,24 @@ fn shared_tier(name: &str, observed: &Observation<'_>) -> Verdict {
 fn managed_servers(observed: &Observation<'_>) -> Option<Verdict> {
     let ManagedServers { desired, ready } = servers::count(observed)?;
     let some = format!("{ready} of {desired} managed servers are ready");
-    if let Some(server) = servers::failing(observed) {
+    let reported = observed.usage.tiers.iter().any(|t| *t.name == *"redis");
+    if let Some(server) = servers::failing(observed, reported) {
         let (reason, why) = server.trouble.as_ref()?;
         let gap = if why.is_empty() { "" } else { ": " };
         let name = &server.name;
         let message = format!("{some}; pod {name}: {reason}{gap}{why}");
         return Some(verdict(FALSE, Reason::ServersFailing, message));
     }
-    let reported = observed.usage.tiers.iter().any(|t| *t.name == *"redis");
-    (ready < desired && !reported).then(|| verdict(UNKNOWN, Reason::ServersStarting, some))
+    if reported {
+        return None;
+    }
+    if servers::are_joining(observed) {
+        let manager = manager_name(observed.pool);
+        let message =
+            format!("{some}; the log of Deployment {manager} has the steps that form the cluster");
+        return Some(verdict(UNKNOWN, Reason::ServersJoining, message));
+    }
+    (ready < desired).then(|| verdict(UNKNOWN, Reason::ServersStarting, some))
 }
 
 /// The sidecars' reports to the previous leader, until sidecars were queried.

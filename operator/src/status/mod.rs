@@ -14,6 +14,7 @@ pub use conditions::{
 };
 pub use paused::cause as cause_message;
 pub use reason::Reason;
+pub use servers::is_complete;
 pub use write::{Write, Writes, due};
 
 use crate::api::{Duration, KVCachePool, KVCachePoolStatus, Problem};

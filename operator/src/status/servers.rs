@@ -2,14 +2,17 @@
 
 use super::Observation;
 use super::counts::size;
-use crate::api::ManagedServers;
-use crate::desired::redis::managed;
+use crate::api::{ManagedRedis, ManagedServers};
+use crate::desired::redis::{self, managed};
 use crate::pods::Server;
+use std::sync::Arc;
 
 /// `None` without managed servers.
 pub fn count(observed: &Observation<'_>) -> Option<ManagedServers> {
-    let desired = managed(observed.pool)?.shards;
-    let ready = observed.servers.iter().filter(|s| s.ready).count();
+    let desired = redis::servers(managed(observed.pool)?);
+    let is_server = |server: &&Arc<Server>| server.shape.is_none();
+    let servers = observed.servers.iter().filter(is_server);
+    let ready = servers.filter(|s| s.ready).count();
     Some(ManagedServers {
         desired,
         // A scale-down ends later than the change of the pool.
@@ -17,9 +20,24 @@ pub fn count(observed: &Observation<'_>) -> Option<ManagedServers> {
     })
 }
 
-/// A managed server that does not start or does not keep running.
-pub fn failing<'a>(observed: &Observation<'a>) -> Option<&'a Server> {
+/// A managed server that does not start or does not keep running; without a sidecar's report, also the manager of a cluster.
+pub fn failing<'a>(observed: &Observation<'a>, reported: bool) -> Option<&'a Server> {
     managed(observed.pool)?;
     let mut servers = observed.servers.iter();
-    servers.find(|s| s.trouble.is_some()).map(|s| &**s)
+    let counts = |s: &Server| s.shape.is_none() || !reported;
+    let failing = servers.find(|s| s.trouble.is_some() && counts(s));
+    failing.map(|s| &**s)
+}
+
+/// Whether the servers are a cluster whose manager has not finished.
+pub fn are_joining(observed: &Observation<'_>) -> bool {
+    managed(observed.pool)
+        .is_some_and(|redis| redis::is_cluster(redis) && !is_complete(observed.servers, redis))
+}
+
+/// Whether the servers form the cluster that the pool wants and no other server is part of it, as its manager says.
+pub fn is_complete(servers: &[Arc<Server>], redis: &ManagedRedis) -> bool {
+    let shape = redis::shape(redis);
+    let mut servers = servers.iter();
+    servers.any(|server| server.ready && server.shape.as_deref() == Some(shape.as_str()))
 }

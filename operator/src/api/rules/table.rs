@@ -1,7 +1,7 @@
 //! The table of rules.
 
 use super::{Rule, sidecar};
-use crate::api::{Duration, S3, Size};
+use crate::api::{Duration, ManagedRedis, RedisMode, S3, Size};
 use crate::names;
 use kvcachepool_protocol::config::{
     self, AddressingStyle, ByteSize, Form, PoolKey, SERVERS, Values, pool_keys,
@@ -11,6 +11,10 @@ use std::ops::RangeInclusive;
 const MI: u64 = 1 << 20;
 const TI: u64 = 1 << 40;
 const HOUR_MS: u64 = 3_600_000;
+/// Smallest number of shards of a cluster, whose masters agree by majority that one is lost.
+const CLUSTER_SHARDS: i64 = 3;
+/// Maximum replicas of a shard.
+const REPLICAS: u64 = 3;
 /// Longest name of a pool. Names of its objects add a prefix, a suffix and what Kubernetes appends.
 const POOL_NAME_CHARS: usize = 40;
 
@@ -88,7 +92,38 @@ fn redis() -> Vec<Rule> {
             holds: Box::new(|_, _| true),
         },
         number("spec.shared.redis.managed.shards", 1..=SERVERS as u64),
+        number("spec.shared.redis.managed.replicasPerShard", 0..=REPLICAS),
         size("spec.shared.redis.managed.memoryPerShard", 64 * MI..=16 * TI),
+        of_managed(
+            "self.mode == oldSelf.mode".to_string(),
+            "mode cannot be changed, because the objects in the old servers are lost: remove spec.shared.redis, apply, then add it again"
+                .to_string(),
+            // Applies to changes only, as above.
+            |_| true,
+        ),
+        of_managed(
+            format!("self.mode != 'Cluster' || self.shards >= {CLUSTER_SHARDS}"),
+            format!(
+                "write at least {CLUSTER_SHARDS} shards with mode Cluster, whose servers agree by majority that one is lost"
+            ),
+            |redis| redis.mode != RedisMode::Cluster || redis.shards >= CLUSTER_SHARDS,
+        ),
+        of_managed(
+            "self.mode == 'Cluster' || self.replicasPerShard <= 0".to_string(),
+            "write replicasPerShard with mode Cluster only: standalone servers have no replicas"
+                .to_string(),
+            |redis| redis.mode == RedisMode::Cluster || redis.replicas_per_shard <= 0,
+        ),
+        of_managed(
+            format!(
+                "self.replicasPerShard <= 0 || self.shards <= {SERVERS} / (1 + self.replicasPerShard)"
+            ),
+            format!("write shards and replicasPerShard for at most {SERVERS} servers together"),
+            |redis| {
+                redis.replicas_per_shard <= 0
+                    || redis.shards <= SERVERS as i64 / redis.replicas_per_shard.saturating_add(1)
+            },
+        ),
         optional_text("spec.shared.redis.managed.priorityClassName", &NAME),
         one_of("spec.shared.redis.external", ["url", "urls"]),
         text("spec.shared.redis.external.url", &REDIS_URL),
@@ -104,6 +139,21 @@ fn redis() -> Vec<Rule> {
         text("spec.shared.redis.external.auth.secretName", &NAME),
         text("spec.shared.redis.external.ca.name", &NAME),
     ]
+}
+
+/// A rule of the managed servers as a whole.
+fn of_managed(cel: String, message: String, holds: fn(&ManagedRedis) -> bool) -> Rule {
+    Rule {
+        at: "spec.shared.redis.managed",
+        cel,
+        message,
+        holds: Box::new(move |pool, _| {
+            let redis = pool.spec.shared.redis.as_ref();
+            redis
+                .and_then(|redis| redis.managed.as_ref())
+                .is_none_or(holds)
+        }),
+    }
 }
 
 fn file_system() -> Vec<Rule> {

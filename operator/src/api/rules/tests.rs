@@ -182,6 +182,18 @@ fn managed_and_external_redis_cannot_be_swapped_in_one_step() {
 }
 
 #[test]
+fn the_mode_of_managed_servers_cannot_be_changed() {
+    let of_managed = |rule: &&super::Rule| rule.at == "spec.shared.redis.managed";
+    let mut rules = rules().iter().filter(of_managed);
+    let rule = rules.find(|rule| rule.cel.contains("oldSelf")).unwrap();
+    let [standalone, cluster] =
+        ["Standalone", "Cluster"].map(|mode| json!({"mode": mode, "shards": 3}));
+    assert!(evaluate(&rule.cel, &cluster, Some(&cluster)));
+    assert!(!evaluate(&rule.cel, &cluster, Some(&standalone)));
+    assert!(!evaluate(&rule.cel, &standalone, Some(&cluster)));
+}
+
+#[test]
 fn the_smallest_pool_is_accepted() {
     let pool: KVCachePool = serde_json::from_value(table().pool("smallest")).unwrap();
     assert_eq!(check(&pool), []);

@@ -1,17 +1,21 @@
-//! The managed servers of a pool: standalone, each with its part of the chunks, without persistence. Sidecars reach them by the stable
-//! names of a StatefulSet's pods. The loss of a server loses its part. The wire protocol is not part of this module.
+//! The managed servers of a pool, without persistence: standalone, each with its part of the chunks, or one Redis Cluster with a manager
+//! pod. Sidecars reach them by the stable names of a StatefulSet's pods. The wire protocol is not part of this module.
 
 mod disruption_budget;
+mod manager;
 mod network_policy;
 mod password;
+mod server;
 mod service;
 mod stateful_set;
 
-pub use password::{CERTIFICATE, password, secret_name};
+pub use password::{CERTIFICATE, Random, password, secret_name};
+pub use stateful_set::with_servers;
 
 use super::object;
-use crate::api::{KVCachePool, ManagedRedis};
+use crate::api::{KVCachePool, ManagedRedis, RedisMode};
 use crate::defaults::Defaults;
+use crate::inject::Settings;
 use crate::names;
 use k8s_openapi::Resource;
 use kube::ResourceExt;
@@ -20,19 +24,29 @@ use serde_json::{Value, json};
 
 pub const PORT: u16 = 6379;
 const PORT_NAME: &str = "redis";
+/// Port of the servers' own traffic in a cluster: always 10,000 above.
+const BUS_PORT: u16 = PORT + 10_000;
+/// User of the manager, and of servers that log in to each other.
+const MANAGER: &str = "manager";
+/// Servers of a cluster in a sidecar's config. The sidecar learns the others from them. Few, so that most changes of `shards` do not change
+/// the config, and that the longest names fit into a URL.
+const SEEDS: i64 = 5;
 
 /// The objects of a pool's servers, except the password, which is created once.
 pub(super) fn objects(
     pool: &KVCachePool,
     redis: &ManagedRedis,
+    settings: &Settings,
     defaults: &Defaults,
 ) -> Vec<DynamicObject> {
-    vec![
+    let mut objects = vec![
         service::service(pool),
-        network_policy::network_policy(pool),
+        network_policy::network_policy(pool, redis),
         disruption_budget::disruption_budget(pool),
         stateful_set::stateful_set(pool, redis, defaults),
-    ]
+    ];
+    objects.extend(is_cluster(redis).then(|| manager::manager(pool, redis, settings)));
+    objects
 }
 
 /// The managed servers of this pool, if any.
@@ -40,13 +54,43 @@ pub fn managed(pool: &KVCachePool) -> Option<&ManagedRedis> {
     pool.spec.shared.redis.as_ref()?.managed.as_ref()
 }
 
-/// Addresses of the servers. Chunks are spread by these names, so adding or removing a server moves only its own part.
+/// Whether the servers form a cluster.
+pub fn is_cluster(redis: &ManagedRedis) -> bool {
+    redis.mode == RedisMode::Cluster
+}
+
+/// Number of servers, with replicas.
+pub fn servers(redis: &ManagedRedis) -> i64 {
+    redis.shards * (1 + redis.replicas_per_shard)
+}
+
+/// The shape that a manager gives its cluster: shards, and servers of each.
+pub fn shape(redis: &ManagedRedis) -> String {
+    format!("{}x{}", redis.shards, 1 + redis.replicas_per_shard)
+}
+
+/// Name of the manager's Deployment. Kubernetes shortens the names of its pods if needed.
+pub fn manager_name(pool: &KVCachePool) -> String {
+    format!("{}-cluster", name(pool))
+}
+
+/// URLs of the servers. Chunks are spread over standalone servers by these names, so adding or removing a server moves only its own part.
 pub(super) fn urls(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<String> {
-    let (name, domain) = (name(pool), domain(pool));
+    if is_cluster(redis) {
+        let seeds: Vec<String> = addresses(pool, servers(redis).min(SEEDS)).collect();
+        let tls = if redis.tls { "?tls=true" } else { "" };
+        return vec![format!("redis-cluster://{}{tls}", seeds.join(","))];
+    }
     let scheme = if redis.tls { "rediss" } else { "redis" };
-    (0..redis.shards)
-        .map(|shard| format!("{scheme}://{name}-{shard}.{domain}:{PORT}"))
+    addresses(pool, redis.shards)
+        .map(|address| format!("{scheme}://{address}"))
         .collect()
+}
+
+/// Host and port of the first servers.
+fn addresses(pool: &KVCachePool, number: i64) -> impl Iterator<Item = String> {
+    let (name, domain) = (name(pool), domain(pool));
+    (0..number).map(move |server| format!("{name}-{server}.{domain}:{PORT}"))
 }
 
 /// Domain of the servers' names. Without the cluster's domain, which is in every pod's search list.
@@ -70,6 +114,14 @@ fn name(pool: &KVCachePool) -> String {
 fn selector(pool: &KVCachePool) -> Value {
     json!({
         (names::NAME): names::SERVERS,
+        (names::INSTANCE): pool.name_any(),
+    })
+}
+
+/// Labels of the manager's pod.
+fn manager_selector(pool: &KVCachePool) -> Value {
+    json!({
+        (names::NAME): names::MANAGER,
         (names::INSTANCE): pool.name_any(),
     })
 }
@@ -130,15 +182,62 @@ mod tests {
         assert_eq!(set, of(&three, "StatefulSet"));
     }
 
+    /// The pool with a cluster of this shape.
+    pub fn cluster(shards: i64, replicas: i64) -> KVCachePool {
+        managing(json!({"mode": "Cluster", "shards": shards, "replicasPerShard": replicas}))
+    }
+
     #[test]
-    fn managed_servers_have_no_pool_label() {
-        let pool = managing(json!({}));
-        let labels = &of(&pool, "StatefulSet").data["spec"]["template"]["metadata"]["labels"];
-        assert_eq!(
-            labels.get(crate::names::POOL),
-            None,
-            "they would be injected"
-        );
+    fn sidecars_get_a_few_servers_of_a_cluster_whatever_its_size() {
+        let urls = |pool: &KVCachePool| urls(pool, managed(pool).unwrap());
+        let host = |n: u8| format!("kvcachepool-llama-{n}.kvcachepool-llama.serving.svc:6379");
+        let hosts = [0, 1, 2].map(host).join(",");
+        assert_eq!(urls(&cluster(3, 0)), [format!("redis-cluster://{hosts}")]);
+        assert_eq!(urls(&cluster(3, 1)), urls(&cluster(64, 3)));
+        let mut pool = managing(json!({"mode": "Cluster", "shards": 9, "tls": true}));
+        pool.metadata.name = Some("a".repeat(40));
+        pool.metadata.namespace = Some("b".repeat(63));
+        let url = &urls(&pool)[0];
+        assert!(url.ends_with(".svc:6379?tls=true"));
+        assert!(url.len() <= kvcachepool_protocol::config::URL_BYTES);
+    }
+
+    #[test]
+    fn another_number_of_shards_changes_the_servers_and_the_manager_only() {
+        let [three, four] = [3, 4].map(|shards| cluster(shards, 1));
+        for kind in ["Service", "NetworkPolicy", "PodDisruptionBudget"] {
+            assert_eq!(of(&three, kind), of(&four, kind));
+        }
+        let set = |pool| of(pool, "StatefulSet").data["spec"]["template"].clone();
+        assert_eq!(set(&three), set(&four), "no server is restarted");
+        assert_eq!(of(&four, "StatefulSet").data["spec"]["replicas"], 8);
+        assert_ne!(of(&three, "Deployment"), of(&four, "Deployment"));
+    }
+
+    #[test]
+    fn standalone_servers_have_no_manager() {
+        let objects = desired(&managing(json!({"shards": 3})), &defaults()).unwrap();
+        let kinds = objects
+            .iter()
+            .map(|o| o.types.as_ref().unwrap().kind.as_str());
+        assert!(!kinds.into_iter().any(|kind| kind == "Deployment"));
+    }
+
+    #[test]
+    fn managed_servers_have_no_pool_label_and_the_manager_is_no_server() {
+        let pool = cluster(3, 1);
+        let labels = |kind: &str| {
+            let mut object = of(&pool, kind);
+            object.data["spec"]["template"]["metadata"]["labels"].take()
+        };
+        for kind in ["StatefulSet", "Deployment"] {
+            assert_eq!(
+                labels(kind).get(crate::names::POOL),
+                None,
+                "they would be injected"
+            );
+        }
+        assert_ne!(labels("StatefulSet"), labels("Deployment"));
     }
 
     #[test]
@@ -151,5 +250,6 @@ mod tests {
             "a label of its pods"
         );
         assert!(format!("{set}-255").len() <= 63, "a pod's name in DNS");
+        assert!(manager_name(&pool).len() <= 63);
     }
 }

@@ -1,36 +1,51 @@
 //! The NetworkPolicy of the servers. It selects only them: a policy that selected pods of vLLM would block all their other traffic.
 
-use super::{PORT, child, selector};
-use crate::api::KVCachePool;
+use super::{BUS_PORT, PORT, child, is_cluster, manager_selector, selector};
+use crate::api::{KVCachePool, ManagedRedis};
 use crate::names;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
-use serde_json::json;
+use serde_json::{Value, json};
 
-/// Only pods of the pool, and those of its tools, reach the port. Egress is left to the cluster, because the servers open no connections.
-pub(super) fn network_policy(pool: &KVCachePool) -> DynamicObject {
-    let labelled = |label: &str| json!({"podSelector": {"matchLabels": {label: pool.name_any()}}});
+/// Only pods of the pool, and those of its tools, reach the port; in a cluster also its servers and its manager. Only the servers of a
+/// cluster open connections. Egress is left to Kubernetes.
+pub(super) fn network_policy(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicObject {
+    let pods = |labels: Value| json!({"podSelector": {"matchLabels": labels}});
+    let port = |port: u16| json!([{"protocol": "TCP", "port": port}]);
+    let mut clients = [names::POOL, names::TOOL]
+        .map(|label| pods(json!({label: pool.name_any()})))
+        .to_vec();
+    let mut bus = None;
+    if is_cluster(redis) {
+        let servers = pods(selector(pool));
+        clients.extend([servers.clone(), pods(manager_selector(pool))]);
+        bus = Some(json!({"from": [servers], "ports": port(BUS_PORT)}));
+    }
+    let client = json!({"from": clients, "ports": port(PORT)});
+    let ingress: Vec<Value> = std::iter::once(client).chain(bus).collect();
     child::<NetworkPolicy>(
         pool,
         json!({
             "podSelector": {"matchLabels": selector(pool)},
             "policyTypes": ["Ingress"],
-            "ingress": [{
-                "from": [labelled(names::POOL), labelled(names::TOOL)],
-                "ports": [{"protocol": "TCP", "port": PORT}],
-            }],
+            "ingress": ingress,
         }),
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::desired::redis::tests::{managing, of};
+    use crate::desired::redis::tests::{cluster, managing, of};
     use serde_json::json;
 
     #[test]
     fn only_the_pools_pods_reach_the_servers() {
         insta::assert_yaml_snapshot!(of(&managing(json!({})), "NetworkPolicy"));
+    }
+
+    #[test]
+    fn servers_of_a_cluster_reach_each_other_and_the_manager_reaches_them() {
+        insta::assert_yaml_snapshot!(of(&cluster(3, 1), "NetworkPolicy").data);
     }
 }

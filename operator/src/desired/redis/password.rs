@@ -12,8 +12,8 @@ use serde_json::json;
 
 /// Key with the password, read by sidecars.
 pub const PASSWORD: &str = "password";
-/// Key with the list of users, read by the servers.
-pub const USERS: &str = "users.acl";
+/// Key with the password of the manager of a cluster, which sidecars do not get.
+pub const MANAGER_PASSWORD: &str = "manager-password";
 
 /// Key with the servers' certificate, which sidecars trust.
 pub const CERTIFICATE: &str = "tls.crt";
@@ -22,9 +22,6 @@ pub const KEY: &str = "tls.key";
 /// Lifetime of the certificate in seconds: ten years. Deleting the Secret makes another one.
 const LIFETIME: u64 = 10 * 365 * 24 * 60 * 60;
 
-/// What sidecars need (docs/guides/tiers.md), and what probes and people need to look at a server. No command deletes everything at once.
-const COMMANDS: &str = "+get +getrange +set +mset +msetnx +del +exists +pexpire +persist +scan +info +watch +unwatch +multi +exec +ping +dbsize";
-
 /// Name of the Secret. It contains the pool's uid: a deleted pool with the same name may still have a Secret, which is deleted with that
 /// pool.
 pub fn secret_name(pool: &KVCachePool) -> String {
@@ -32,22 +29,21 @@ pub fn secret_name(pool: &KVCachePool) -> String {
     format!("{}-{uid}", name(pool))
 }
 
-/// The Secret, with a password made from these random bytes and a certificate that is valid from now on (Unix seconds).
-pub fn password(
-    pool: &KVCachePool,
-    random: &[u8; 32],
-    now: u64,
-) -> Result<DynamicObject, PkiError> {
+/// Random bytes of the passwords of sidecars and manager.
+pub type Random = [[u8; 32]; 2];
+
+/// The Secret, with passwords made from these random bytes and a certificate that is valid from now on (Unix seconds).
+pub fn password(pool: &KVCachePool, random: &Random, now: u64) -> Result<DynamicObject, PkiError> {
     let types = TypeMeta {
         api_version: Secret::API_VERSION.to_string(),
         kind: Secret::KIND.to_string(),
     };
-    let password: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-    let users = format!("user default on >{password} ~kvcp:* -@all {COMMANDS}\n");
+    let hex = |bytes: [u8; 32]| -> String { bytes.map(|byte| format!("{byte:02x}")).concat() };
+    let [password, manager] = random.map(hex);
     let (certificate, key) = self_signed(&server_names(pool), now, now + LIFETIME)?;
     // Not immutable: kubelets would not notice that an immutable Secret was replaced.
     let data = json!({"type": "Opaque", "stringData": {
-        PASSWORD: password, USERS: users, CERTIFICATE: certificate, KEY: key,
+        PASSWORD: password, MANAGER_PASSWORD: manager, CERTIFICATE: certificate, KEY: key,
     }});
     Ok(object(pool, types, secret_name(pool), data))
 }
@@ -65,20 +61,16 @@ mod tests {
     #[test]
     fn servers_and_sidecars_read_the_same_password() {
         let pool = managing(json!({}));
-        let mut secret = password(&pool, &[7; 32], NOW).unwrap();
+        let secret = password(&pool, &[[7; 32], [8; 32]], NOW).unwrap();
         assert_eq!(secret.name_any(), "kvcachepool-llama-0a1b2c3d");
-        let text = secret.data["stringData"][PASSWORD].take();
-        assert_eq!(text.as_str().unwrap(), "07".repeat(32));
-        let users = secret.data["stringData"][USERS].as_str().unwrap();
-        assert!(users.starts_with(&format!("user default on >{} ", "07".repeat(32))));
-        assert!(users.contains(" ~kvcp:* -@all +get "), "its own keys only");
-        assert!(!users.contains("flush") && !users.contains("+@"), "{users}");
+        assert_eq!(secret.data["stringData"][PASSWORD], "07".repeat(32));
+        assert_eq!(secret.data["stringData"][MANAGER_PASSWORD], "08".repeat(32));
         assert_eq!(secret.owner_references()[0].name, "llama");
     }
 
     #[test]
     fn the_certificate_is_for_every_server_of_the_pool() {
-        let secret = password(&managing(json!({"shards": 300})), &[7; 32], NOW).unwrap();
+        let secret = password(&managing(json!({"shards": 300})), &[[7; 32]; 2], NOW).unwrap();
         let data = &secret.data["stringData"];
         let [certificate, key] = [CERTIFICATE, KEY].map(|name| data[name].as_str().unwrap());
         assert!(key.starts_with("-----BEGIN PRIVATE KEY-----"));
@@ -89,6 +81,9 @@ mod tests {
         let names = parsed.subject_alternative_name().unwrap().unwrap();
         let wanted = GeneralName::DNSName("*.kvcachepool-llama.serving.svc");
         assert_eq!(names.value.general_names, [wanted]);
+        let usage = parsed.extended_key_usage().unwrap().unwrap().value;
+        let both = usage.server_auth && usage.client_auth;
+        assert!(both, "the servers of a cluster are clients of each other");
     }
 
     #[test]

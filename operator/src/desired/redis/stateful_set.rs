@@ -1,28 +1,30 @@
 //! The servers: Valkey or Redis, admitted by Pod Security `restricted`, with a memory limit that they keep by evicting.
 
-use super::password::{CERTIFICATE, KEY, USERS, secret_name};
-use super::{PORT, PORT_NAME, child, name, selector};
+use super::password::secret_name;
+use super::server::{self, DATA_PATH, NODE_NAME, POD_NAME, RUN_PATH, SECRET_PATH};
+use super::{child, is_cluster, name, selector, servers};
 use crate::api::{KVCachePool, ManagedRedis};
 use crate::defaults::Defaults;
 use crate::desired::settings::image_pull_secrets;
 use crate::inject::Quantity;
+use crate::names;
 use k8s_openapi::api::apps::v1::StatefulSet;
+use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 const CONTAINER: &str = "redis";
-const VOLUME: &str = "users";
-const PATH: &str = "/etc/kvcachepool";
+const SECRET_VOLUME: &str = "secret";
+const RUN_VOLUME: &str = "run";
+const DATA_VOLUME: &str = "data";
 /// Memory besides the data: the process, and buffers of connections that write large values.
 const SPARE_BYTES: u64 = 128 << 20;
+/// As above, in a cluster: also buffers between servers.
+const CLUSTER_SPARE_BYTES: u64 = 384 << 20;
 /// Default cpu request of a server.
 const CPU: &str = "500m";
-/// The program has one of two names, depending on the image.
-const SERVER: &str = r#"exec "$(command -v valkey-server || command -v redis-server)" "$@""#;
-/// Uses the password that is mounted now, so that a server with an older password (the Secret was created again) is restarted.
-const PING: &str = r#"REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" "$(command -v valkey-cli || command -v redis-cli)" -p 6379 "$@" ping | grep -q PONG"#;
 
-/// One server per shard. They are independent, so all are started and stopped at once.
+/// The servers, with replicas. They need no order, so all are started and stopped at once.
 pub(super) fn stateful_set(
     pool: &KVCachePool,
     redis: &ManagedRedis,
@@ -38,8 +40,8 @@ pub(super) fn stateful_set(
             "runAsNonRoot": true,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [container(redis, defaults)],
-        "volumes": [{"name": VOLUME, "secret": {"secretName": secret_name(pool)}}],
+        "containers": [container(pool, redis, defaults)],
+        "volumes": volumes(pool, redis),
         "topologySpreadConstraints": spread(pool, redis),
     });
     // The images name no suitable user, and the servers need no particular one.
@@ -70,7 +72,7 @@ pub(super) fn stateful_set(
     );
     let class = &redis.priority_class_name;
     set("priorityClassName", json!(class), !class.is_empty());
-    child::<StatefulSet>(
+    let set = child::<StatefulSet>(
         pool,
         json!({
             "serviceName": name(pool),
@@ -80,7 +82,40 @@ pub(super) fn stateful_set(
             "selector": {"matchLabels": selector(pool)},
             "template": {"metadata": {"labels": selector(pool)}, "spec": spec},
         }),
-    )
+    );
+    match is_cluster(redis) {
+        true => with_servers(&set, servers(redis)),
+        false => set,
+    }
+}
+
+/// The StatefulSet of a cluster with this number of servers. The annotation tells the operator the number, because it watches only the
+/// metadata of its objects.
+pub fn with_servers(set: &DynamicObject, number: i64) -> DynamicObject {
+    let mut set = set.clone();
+    set.data["spec"]["replicas"] = number.into();
+    let annotation = (names::REPLICAS.to_owned(), number.to_string());
+    set.annotations_mut().extend([annotation]);
+    set
+}
+
+/// The Secret, a memory volume for what the start script writes, and the working folder of a cluster's servers.
+fn volumes(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<Value> {
+    let mut volumes = vec![
+        json!({"name": SECRET_VOLUME, "secret": {"secretName": secret_name(pool)}}),
+        json!({"name": RUN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
+    ];
+    volumes.extend(is_cluster(redis).then(|| json!({"name": DATA_VOLUME, "emptyDir": {}})));
+    volumes
+}
+
+fn mounts(redis: &ManagedRedis) -> Vec<Value> {
+    let mut mounts = vec![
+        json!({"name": SECRET_VOLUME, "mountPath": SECRET_PATH, "readOnly": true}),
+        json!({"name": RUN_VOLUME, "mountPath": RUN_PATH}),
+    ];
+    mounts.extend(is_cluster(redis).then(|| json!({"name": DATA_VOLUME, "mountPath": DATA_PATH})));
+    mounts
 }
 
 /// The pool's constraints, or by default a spread over nodes if possible.
@@ -96,77 +131,47 @@ fn spread(pool: &KVCachePool, redis: &ManagedRedis) -> Value {
     }])
 }
 
-fn container(redis: &ManagedRedis, defaults: &Defaults) -> Value {
+fn container(pool: &KVCachePool, redis: &ManagedRedis, defaults: &Defaults) -> Value {
     let image = match redis.image.as_str() {
         "" => &defaults.redis_image,
         image => image,
     };
     let maxmemory = redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0);
-    let ping: Vec<String> = match redis.tls {
-        false => ["sh", "-c", PING].map(str::to_owned).to_vec(),
-        true => ["sh", "-c", PING, "ping", "--tls", "--cacert"]
-            .map(str::to_owned)
-            .into_iter()
-            .chain([format!("{PATH}/{CERTIFICATE}")])
-            .collect(),
-    };
-    let probe = |seconds: u32, failures: u32| {
-        json!({
-            "exec": {"command": ping},
-            "periodSeconds": seconds,
-            "timeoutSeconds": 5,
-            "failureThreshold": failures,
-        })
-    };
-    json!({
+    let [ready, alive] = server::probes(redis);
+    let mut container = json!({
         "name": CONTAINER,
         "image": image,
-        "command": ["sh", "-c", SERVER, "redis"],
-        "args": arguments(maxmemory, redis.tls),
-        "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
+        "command": server::command(redis),
+        "args": server::arguments(pool, redis, maxmemory),
+        "ports": server::ports(redis),
         "resources": resources(redis, maxmemory),
-        "readinessProbe": probe(5, 2),
-        "livenessProbe": probe(10, 6),
+        "readinessProbe": ready,
+        "livenessProbe": alive,
         "securityContext": {
             "allowPrivilegeEscalation": false,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": true,
         },
-        "volumeMounts": [{"name": VOLUME, "mountPath": PATH, "readOnly": true}],
-    })
+        "volumeMounts": mounts(redis),
+    });
+    if is_cluster(redis) {
+        let variable = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+        container["env"] = json!([
+            variable(POD_NAME, "metadata.name"),
+            variable(NODE_NAME, "spec.nodeName"),
+        ]);
+    }
+    container
 }
 
-/// Cache settings: least recently used values are evicted, and nothing is written to disk.
-fn arguments(maxmemory: u64, tls: bool) -> Vec<String> {
-    let port = match tls {
-        false => vec![("--port", PORT.to_string())],
-        // Sidecars prove who they are by the password.
-        true => vec![
-            ("--port", "0".to_string()),
-            ("--tls-port", PORT.to_string()),
-            ("--tls-cert-file", format!("{PATH}/{CERTIFICATE}")),
-            ("--tls-key-file", format!("{PATH}/{KEY}")),
-            ("--tls-auth-clients", "no".to_string()),
-        ],
-    };
-    let rest = [
-        ("--aclfile", format!("{PATH}/{USERS}")),
-        ("--maxmemory", maxmemory.to_string()),
-        ("--maxmemory-policy", "allkeys-lru".to_string()),
-        ("--save", String::new()),
-        ("--appendonly", "no".to_string()),
-        ("--lazyfree-lazy-eviction", "yes".to_string()),
-        ("--tcp-keepalive", "60".to_string()),
-    ];
-    port.into_iter()
-        .chain(rest)
-        .flat_map(|(key, value)| [key.to_string(), value])
-        .collect()
-}
-
-/// The pool's resources, but at least the memory that the data needs, with the allocator's fragmentation.
+/// The pool's resources, but at least the memory that the data needs, with the allocator's fragmentation. In a cluster also with what a fork
+/// for the synchronization of a replica copies, and with what is written meanwhile.
 fn resources(redis: &ManagedRedis, maxmemory: u64) -> Value {
-    let memory = Quantity::bytes(maxmemory + maxmemory / 4 + SPARE_BYTES);
+    let memory = match is_cluster(redis) {
+        false => maxmemory + maxmemory / 4 + SPARE_BYTES,
+        true => maxmemory + maxmemory / 2 + CLUSTER_SPARE_BYTES,
+    };
+    let memory = Quantity::bytes(memory);
     let mut resources = json!(redis.resources);
     for kind in ["requests", "limits"] {
         let requested = resources[kind]["memory"].as_str().and_then(Quantity::parse);
@@ -183,8 +188,7 @@ fn resources(redis: &ManagedRedis, maxmemory: u64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::desired::redis::password::PASSWORD;
-    use crate::desired::redis::tests::{managing, of};
+    use crate::desired::redis::tests::{cluster, managing, of};
 
     fn pod(pool: &KVCachePool) -> Value {
         of(pool, "StatefulSet").data["spec"]["template"]["spec"].clone()
@@ -198,6 +202,20 @@ mod tests {
     #[test]
     fn the_smallest_pool_has_one_server_that_a_restricted_namespace_admits() {
         insta::assert_yaml_snapshot!(of(&managing(json!({})), "StatefulSet"));
+    }
+
+    #[test]
+    fn a_cluster_has_replicas_and_room_for_their_synchronization() {
+        insta::assert_yaml_snapshot!(of(&cluster(3, 1), "StatefulSet"));
+    }
+
+    #[test]
+    fn a_cluster_with_tls_has_no_port_without_it() {
+        let keys = json!({"mode": "Cluster", "shards": 3, "tls": true});
+        let pod = pod(&managing(keys));
+        let parts = ["command", "args", "readinessProbe", "ports"];
+        let container = parts.map(|part| (part, pod["containers"][0][part].clone()));
+        insta::assert_yaml_snapshot!(container);
     }
 
     #[test]
@@ -247,30 +265,6 @@ mod tests {
     }
 
     #[test]
-    fn with_tls_there_is_no_port_without_it() {
-        let pod = pod(&managing(json!({"tls": true})));
-        let container = &pod["containers"][0];
-        let args = args(container);
-        let wanted = [
-            "--port",
-            "0",
-            "--tls-port",
-            "6379",
-            "--tls-cert-file",
-            "/etc/kvcachepool/tls.crt",
-            "--tls-key-file",
-            "/etc/kvcachepool/tls.key",
-            "--tls-auth-clients",
-            "no",
-        ];
-        assert_eq!(args[..wanted.len()], wanted);
-        let ping = &container["livenessProbe"]["exec"]["command"];
-        assert_eq!(ping[4], "--tls");
-        assert_eq!(ping[6], "/etc/kvcachepool/tls.crt");
-        assert_eq!(container["ports"][0]["containerPort"], 6379);
-    }
-
-    #[test]
     fn maxmemory_is_below_the_containers_limit() {
         for size in ["64Mi", "1Gi", "16Gi", "1Ti"] {
             let pod = pod(&managing(json!({"memoryPerShard": size})));
@@ -283,12 +277,5 @@ mod tests {
                 Quantity::parse(container["resources"]["limits"]["memory"].as_str().unwrap());
             assert!(limit.unwrap() > maxmemory, "{size}");
         }
-    }
-
-    #[test]
-    fn no_command_contains_a_password() {
-        let text = of(&managing(json!({})), "StatefulSet").data.to_string();
-        assert!(!text.contains("requirepass") && PING.contains(&format!("{PATH}/{PASSWORD}")));
-        assert!(PING.contains(&format!("-p {PORT}")));
     }
 }

@@ -230,7 +230,7 @@ impl Report<'_> {
         Ok(listed)
     }
 
-    /// The managed servers of a pool. Returns the names of their pods.
+    /// The managed servers of a pool and their manager. Returns the names of their pods.
     async fn servers(
         &mut self,
         folder: &str,
@@ -239,9 +239,10 @@ impl Report<'_> {
     ) -> io::Result<Vec<String>> {
         let folder = format!("{folder}/servers");
         let selector = format!(
-            "{}={},{}={pool}",
+            "{} in ({},{}),{}={pool}",
             names::NAME,
             names::SERVERS,
+            names::MANAGER,
             names::INSTANCE
         );
         let Some(pods) = self.some_pods(&folder, there, &selector).await else {

@@ -317,6 +317,19 @@ fn a_managed_server_belongs_to_the_pool_of_its_label() {
 }
 
 #[test]
+fn the_manager_of_servers_names_the_shape_of_their_cluster() {
+    let pod = json!({"metadata": {
+        "name": "kvcachepool-llama-cluster-1", "namespace": "serving",
+        "labels": {"app.kubernetes.io/name": "kvcachepool-redis-cluster", "app.kubernetes.io/instance": "llama"},
+        "annotations": {"kvcachepool.io/shape": "3x2"},
+    }});
+    let pod: WirePod = serde_json::from_value(pod).unwrap();
+    let manager = pod.into_server().unwrap();
+    assert_eq!(manager.shape.as_deref(), Some("3x2"));
+    assert_eq!(server(json!({})).shape, None);
+}
+
+#[test]
 fn the_trouble_of_a_managed_server_is_its_image_its_node_or_its_last_exit() {
     let of = |status: serde_json::Value| {
         let trouble = server(status).trouble;

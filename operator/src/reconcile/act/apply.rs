@@ -106,9 +106,10 @@ impl Executor<'_> {
         let Ok(pool) = &self.observed.stored.0 else {
             return Ok(());
         };
-        let mut random = [0; 32];
+        let mut random = redis::Random::default();
         let provider = rustls::crypto::aws_lc_rs::default_provider();
-        if provider.secure_random.fill(&mut random).is_err() {
+        let random_bytes = random.as_flattened_mut();
+        if provider.secure_random.fill(random_bytes).is_err() {
             return Err(ApplyError::NoRandom);
         }
         let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);

@@ -4,13 +4,16 @@ use super::deletion::{foreign_finalizers, has_finalizer};
 use crate::api::KVCachePool;
 use crate::desired::{job, redis};
 use crate::names;
+use crate::reconcile::children::Child;
 use crate::reconcile::memory::Memory;
 use crate::reconcile::observe::{Active, Observed};
 use crate::reconcile::step::Step;
+use crate::status::is_complete;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// Interval between checks that the password exists, because it may be deleted.
@@ -30,10 +33,14 @@ pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -
     }
     for (object, live) in &active.objects {
         let Memory { uid, applied, .. } = memory;
-        let application = applied.application(object, live.as_ref(), uid);
+        let Some(object) = applicable(object, live.as_ref(), active) else {
+            continue;
+        };
+        let application = applied.application(&object, live.as_ref(), uid);
         let gone = matches!(live, Some(None));
+        let edited = is_edited(active.spec) || loses_servers(&object, live.as_ref());
         steps.extend(application.map(|a| {
-            match is_servers(object) && !gone && !is_edited(active.spec) && a.changes_fields() {
+            match is_servers(&object) && !gone && !edited && a.changes_fields() {
                 true => Step::ApplyInTurn(Box::new(a)),
                 false => Step::Apply(Box::new(a)),
             }
@@ -52,6 +59,37 @@ pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -
 fn is_servers(object: &DynamicObject) -> bool {
     let types = object.types.as_ref();
     types.is_some_and(|types| types.kind == StatefulSet::KIND)
+}
+
+/// The object as it may be applied now. The servers of a cluster stay until their manager has moved their slots away, which its readiness
+/// says. `None` while it is unknown how many there are.
+fn applicable<'a>(
+    object: &'a DynamicObject,
+    live: Option<&Option<Child>>,
+    active: &Active<'_>,
+) -> Option<Cow<'a, DynamicObject>> {
+    let cluster = redis::managed(active.spec).filter(|redis| redis::is_cluster(redis));
+    let Some(redis) = cluster.filter(|_| is_servers(object)) else {
+        return Some(Cow::Borrowed(object));
+    };
+    live?;
+    match servers(live) {
+        Some(number) if number > redis::servers(redis) && !is_complete(&active.servers, redis) => {
+            Some(Cow::Owned(redis::with_servers(object, number)))
+        }
+        _ => Some(Cow::Borrowed(object)),
+    }
+}
+
+/// Number of servers that a cluster's StatefulSet has now.
+fn servers(live: Option<&Option<Child>>) -> Option<i64> {
+    live?.as_ref()?.servers
+}
+
+/// Whether a cluster gets fewer servers, as a user wants. The edit may be older than the last status.
+fn loses_servers(object: &DynamicObject, live: Option<&Option<Child>>) -> bool {
+    let wanted = object.data["spec"]["replicas"].as_i64();
+    is_servers(object) && servers(live).is_some_and(|number| wanted < Some(number))
 }
 
 /// Whether the spec has changed since the last status, which is written after the objects are applied. A change of objects that is not due

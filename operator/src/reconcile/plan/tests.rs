@@ -5,7 +5,7 @@ use crate::desired::tests::{defaults, pool};
 use crate::desired::{desired, settings};
 use crate::names;
 use crate::pods::tests::{at, engine, pod, running, sized, waiting};
-use crate::pods::{self, Phase, Pod, PoolRef, SidecarState, Summary};
+use crate::pods::{self, Phase, Pod, PoolRef, Server, SidecarState, Summary};
 use crate::reconcile::caches::Stored;
 use crate::reconcile::children::Child;
 use crate::reconcile::error::ApplyError;
@@ -16,7 +16,7 @@ use crate::status::Canary;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use kube::api::TypeMeta;
+use kube::api::{DynamicObject, TypeMeta};
 use kube::core::{DeserializeGuard, Status};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -104,6 +104,7 @@ fn apply(steps: Vec<Step>, observed: &mut Observed<'_>, memory: &mut Memory) {
                     generation: None,
                     owner_uid: memory.uid.clone(),
                     applied: None,
+                    servers: None,
                 };
                 let objects = &mut active(observed).objects;
                 let object = objects.iter_mut().find(|(o, _)| o.name_any() == name);
@@ -213,6 +214,7 @@ fn servers_are_replaced_in_turn_unless_their_pool_was_edited() {
             generation: Some(1),
             owner_uid: String::new(),
             applied: Some(applied.to_owned()),
+            servers: None,
         }))
     };
     let steps = |generation, live| servers(generation, live, &mut Memory::default());
@@ -236,6 +238,75 @@ fn servers_are_replaced_in_turn_unless_their_pool_was_edited() {
     };
     memory.applied.record(*first, "6".into(), Some(2));
     assert!(at_once(servers(7, live("edited"), &mut memory)));
+}
+
+/// Replicas of the StatefulSet that is applied for a cluster of four servers which has `live` now, and whose manager has this shape.
+fn applied_servers(live: Option<Option<i64>>, manager: (&str, bool)) -> Option<i64> {
+    let managed = json!({"mode": "Cluster", "shards": 4, "memoryPerShard": "1Gi"});
+    let mut pool = pool(json!({"shared": {"redis": {"managed": managed}}}));
+    // The status is already of the edit.
+    let status = json!({"pods": {}, "observedGeneration": 7});
+    pool.status = serde_json::from_value(status).unwrap();
+    let stored = DeserializeGuard(Ok(pool));
+    let mut observed = observed(&stored, []);
+    let active = active(&mut observed);
+    let (shape, ready) = manager;
+    active.servers = vec![Arc::new(Server {
+        name: "kvcachepool-llama-cluster-0".into(),
+        namespace: "serving".into(),
+        pool: "llama".into(),
+        shape: Some(shape.into()),
+        ready,
+        trouble: None,
+    })];
+    let kind = |o: &DynamicObject| o.types.as_ref().unwrap().kind.clone();
+    let mut objects = active.objects.iter_mut();
+    let set = objects.find(|(o, _)| kind(o) == "StatefulSet").unwrap();
+    set.1 = live.map(|live| {
+        live.map(|servers| Child {
+            resource_version: "5".into(),
+            generation: Some(1),
+            owner_uid: String::new(),
+            applied: None,
+            servers: Some(servers),
+        })
+    });
+    let steps = plan(&observed, &mut Memory::default());
+    let mut sets = steps.into_iter().filter_map(|step| match step {
+        Step::Apply(a) if kind(&a.object) == "StatefulSet" => Some((a.object, false)),
+        Step::ApplyInTurn(a) => Some((a.object, true)),
+        _ => None,
+    });
+    let (set, in_turn) = sets.next()?;
+    let replicas = set.data["spec"]["replicas"].as_i64();
+    let annotation = &set.annotations()[names::REPLICAS];
+    assert_eq!(replicas.map(|n| n.to_string()).as_ref(), Some(annotation));
+    let removes = live.flatten() > replicas;
+    assert!(
+        !(removes && in_turn),
+        "a user's edit does not wait for other pools"
+    );
+    replicas
+}
+
+#[test]
+fn servers_of_a_cluster_are_removed_after_the_manager_has_emptied_them() {
+    let six = Some(Some(6));
+    assert_eq!(
+        applied_servers(six, ("6x1", true)),
+        Some(6),
+        "an old manager"
+    );
+    assert_eq!(applied_servers(six, ("4x1", false)), Some(6), "it works");
+    assert_eq!(applied_servers(six, ("2x2", true)), Some(6), "other shards");
+    assert_eq!(applied_servers(six, ("4x1", true)), Some(4));
+}
+
+#[test]
+fn servers_of_a_cluster_are_added_at_once() {
+    let busy = ("3x1", false);
+    assert_eq!(applied_servers(Some(None), busy), Some(4));
+    assert_eq!(applied_servers(None, busy), None, "their number is unknown");
 }
 
 #[test]

@@ -81,6 +81,7 @@ fn managing(trouble: Option<(&str, &str)>) -> Scene {
             name: name.into(),
             namespace: "n".into(),
             pool: "p".into(),
+            shape: None,
             ready,
             trouble: trouble.map(|(reason, message)| (reason.into(), message.into())),
         })
@@ -101,6 +102,53 @@ fn a_managed_server_that_cannot_run_is_named_with_its_reason() {
     );
     let servers = status.managed_servers.unwrap();
     assert_eq!((servers.desired, servers.ready), (2, 1));
+}
+
+/// A scene of a pool with a cluster whose servers are ready, and whose manager is ready or in trouble.
+fn clustered(ready: bool, trouble: Option<(&str, &str)>) -> Scene {
+    let mut scene = managing(None);
+    let redis = json!({"managed": {"mode": "Cluster", "shards": 3, "memoryPerShard": "1Gi"}});
+    scene.pool.spec.shared = serde_json::from_value(json!({"redis": redis})).unwrap();
+    let server = &scene.servers[0];
+    let manager = Arc::new(Server {
+        name: "m".into(),
+        shape: Some("3x1".into()),
+        ready,
+        trouble: trouble.map(|(reason, message)| (reason.into(), message.into())),
+        ..(**server).clone()
+    });
+    scene.servers = vec![server.clone(), server.clone(), server.clone(), manager];
+    scene
+}
+
+#[test]
+fn servers_that_do_not_form_a_cluster_yet_name_the_manager() {
+    let status = clustered(false, None).status();
+    expect(&status, SHARED_TIERS_READY, "Unknown", "ServersJoining");
+    let condition = condition(&status.conditions, SHARED_TIERS_READY).unwrap();
+    assert_eq!(
+        condition.message,
+        "3 of 3 managed servers are ready; the log of Deployment kvcachepool-p-cluster has the steps that form the cluster"
+    );
+    let servers = status.managed_servers.unwrap();
+    assert_eq!((servers.desired, servers.ready), (3, 3), "no manager");
+    let status = clustered(true, None).status();
+    expect(&status, SHARED_TIERS_READY, "Unknown", "NoSidecarYet");
+    let status = clustered(false, Some(("ErrImagePull", "no such image"))).status();
+    expect(&status, SHARED_TIERS_READY, "False", "ServersFailing");
+}
+
+#[test]
+fn a_cluster_that_serves_is_ready_while_its_manager_works_or_fails() {
+    for trouble in [None, Some(("ErrImagePull", "no such image"))] {
+        let mut scene = clustered(false, trouble);
+        scene.usage.tiers = vec![TierUse {
+            name: "redis".into(),
+            state: State::Ready,
+            ..TierUse::default()
+        }];
+        expect(&scene.status(), SHARED_TIERS_READY, "True", "TiersServe");
+    }
 }
 
 #[test]

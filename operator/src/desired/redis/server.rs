@@ -1,0 +1,279 @@
+//! What a server runs: its start script, its arguments and its probes. The image has Valkey or Redis under one of two names, and `sh`.
+
+use super::password::{CERTIFICATE, KEY, MANAGER_PASSWORD, PASSWORD};
+use super::{BUS_PORT, MANAGER, PORT, domain, is_cluster};
+use crate::api::{KVCachePool, ManagedRedis};
+use serde_json::{Value, json};
+
+/// Mount path of the Secret.
+pub(super) const SECRET_PATH: &str = "/etc/kvcachepool";
+/// Mount path of the memory volume with the files that the start script writes.
+pub(super) const RUN_PATH: &str = "/run/kvcachepool";
+/// Working folder of the servers of a cluster.
+pub(super) const DATA_PATH: &str = "/data";
+
+/// Environment of the servers of a cluster: names of their pod and node.
+pub(super) const POD_NAME: &str = "POD_NAME";
+pub(super) const NODE_NAME: &str = "NODE_NAME";
+
+/// What sidecars need (docs/guides/tiers.md), and what probes and people need to look at a server. No command deletes everything at once.
+const COMMANDS: &str = "+get +getrange +set +mset +msetnx +del +exists +pexpire +persist +scan +info +watch +unwatch +multi +exec +ping +dbsize";
+/// What sidecars and probes need besides with a cluster.
+const CLUSTER_COMMANDS: &str = "+cluster|slots +cluster|nodes +cluster|info +asking";
+/// What the manager needs, and servers that log in to each other as the manager: a replica to its master, and the source of a slot to its
+/// target.
+const MANAGER_COMMANDS: &str = "+cluster +info +ping +select +migrate +restore +restore-asking +asking +del +psync +replconf +role +config|get";
+
+/// Time in ms after which the servers of a cluster agree that a silent one is lost.
+const NODE_TIMEOUT_MS: u32 = 5000;
+/// Time in which a replica has taken over, if need be by a decision of the manager (15 s).
+const TAKEOVER_SECONDS: u32 = 20;
+
+/// Asks a server with the password that is mounted now, so that a server with an older password (the Secret was created again) is restarted.
+const CLIENT: &str = r#"export REDISCLI_AUTH="$(cat /etc/kvcachepool/password)"
+ask() { "$(command -v valkey-cli || command -v redis-cli)" -p 6379 "$@"; }
+"#;
+const PING: &str = r#"ask "$@" ping | grep -q PONG"#;
+/// A server of a cluster is ready if it is a master with slots, or a replica that is in sync.
+const JOINED: &str = r#"ask "$@" cluster info | grep -q cluster_state:ok || exit 1
+myself="$(ask "$@" cluster nodes | grep ' myself,')"
+case "$myself" in
+*' myself,slave'*) ask "$@" info replication | grep -q master_link_status:up ;;
+*) set -- $myself && test $# -gt 8 ;;
+esac"#;
+
+/// The command that starts a server. It writes the users into memory at each start, so that their rights are those of the operator's version
+/// and not of the Secret's age, and no password is part of a command line.
+pub(super) fn command(redis: &ManagedRedis) -> [String; 4] {
+    let users = format!("{RUN_PATH}/users.acl");
+    let cluster = is_cluster(redis);
+    let more = if cluster { CLUSTER_COMMANDS } else { "" };
+    let commands = format!("{COMMANDS} {more}");
+    let mut script = format!(
+        r#"set -eu
+umask 077
+password="$(cat {SECRET_PATH}/{PASSWORD})"
+printf 'user default on >%s ~kvcp:* -@all {}\n' "$password" > {users}
+"#,
+        commands.trim_end()
+    );
+    if cluster {
+        // Every start is a new, empty node: a master that came back empty under its old id would empty its replicas. A container that starts
+        // again has the address of the lost master too, which its replica would copy from until it has taken over.
+        if redis.replicas_per_shard > 0 {
+            script += &format!("[ ! -e {DATA_PATH}/nodes.conf ] || sleep {TAKEOVER_SECONDS}\n");
+        }
+        script += &format!(
+            r#"password="$(cat {SECRET_PATH}/{MANAGER_PASSWORD})"
+printf 'user {MANAGER} on >%s ~kvcp:* -@all {MANAGER_COMMANDS}\n' "$password" >> {users}
+printf 'masteruser {MANAGER}\nmasterauth %s\n' "$password" > {RUN_PATH}/server.conf
+rm -f {DATA_PATH}/nodes.conf
+set -- {RUN_PATH}/server.conf "$@"
+"#
+        );
+    }
+    script += r#"exec "$(command -v valkey-server || command -v redis-server)" "$@""#;
+    ["sh", "-c", &script, "redis"].map(str::to_owned)
+}
+
+/// Cache settings: least recently used values are evicted, and nothing is written to disk.
+pub(super) fn arguments(pool: &KVCachePool, redis: &ManagedRedis, maxmemory: u64) -> Vec<String> {
+    let port = match redis.tls {
+        false => vec![("--port", PORT.to_string())],
+        // Sidecars prove who they are by the password.
+        true => vec![
+            ("--port", "0".to_string()),
+            ("--tls-port", PORT.to_string()),
+            ("--tls-cert-file", format!("{SECRET_PATH}/{CERTIFICATE}")),
+            ("--tls-key-file", format!("{SECRET_PATH}/{KEY}")),
+            ("--tls-auth-clients", "no".to_string()),
+        ],
+    };
+    let rest = [
+        ("--aclfile", format!("{RUN_PATH}/users.acl")),
+        ("--maxmemory", maxmemory.to_string()),
+        ("--maxmemory-policy", "allkeys-lru".to_string()),
+        ("--save", String::new()),
+        ("--appendonly", "no".to_string()),
+        ("--lazyfree-lazy-eviction", "yes".to_string()),
+        ("--tcp-keepalive", "60".to_string()),
+    ];
+    let arguments = port.into_iter().chain(rest);
+    let mut arguments: Vec<String> = arguments
+        .flat_map(|(key, value)| [key.to_string(), value])
+        .collect();
+    if is_cluster(redis) {
+        arguments.extend(cluster_arguments(pool, redis, maxmemory));
+    }
+    arguments
+}
+
+/// Settings of a cluster whose replicas the manager assigns. Clients connect to the names of the pods. The name of the node tells the manager
+/// which servers would be lost together.
+fn cluster_arguments(
+    pool: &KVCachePool,
+    redis: &ManagedRedis,
+    maxmemory: u64,
+) -> impl Iterator<Item = String> {
+    let certificate = format!("{SECRET_PATH}/{CERTIFICATE}");
+    let tls = redis.tls.then_some([
+        ("--tls-cluster", "yes"),
+        ("--tls-replication", "yes"),
+        ("--tls-ca-cert-file", certificate.as_str()),
+    ]);
+    let hostname = format!("$({POD_NAME}).{}", domain(pool));
+    let node_name = format!("$({NODE_NAME})");
+    let node_timeout = NODE_TIMEOUT_MS.to_string();
+    let rest = [
+        ("--cluster-enabled", "yes"),
+        ("--cluster-config-file", "nodes.conf"),
+        ("--dir", DATA_PATH),
+        ("--cluster-node-timeout", &node_timeout),
+        ("--cluster-require-full-coverage", "no"),
+        ("--cluster-announce-hostname", &hostname),
+        ("--cluster-preferred-endpoint-type", "hostname"),
+        ("--cluster-announce-human-nodename", &node_name),
+        ("--cluster-replica-validity-factor", "0"),
+        ("--cluster-allow-replica-migration", "no"),
+        ("--repl-diskless-load", "on-empty-db"),
+    ];
+    // Writes during the first synchronization of a replica wait in its buffer. By default a busy cache never finishes it.
+    let buffer = (maxmemory / 4).to_string();
+    let buffer = [
+        "--client-output-buffer-limit",
+        "replica",
+        &buffer,
+        &buffer,
+        "0",
+    ]
+    .map(str::to_owned);
+    let pairs = tls.into_iter().flatten().chain(rest);
+    let pairs: Vec<String> = pairs
+        .flat_map(|(key, value)| [key.to_owned(), value.to_owned()])
+        .collect();
+    pairs.into_iter().chain(buffer)
+}
+
+/// Readiness and liveness. A server that is not part of the cluster yet is alive.
+pub(super) fn probes(redis: &ManagedRedis) -> [Value; 2] {
+    let ready = if is_cluster(redis) { JOINED } else { PING };
+    [probe(ready, redis.tls, 5, 2), probe(PING, redis.tls, 10, 6)]
+}
+
+fn probe(script: &str, tls: bool, seconds: u32, failures: u32) -> Value {
+    let script = format!("{CLIENT}{script}");
+    let certificate = format!("{SECRET_PATH}/{CERTIFICATE}");
+    let mut command = vec!["sh", "-c", &script];
+    if tls {
+        command.extend(["ask", "--tls", "--cacert", &certificate]);
+    }
+    json!({
+        "exec": {"command": command},
+        "periodSeconds": seconds,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    })
+}
+
+/// Ports of a server's container.
+pub(super) fn ports(redis: &ManagedRedis) -> Vec<Value> {
+    let port =
+        |name: &str, port: u16| json!({"name": name, "containerPort": port, "protocol": "TCP"});
+    let mut ports = vec![port(super::PORT_NAME, PORT)];
+    ports.extend(is_cluster(redis).then(|| port("bus", BUS_PORT)));
+    ports
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desired::redis::managed;
+    use crate::desired::redis::tests::managing;
+
+    fn of(keys: Value) -> (KVCachePool, ManagedRedis) {
+        let pool = managing(keys);
+        let redis = managed(&pool).unwrap().clone();
+        (pool, redis)
+    }
+
+    fn cluster() -> Value {
+        json!({"mode": "Cluster", "shards": 3, "replicasPerShard": 1, "tls": true})
+    }
+
+    #[test]
+    fn with_tls_there_is_no_port_without_it() {
+        let (pool, redis) = of(json!({"tls": true}));
+        let wanted = [
+            "--port",
+            "0",
+            "--tls-port",
+            "6379",
+            "--tls-cert-file",
+            "/etc/kvcachepool/tls.crt",
+            "--tls-key-file",
+            "/etc/kvcachepool/tls.key",
+            "--tls-auth-clients",
+            "no",
+        ];
+        assert_eq!(arguments(&pool, &redis, 1)[..wanted.len()], wanted);
+        for probe in probes(&redis) {
+            let ping = &probe["exec"]["command"];
+            assert_eq!(ping[4], "--tls");
+            assert_eq!(ping[6], "/etc/kvcachepool/tls.crt");
+        }
+        assert_eq!(ports(&redis)[0]["containerPort"], 6379);
+    }
+
+    #[test]
+    fn a_cluster_encrypts_its_own_traffic_too() {
+        let arguments_of = |keys: Value| {
+            let (pool, redis) = of(keys);
+            arguments(&pool, &redis, 1).join(" ")
+        };
+        let of_cluster =
+            "--tls-cluster yes --tls-replication yes --tls-ca-cert-file /etc/kvcachepool/tls.crt";
+        assert!(arguments_of(cluster()).contains(of_cluster));
+        let mut plain = cluster();
+        plain["tls"] = false.into();
+        assert!(!arguments_of(plain).contains("tls"));
+        assert!(!arguments_of(json!({"tls": true})).contains("cluster"));
+    }
+
+    #[test]
+    fn users_may_not_empty_a_server_and_only_the_manager_administers() {
+        for keys in [json!({}), cluster()] {
+            let (_, redis) = of(keys);
+            let [.., script, _] = command(&redis);
+            let users: Vec<_> = script.lines().filter(|l| l.contains("'user ")).collect();
+            assert_eq!(users.len(), 1 + usize::from(is_cluster(&redis)));
+            assert!(
+                !script.contains("flush") && !script.contains("+@"),
+                "{script}"
+            );
+            assert!(users.iter().all(|user| user.contains(" ~kvcp:* -@all +")));
+            assert!(!users[0].contains("+cluster ") && !users[0].contains("migrate"));
+        }
+    }
+
+    #[test]
+    fn a_restarted_server_does_not_claim_its_old_slots() {
+        let script = |keys| command(&of(keys).1)[2].clone();
+        let waits = "[ ! -e /data/nodes.conf ] || sleep 20\n";
+        let removes = "\nrm -f /data/nodes.conf\n";
+        let with_replicas = script(cluster());
+        let [waits_at, removes_at] = [waits, removes].map(|text| with_replicas.find(text).unwrap());
+        assert!(waits_at < removes_at, "a start that is cut off waits again");
+        let without = script(json!({"mode": "Cluster", "shards": 3}));
+        assert!(!without.contains("sleep") && without.contains(removes));
+        assert!(!script(json!({})).contains("nodes.conf"));
+    }
+
+    #[test]
+    fn no_command_contains_a_password() {
+        let (pool, redis) = of(cluster());
+        let arguments = arguments(&pool, &redis, 1).join(" ");
+        assert!(!arguments.contains("requirepass") && !arguments.contains("masterauth"));
+        assert!(CLIENT.contains(&format!("{SECRET_PATH}/{PASSWORD}")));
+        assert!(CLIENT.contains(&format!("-p {PORT}")));
+    }
+}
