@@ -164,7 +164,10 @@ impl Manager {
                 };
                 let acted = iter(&actions).map(Ok).try_for_each_concurrent(at_once, act);
                 if let Err((action, reason)) = acted.await {
-                    warn!(action, reason, "change of the cluster failed; it is planned again");
+                    warn!(
+                        action,
+                        reason, "change of the cluster failed; it is planned again"
+                    );
                     return Ok(later);
                 }
                 Ok(soon)

@@ -109,7 +109,7 @@ impl Servers {
         until("replicas", async || {
             let keys = |at: usize| self.all[at].say(&["DBSIZE"]).parse::<usize>().unwrap();
             let of_masters: usize = masters.iter().copied().map(keys).sum();
-            of_masters * 2 == (0..self.all.len()).map(keys).sum()
+            of_masters * 2 == (0..self.all.len()).map(keys).sum::<usize>()
         })
         .await;
         for at in lost {
