@@ -62,13 +62,15 @@ def _held(kubernetes: Kubernetes, namespace: str, servers: int) -> dict[str, int
 
 
 def _is_complete(kubernetes: Kubernetes, namespace: str, shards: int) -> bool:
-    """Whether a manager of this many shards is Ready, and no other server runs."""
+    """Whether a manager of this many shards is Ready, and exactly its servers run and are Ready."""
     managers = kubernetes.pods(namespace, _MANAGER)
     if len(managers) != 1 or not _ready(kubernetes, namespace, _MANAGER):
         return False
     servers = {each["metadata"]["name"] for each in kubernetes.pods(namespace, _SERVERS)}
-    command = managers[0]["spec"]["containers"][0]["command"]
-    return command[command.index("--shards") + 1] == str(shards) and servers == _names(2 * shards)
+    if not servers == _ready(kubernetes, namespace, _SERVERS) == _names(2 * shards):
+        return False
+    command: list[str] = managers[0]["spec"]["containers"][0]["command"]
+    return command[command.index("--shards") + 1] == str(shards)
 
 
 def _wait_complete(kubernetes: Kubernetes, namespace: str, shards: int) -> None:
@@ -95,7 +97,6 @@ def test_a_cluster_is_formed_repaired_and_resharded_under_load_without_loss(
     kubernetes.kubectl("label", "namespace", namespace, _RESTRICTED)
     kubernetes.apply(_pool(valkey_image, 3), namespace=namespace)
     _wait_complete(kubernetes, namespace, 3)
-    assert _ready(kubernetes, namespace, _SERVERS) == _names(6)
     held = _held(kubernetes, namespace, 6)
     assert list(held.values()) == [0, 0, 0]
     # Port 16379 admits servers by their certificate, and servers know each other by name.

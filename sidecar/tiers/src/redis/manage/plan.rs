@@ -240,7 +240,8 @@ impl<'a> Cluster<'a> {
         })
     }
 
-    /// Members that are lost for good: their slots go to a replica, or to nobody.
+    /// Members that do not answer. Slots of one that is lost for good go to a replica, or to nobody. Until then nothing else happens: its
+    /// replica would be made to copy another master.
     fn give_up_lost(&self) -> Option<Plan> {
         let answers = self.answers.values();
         let known = std::iter::once(self.base).chain(answers.copied());
@@ -249,33 +250,33 @@ impl<'a> Cluster<'a> {
         let mut waits = None;
         for member in known.flat_map(|answer| &answer.members) {
             let id = member.id.as_str();
-            let gone = matches!(member.health, Health::Suspected | Health::Lost);
-            if !gone || self.answers.contains_key(id) || !seen.insert(id) {
+            if self.answers.contains_key(id) || !seen.insert(id) {
                 continue;
             }
+            let is_lost = matches!(member.health, Health::Suspected | Health::Lost);
             let silent = self.observed.silent.get(id).copied().unwrap_or_default();
             let heir = self.replicas_of(id).max_by_key(|replica| replica.offset);
-            match (heir, self.slots_of(id)) {
-                (Some(heir), 1..) if silent >= GRACE => actions.push(Action::TakeOver {
-                    replica: heir.own.id.clone(),
-                    master: id.to_owned(),
-                }),
-                (Some(_), 1..) => waits = Some(id),
-                // Its replicas get another master first: a replica cannot forget its own.
-                (Some(_), 0) => {}
-                (None, _) if silent >= GRACE || self.is_replaced(member) => {
+            let has_slots = self.slots_of(id) > 0;
+            match heir {
+                Some(heir) if has_slots && is_lost && silent >= GRACE => {
+                    actions.push(Action::TakeOver {
+                        replica: heir.own.id.clone(),
+                        master: id.to_owned(),
+                    });
+                }
+                None if is_lost && (silent >= GRACE || self.is_replaced(member)) => {
                     actions.push(Action::Forget {
                         member: id.to_owned(),
                     });
                 }
-                (None, 1..) => waits = Some(id),
-                (None, 0) => {}
+                // Without slots, its replicas get another master first: a replica cannot forget its own.
+                _ => waits = waits.or(has_slots.then_some(id)),
             }
         }
         match waits {
             _ if !actions.is_empty() => Some(Plan::Act(actions)),
             Some(id) => Some(Plan::Wait(format!(
-                "waits for lost {id}, or for a replica that takes its slots"
+                "waits for {id}, which does not answer, or for a replica that takes its slots"
             ))),
             None => None,
         }

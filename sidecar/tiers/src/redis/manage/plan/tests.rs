@@ -7,6 +7,9 @@ use proptest::prelude::*;
 /// Passes until a cluster must have its shape: 64 slots move in one.
 const PASSES: usize = 600;
 
+/// The others know by then that a server is lost.
+const NOTICED: Duration = Duration::from_secs(5);
+
 #[derive(Debug, Clone)]
 struct Server {
     id: Id,
@@ -27,6 +30,8 @@ struct World {
     desired: usize,
     shards: usize,
     made: usize,
+    /// Replicas take over without the manager.
+    fails_over: bool,
 }
 
 impl World {
@@ -37,6 +42,7 @@ impl World {
             desired: 0,
             shards,
             made: 0,
+            fails_over: false,
         };
         world.shape(shards, replicas);
         world
@@ -100,7 +106,7 @@ impl World {
             bus: 16379,
             host: place.map(|place| format!("kv-{place}")).unwrap_or_default(),
             role: server.role.clone(),
-            health: match server.runs {
+            health: match server.runs || server.silent < NOTICED {
                 true => Health::Up,
                 false => Health::Lost,
             },
@@ -257,11 +263,46 @@ impl World {
                     self.check();
                     return pass;
                 }
-                Plan::Wait(why) => panic!("nothing will change, but the manager {why}"),
+                Plan::Wait(why) => self.time_passes(&why),
                 Plan::Act(actions) => self.act_all(&actions),
             }
         }
         panic!("not ready after {PASSES} passes; next: {:?}", self.plan());
+    }
+
+    /// Lost servers stay so for some seconds more.
+    fn time_passes(&mut self, why: &str) {
+        let short = self.lost.iter_mut().filter(|server| server.silent < GRACE);
+        let mut passed = false;
+        for server in short {
+            server.silent += NOTICED;
+            passed = true;
+        }
+        assert!(passed, "nothing will change, but the manager {why}");
+        if self.fails_over {
+            self.fail_over();
+        }
+    }
+
+    /// Replicas take over from masters that are known to be lost.
+    fn fail_over(&mut self) {
+        let lost = self
+            .lost
+            .iter()
+            .filter(|s| s.silent >= NOTICED && !s.slots.is_empty());
+        let lost: Vec<Id> = lost.map(|server| server.id.clone()).collect();
+        for master in lost {
+            let role = Role::ReplicaOf(master.clone());
+            let heir = self
+                .servers
+                .iter()
+                .flatten()
+                .find(|server| server.role == role);
+            if let Some(replica) = heir.map(|server| server.id.clone()) {
+                self.act(&Action::TakeOver { replica, master });
+            }
+        }
+        self.replicate();
     }
 
     fn check(&self) {
@@ -325,9 +366,13 @@ fn a_replica_of_a_lost_master_is_waited_for_and_then_takes_over() {
         let server = world.servers[*place].as_ref().unwrap();
         !server.slots.is_empty()
     });
-    world.lose(master.unwrap(), Duration::from_secs(1));
+    world.lose(master.unwrap(), Duration::ZERO);
     world.start(master.unwrap());
-    assert!(matches!(world.plan(), Plan::Wait(_)), "{:?}", world.plan());
+    // Also before anybody else has noticed: its replica must not copy the new server.
+    for silent in [Duration::ZERO, NOTICED] {
+        world.lost[0].silent = silent;
+        assert!(matches!(world.plan(), Plan::Wait(_)), "{:?}", world.plan());
+    }
     world.lost[0].silent = GRACE;
     let Plan::Act(actions) = world.plan() else {
         panic!("{:?}", world.plan())
@@ -344,7 +389,6 @@ fn without_a_replica_the_server_at_the_same_place_gets_the_slots_at_once() {
     world.fill();
     let slots = world.servers[1].as_ref().unwrap().slots.clone();
     world.lose(1, Duration::ZERO);
-    world.lost[0].silent = GRACE;
     world.start(1);
     world.settle();
     assert_eq!(world.servers[1].as_ref().unwrap().slots, slots);
@@ -425,14 +469,24 @@ fn a_move_that_was_begun_is_finished_or_given_up() {
 
 #[derive(Debug, Clone)]
 enum Event {
-    /// A server is lost, for so long, and another one starts.
-    Lose(usize, bool),
+    /// A server is lost and another one starts, before or after its replica takes over by itself or by the manager.
+    Lose {
+        place: usize,
+        early: bool,
+        fails_over: bool,
+    },
     Shape(usize, usize),
 }
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        (0..20usize, any::<bool>()).prop_map(|(place, long)| Event::Lose(place, long)),
+        (0..20usize, any::<bool>(), any::<bool>()).prop_map(|(place, early, fails_over)| {
+            Event::Lose {
+                place,
+                early,
+                fails_over,
+            }
+        }),
         (3..6usize, 0..3usize).prop_map(|(shards, replicas)| Event::Shape(shards, replicas)),
     ]
 }
@@ -449,16 +503,14 @@ proptest! {
             world.fill();
             let had_replicas = world.desired > world.shards;
             match event {
-                Event::Lose(place, long) => {
+                Event::Lose { place, early, fails_over } => {
                     let place = place % world.desired;
-                    world.lose(place, if long { GRACE } else { Duration::ZERO });
-                    world.start(place);
-                    if !long {
-                        // The manager waits for its replica, or gives its slots to others.
-                        for server in &mut world.lost {
-                            server.silent = GRACE;
-                        }
+                    world.fails_over = fails_over;
+                    world.lose(place, if early { Duration::ZERO } else { NOTICED });
+                    if fails_over && !early {
+                        world.fail_over();
                     }
+                    world.start(place);
                 }
                 Event::Shape(shards, replicas) => world.shape(shards, replicas),
             }
