@@ -66,6 +66,8 @@ pub struct State {
 pub struct Manager {
     settings: Settings,
     state: watch::Sender<State>,
+    /// The last failure.
+    failure: Option<String>,
     /// Since when members have been silent.
     silent: BTreeMap<Id, Instant>,
     /// Servers, whose connections are used again in the next pass.
@@ -100,6 +102,7 @@ impl Manager {
         let manager = Self {
             settings,
             state,
+            failure: None,
             silent: BTreeMap::new(),
             nodes: BTreeMap::new(),
         };
@@ -111,8 +114,8 @@ impl Manager {
         loop {
             let pause = match self.pass().await {
                 Ok(pause) => pause,
-                Err(message) => {
-                    self.report(false, message);
+                Err(reason) => {
+                    self.fail(reason);
                     PAUSES[1]
                 }
             };
@@ -120,7 +123,7 @@ impl Manager {
         }
     }
 
-    /// Asks all servers, and acts once. Returns the pause until the next pass.
+    /// Asks all servers, and acts once. Returns the pause until the next pass. After an error everything is planned anew.
     async fn pass(&mut self) -> Result<Duration, String> {
         let login = self.login().await?;
         let places: Vec<Address> = self.settings.servers.iter().map(address).collect();
@@ -153,23 +156,27 @@ impl Manager {
             }
             Plan::Act(actions) => {
                 let members = Members::new(&answered, &places, login.as_ref());
-                let act = async |action: &Action| {
-                    self.report(false, action.to_string());
-                    let acted = members.act(action).await;
-                    acted.map_err(|fault| (action.to_string(), fault.detail()))
+                let slots: Vec<u16> = actions.iter().filter_map(Action::moved_slot).collect();
+                let at_once = if slots.len() == actions.len() {
+                    MOVES_AT_ONCE
+                } else {
+                    1
                 };
-                let at_once = match actions.iter().all(Action::is_move) {
-                    true => MOVES_AT_ONCE,
-                    false => 1,
+                if let Some(first) = slots.first() {
+                    self.report(
+                        false,
+                        format!("{} slots move, from {first} on", slots.len()),
+                    );
+                }
+                let act = async |action: &Action| {
+                    if action.moved_slot().is_none() {
+                        self.report(false, action.to_string());
+                    }
+                    let acted = members.act(action).await;
+                    acted.map_err(|fault| format!("{action}: {}", fault.detail()))
                 };
                 let acted = iter(&actions).map(Ok).try_for_each_concurrent(at_once, act);
-                if let Err((action, reason)) = acted.await {
-                    warn!(
-                        action,
-                        reason, "change of the cluster failed; it is planned again"
-                    );
-                    return Ok(later);
-                }
+                acted.await?;
                 Ok(soon)
             }
         }
@@ -187,6 +194,18 @@ impl Manager {
             (true, false) => info!(step = state.message, "the cluster is not ready"),
             (false, _) => {}
         }
+    }
+
+    /// Logs a failure when it is not the one of the pass before.
+    fn fail(&mut self, reason: String) {
+        if self.failure.as_ref() != Some(&reason) {
+            warn!(reason, "change of the cluster failed; it is planned again");
+        }
+        self.state.send_modify(|state| {
+            state.ready = false;
+            state.message.clone_from(&reason);
+        });
+        self.failure = Some(reason);
     }
 
     async fn login(&self) -> Result<Option<Login>, String> {

@@ -75,9 +75,12 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether it can be carried out at the same time as others of its kind.
-    pub fn is_move(&self) -> bool {
-        matches!(self, Self::Move { .. })
+    /// The slot that it moves. Slots can be moved at the same time.
+    pub fn moved_slot(&self) -> Option<u16> {
+        match self {
+            Self::Move { slot, .. } => Some(*slot),
+            _ => None,
+        }
     }
 }
 
@@ -329,7 +332,9 @@ impl<'a> Cluster<'a> {
     /// Moves that an earlier manager began.
     fn finish_moves(&self) -> Option<Plan> {
         let mut actions: BTreeMap<u16, Action> = BTreeMap::new();
-        for answer in self.answers.values() {
+        // Valkey tells replicas of the moves of their masters.
+        let masters = self.answers.values().filter(|a| a.own.role == Role::Master);
+        for answer in masters {
             let own = &answer.own.id;
             for begun in &answer.own.moves {
                 let (slot, from, to) = match begun {
