@@ -1,4 +1,4 @@
-"""Servers that the operator runs as one Redis Cluster: formed, repaired after a lost server, and re-sharded under load."""
+"""Servers that the operator runs as one Redis Cluster: formed, repaired after a loss, and re-sharded under load."""
 
 from __future__ import annotations
 
@@ -110,11 +110,6 @@ def test_a_cluster_is_formed_repaired_and_resharded_under_load_without_loss(
     assert sum(held.values()) == _PROMPTS
     assert min(held.values()) > 0
 
-    def serves() -> bool:
-        return conditions(status(kubernetes, namespace, "demo")).get("SharedTiersReady") == ("True", "TiersServe")
-
-    kubernetes.wait_for(serves, 90, "SharedTiersReady=True/TiersServe", namespace=namespace)
-
     # The pod of a master is lost. Its replica has all of its chunks, and the next pod becomes a replica.
     lost = next(iter(held))
     kubernetes.kubectl("delete", "pod", lost, "--force", "--grace-period=0", namespace=namespace)
@@ -122,7 +117,6 @@ def test_a_cluster_is_formed_repaired_and_resharded_under_load_without_loss(
         lambda: lost not in _held_if_ready(kubernetes, namespace), 90, "another master", namespace=namespace
     )
     _wait_complete(kubernetes, namespace, 3)
-    _wait_without_miss(engine)
     assert sum(_held(kubernetes, namespace, 6).values()) == _PROMPTS
 
     for shards in (4, 3):
@@ -130,14 +124,13 @@ def test_a_cluster_is_formed_repaired_and_resharded_under_load_without_loss(
         _wait_complete(kubernetes, namespace, shards)
         held = _held(kubernetes, namespace, 2 * shards)
         assert (len(held), sum(held.values())) == (shards, _PROMPTS), held
-        _wait_without_miss(engine)
+    _wait_without_miss(engine)
     assert engine.restarts() == (0, 0)
-    assert status(kubernetes, namespace, "demo")["managedServers"] == {"desired": 6, "ready": 6}
+    found = status(kubernetes, namespace, "demo")
+    assert found["managedServers"] == {"desired": 6, "ready": 6}
+    assert conditions(found)["SharedTiersReady"] == ("True", "TiersServe")
     tiers = {each["name"]: each for each in sidecar(kubernetes, namespace, "one")["tiers"]}
     assert tiers["redis"]["state"] == "ready"
-    # No server was ever removed that still had slots: nothing had to be stored again.
-    log = kubernetes.kubectl("logs", "deployment/kvcachepool-demo-cluster", namespace=namespace)
-    assert "the cluster is ready" in log
 
 
 def _held_if_ready(kubernetes: Kubernetes, namespace: str) -> dict[str, int]:
