@@ -8,6 +8,7 @@ use crate::redis::auth::Login;
 use crate::redis::fault::Fault;
 use crate::redis::node::Node;
 use crate::redis::url::Address;
+use futures::future::join_all;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::net::lookup_host;
@@ -129,13 +130,12 @@ impl<'a> Members<'a> {
         // The new owner first: if the manager stops here, the slot has an owner.
         send(&target.node, set("NODE", to)).await?;
         send(&source.node, set("NODE", to)).await?;
-        for other in self.answered.values() {
+        // Those that do not hear it learn it from the others.
+        let others = self.answered.values().filter(|other| {
             let own = &other.answer.own;
-            if own.role == Role::Master && own.id != to && own.id != from {
-                // Those that do not hear it learn it from the others.
-                let _ = send(&other.node, set("NODE", to)).await;
-            }
-        }
+            own.role == Role::Master && own.id != to && own.id != from
+        });
+        join_all(others.map(|other| send(&other.node, set("NODE", to)))).await;
         Ok(())
     }
 }

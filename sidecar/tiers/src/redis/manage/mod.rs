@@ -33,7 +33,7 @@ const PAUSES: [Duration; 3] = [
 ];
 
 /// Slots that move at once. Servers transfer keys one slot after the other; this hides the round trips.
-const MOVES_AT_ONCE: usize = 4;
+const MOVES_AT_ONCE: usize = 16;
 
 /// Desired cluster, and how to connect to its servers.
 #[derive(Debug, Clone)]
@@ -233,7 +233,11 @@ impl Manager {
         if let Some(node) = known.filter(|node| node.is(&dial, false)) {
             return node.clone();
         }
-        let node = Node::new(address.to_string(), dial, Options::default(), false);
+        let options = Options {
+            question_connections: MOVES_AT_ONCE,
+            ..Options::default()
+        };
+        let node = Node::new(address.to_string(), dial, options, false);
         self.nodes.insert(address.clone(), node.clone());
         node
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// A lost master's own replica has this long to take over. After that the manager decides, which needs no majority of masters.
 pub const GRACE: Duration = Duration::from_secs(15);
 /// Slots that are moved before the servers are asked again.
-const MOVES_MAX: usize = 64;
+const MOVES_MAX: usize = 256;
 
 /// What a server says.
 #[derive(Debug, Clone)]

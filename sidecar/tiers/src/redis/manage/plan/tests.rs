@@ -4,8 +4,8 @@ use super::*;
 use crate::redis::url::Address;
 use proptest::prelude::*;
 
-/// Passes until a cluster must have its shape: 64 slots move in one.
-const PASSES: usize = 600;
+/// Passes until a cluster must have its shape: 256 slots move in one.
+const PASSES: usize = 150;
 
 /// The others know by then that a server is lost.
 const NOTICED: Duration = Duration::from_secs(5);
