@@ -16,7 +16,7 @@ const VOLUME: &str = "secret";
 /// How long the manager stays on a node that is not reachable. By default it would be five minutes, without repairs.
 const LOST_NODE_SECONDS: u32 = 30;
 
-/// One pod, and never two at a time. It is ready while the cluster has exactly the shape that its pod's annotation names.
+/// One pod. On a node that is cut off another one may still run, which acts only while it sees most servers. It is ready while the cluster has exactly the shape that its pod's annotation names.
 pub(super) fn manager(
     pool: &KVCachePool,
     redis: &ManagedRedis,

@@ -1,7 +1,7 @@
 //! The Secret with the servers' password and certificate. The operator creates it and never reads it: it may not read Secrets of other
 //! namespaces, and does not need to, because servers and sidecars mount the Secret by name.
 
-use super::{name, object, server_names};
+use super::{is_cluster, managed, name, object, server_names};
 use crate::api::KVCachePool;
 use crate::pki::{PkiError, self_signed};
 use k8s_openapi::Resource;
@@ -23,10 +23,14 @@ pub const KEY: &str = "tls.key";
 const LIFETIME: u64 = 10 * 365 * 24 * 60 * 60;
 
 /// Name of the Secret. It contains the pool's uid: a deleted pool with the same name may still have a Secret, which is deleted with that
-/// pool.
+/// pool. That of a cluster has another name: the Secret of a pool that changed its mode lacks what only clusters need, and is kept.
 pub fn secret_name(pool: &KVCachePool) -> String {
     let uid: String = pool.uid().unwrap_or_default().chars().take(8).collect();
-    format!("{}-{uid}", name(pool))
+    let suffix = match managed(pool) {
+        Some(redis) if is_cluster(redis) => "-cluster",
+        _ => "",
+    };
+    format!("{}-{uid}{suffix}", name(pool))
 }
 
 /// Random bytes of the passwords of sidecars and manager.
@@ -92,5 +96,7 @@ mod tests {
         let mut new = old.clone();
         new.metadata.uid = Some("ffffffff-0000-4000-8000-000000000000".to_string());
         assert_ne!(secret_name(&old), secret_name(&new));
+        let cluster = managing(json!({"mode": "Cluster", "shards": 3}));
+        assert_ne!(secret_name(&old), secret_name(&cluster));
     }
 }

@@ -27,13 +27,15 @@ const MANAGER_COMMANDS: &str = "+cluster +info +ping +select +migrate +restore +
 /// Time in ms after which the servers of a cluster agree that a silent one is lost.
 const NODE_TIMEOUT_MS: u32 = 5000;
 /// Time in which a replica has taken over, if need be by a decision of the manager (15 s).
-const TAKEOVER_SECONDS: u32 = 20;
+const TAKEOVER_SECONDS: u32 = 30;
 
 /// Asks a server with the password that is mounted now, so that a server with an older password (the Secret was created again) is restarted.
 const CLIENT: &str = r#"export REDISCLI_AUTH="$(cat /etc/kvcachepool/password)"
 ask() { "$(command -v valkey-cli || command -v redis-cli)" -p 6379 "$@"; }
 "#;
 const PING: &str = r#"ask "$@" ping | grep -q PONG"#;
+/// A replica that copies its master's data is alive.
+const ALIVE: &str = r#"ask "$@" ping | grep -qE 'PONG|LOADING'"#;
 /// A server of a cluster is ready if it is a master with slots, or a replica that is in sync.
 const JOINED: &str = r#"ask "$@" cluster info | grep -q cluster_state:ok || exit 1
 myself="$(ask "$@" cluster nodes | grep ' myself,')"
@@ -60,9 +62,7 @@ printf 'user default on >%s ~kvcp:* -@all {}\n' "$password" > {users}
     if cluster {
         // Every start is a new, empty node: a master that came back empty under its old id would empty its replicas. A container that starts
         // again has the address of the lost master too, which its replica would copy from until it has taken over.
-        if redis.replicas_per_shard > 0 {
-            script += &format!("[ ! -e {DATA_PATH}/nodes.conf ] || sleep {TAKEOVER_SECONDS}\n");
-        }
+        script += &format!("! grep -qs slave {DATA_PATH}/nodes.conf || sleep {TAKEOVER_SECONDS}\n");
         script += &format!(
             r#"password="$(cat {SECRET_PATH}/{MANAGER_PASSWORD})"
 printf 'user {MANAGER} on >%s ~kvcp:* -@all {MANAGER_COMMANDS}\n' "$password" >> {users}
@@ -157,7 +157,10 @@ fn cluster_arguments(
 /// Readiness and liveness. A server that is not part of the cluster yet is alive.
 pub(super) fn probes(redis: &ManagedRedis) -> [Value; 2] {
     let ready = if is_cluster(redis) { JOINED } else { PING };
-    [probe(ready, redis.tls, 5, 2), probe(PING, redis.tls, 10, 6)]
+    [
+        probe(ready, redis.tls, 5, 2),
+        probe(ALIVE, redis.tls, 10, 6),
+    ]
 }
 
 fn probe(script: &str, tls: bool, seconds: u32, failures: u32) -> Value {
@@ -258,13 +261,18 @@ mod tests {
     #[test]
     fn a_restarted_server_does_not_claim_its_old_slots() {
         let script = |keys| command(&of(keys).1)[2].clone();
-        let waits = "[ ! -e /data/nodes.conf ] || sleep 20\n";
+        let waits = "! grep -qs slave /data/nodes.conf || sleep 30\n";
         let removes = "\nrm -f /data/nodes.conf\n";
-        let with_replicas = script(cluster());
-        let [waits_at, removes_at] = [waits, removes].map(|text| with_replicas.find(text).unwrap());
+        let script_of_cluster = script(cluster());
+        let [waits_at, removes_at] =
+            [waits, removes].map(|text| script_of_cluster.find(text).unwrap());
         assert!(waits_at < removes_at, "a start that is cut off waits again");
-        let without = script(json!({"mode": "Cluster", "shards": 3}));
-        assert!(!without.contains("sleep") && without.contains(removes));
+        let without = json!({"mode": "Cluster", "shards": 3, "tls": true});
+        assert_eq!(
+            script(without),
+            script_of_cluster,
+            "another number of replicas restarts no server"
+        );
         assert!(!script(json!({})).contains("nodes.conf"));
     }
 

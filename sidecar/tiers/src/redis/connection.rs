@@ -10,6 +10,7 @@ use super::stream::Stream;
 use crate::raw::Around;
 use crate::{Cause, Span};
 use std::io;
+use std::net::IpAddr;
 use tokio::time::{Duration, Instant, timeout_at};
 
 /// Bytes per read, except for segments.
@@ -103,6 +104,11 @@ impl Connection {
             since: Instant::now(),
             heard: Instant::now(),
         }
+    }
+
+    /// Address of the server; `None` for a Unix socket.
+    pub fn peer(&self) -> Option<IpAddr> {
+        self.stream.peer()
     }
 
     /// Sets whether each command is preceded by ASKING.

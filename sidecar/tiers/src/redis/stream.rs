@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
 use rustls::ClientConnection;
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
@@ -99,6 +100,16 @@ impl Stream {
     /// Whether the stream uses TLS.
     pub fn is_encrypted(&self) -> bool {
         matches!(self, Self::Tls(_))
+    }
+
+    /// Address of the other end; `None` for a Unix socket.
+    pub fn peer(&self) -> Option<IpAddr> {
+        let address = match self {
+            Self::Tcp(stream) => stream.peer_addr(),
+            Self::Tls(encrypted) => encrypted.stream.get_ref().0.get_ref().peer_addr(),
+            Self::Unix(_) => return None,
+        };
+        address.ok().map(|address| address.ip())
     }
 
     fn both(&mut self) -> &mut dyn Both {

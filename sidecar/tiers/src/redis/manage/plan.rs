@@ -5,6 +5,7 @@ use super::member::{Health, Id, Member, Move, Role};
 use crate::redis::cluster::SLOTS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ const MOVES_MAX: usize = 256;
 /// What a server says.
 #[derive(Debug, Clone)]
 pub struct Answer {
+    /// Where it answered.
+    pub ip: Option<IpAddr>,
     pub own: Member,
     /// All members that it knows, including itself.
     pub members: Vec<Member>,
@@ -147,25 +150,29 @@ struct Cluster<'a> {
 impl<'a> Cluster<'a> {
     fn of(observed: &'a Observed<'a>, shards: usize) -> Option<Self> {
         let listed: Vec<&Answer> = observed.listed.iter().filter_map(|(_, a)| *a).collect();
-        let all = || {
-            listed
-                .iter()
-                .copied()
-                .chain(observed.leaving.iter().copied())
-        };
+        // A server that was forgotten may return and know more than all others, but they do not know it.
         let known = |answer: &&Answer| {
+            let mutual =
+                |other: &&&Answer| knows(answer, &other.own.id) && knows(other, &answer.own.id);
             let slots: usize = answer.members.iter().map(Member::slot_count).sum();
-            (slots, answer.members.len())
+            let mutual = listed.iter().filter(mutual).count();
+            (mutual, slots, answer.members.len())
         };
         // The first one of equals.
         let base = listed.iter().copied().rev().max_by_key(known)?;
+        let answers: BTreeMap<&str, &Answer> = (listed.iter().copied())
+            .chain(observed.leaving.iter().copied())
+            .map(|answer| (answer.own.id.as_str(), answer))
+            .collect();
         let mut owners = vec![None; SLOTS];
-        // What the base says counts; others may know more of themselves.
-        let claims = base.members.iter().chain(all().map(|answer| &answer.own));
-        for member in claims {
+        // What the base says counts, unless the owner is silent: another one may have taken its slots just now.
+        let claims = std::iter::once(&base.own).chain(&base.members);
+        for member in claims.chain(answers.values().map(|answer| &answer.own)) {
             for slot in member.slots.iter().cloned().flatten() {
-                if let Some(owner) = owners.get_mut(usize::from(slot)) {
-                    owner.get_or_insert(member.id.as_str());
+                if let Some(owner) = owners.get_mut(usize::from(slot))
+                    && owner.is_none_or(|owner: &str| !answers.contains_key(owner))
+                {
+                    *owner = Some(member.id.as_str());
                 }
             }
         }
@@ -176,9 +183,7 @@ impl<'a> Cluster<'a> {
         let mut cluster = Self {
             observed,
             shards,
-            answers: all()
-                .map(|answer| (answer.own.id.as_str(), answer))
-                .collect(),
+            answers,
             listed,
             base,
             owners,
@@ -246,28 +251,38 @@ impl<'a> Cluster<'a> {
     /// Members that do not answer. Slots of one that is lost for good go to a replica, or to nobody. Until then nothing else happens: its
     /// replica would be made to copy another master.
     fn give_up_lost(&self) -> Option<Plan> {
-        let answers = self.answers.values();
-        let known = std::iter::once(self.base).chain(answers.copied());
+        let members = || self.answers.values().flat_map(|answer| &answer.members);
+        let silence = |id: &str| self.observed.silent.get(id).copied().unwrap_or_default();
+        // Otherwise the manager may be the one that is cut off.
+        let sees_most = 2 * self.listed.len() > self.observed.listed.len();
         let mut seen = BTreeSet::new();
         let mut actions = Vec::new();
         let mut waits = None;
-        for member in known.flat_map(|answer| &answer.members) {
+        for member in members() {
             let id = member.id.as_str();
             if self.answers.contains_key(id) || !seen.insert(id) {
                 continue;
             }
-            let is_lost = matches!(member.health, Health::Suspected | Health::Lost);
-            let silent = self.observed.silent.get(id).copied().unwrap_or_default();
+            let is_up = |m: &Member| m.id == id && m.health == Health::Up;
+            let is_lost = member.health != Health::Joining && !members().any(is_up);
+            let is_late = sees_most && silence(id) >= GRACE;
             let heir = self.replicas_of(id).max_by_key(|replica| replica.offset);
             let has_slots = self.slots_of(id) > 0;
+            // A replica that is silent only for a moment has the only copy.
+            let may_return = |m: &Member| {
+                m.is_replica_of(id) && m.health != Health::Lost && silence(&m.id) < 2 * GRACE
+            };
             match heir {
-                Some(heir) if has_slots && is_lost && silent >= GRACE => {
+                Some(heir) if has_slots && is_lost && is_late => {
                     actions.push(Action::TakeOver {
                         replica: heir.own.id.clone(),
                         master: id.to_owned(),
                     });
                 }
-                None if is_lost && (silent >= GRACE || self.is_replaced(member)) => {
+                None if is_lost
+                    && (is_late || self.is_replaced(member))
+                    && !(has_slots && members().any(may_return)) =>
+                {
                     actions.push(Action::Forget {
                         member: id.to_owned(),
                     });
@@ -297,17 +312,18 @@ impl<'a> Cluster<'a> {
                 silent.join(", ")
             )));
         }
-        let is_known =
-            |by: &Answer, id: &str| by.members.iter().any(|m| m.id == id && is_a_member(m));
         let mut new = Vec::new();
         for (at, (place, answer)) in self.observed.listed.iter().enumerate() {
             let Some(answer) = answer else { continue };
-            let is_member = is_known(self.base, &answer.own.id);
+            let is_member = knows(self.base, &answer.own.id);
             // A server that was reset is still known to the others.
-            if is_member && is_known(answer, &self.base.own.id) {
+            if is_member && knows(answer, &self.base.own.id) {
                 continue;
             }
-            if !is_member && answer.own.slot_count() > 0 {
+            let is_ours =
+                |other: &&Answer| other.own.id != answer.own.id && knows(answer, &other.own.id);
+            if !is_member && answer.own.slot_count() > 0 && !self.listed.iter().any(|o| is_ours(o))
+            {
                 return Some(Plan::Wait(format!(
                     "{place} is part of another cluster: delete its pod, and it starts empty"
                 )));
@@ -321,7 +337,7 @@ impl<'a> Cluster<'a> {
             }]));
         }
         let mut listed = self.listed.iter();
-        let agrees = |by: &Answer| (self.listed.iter()).all(|other| is_known(by, &other.own.id));
+        let agrees = |by: &Answer| (self.listed.iter()).all(|other| knows(by, &other.own.id));
         let late = listed.find(|answer| !agrees(answer))?;
         Some(Plan::Wait(format!(
             "waits until {} knows all servers",
@@ -543,13 +559,15 @@ impl<'a> Cluster<'a> {
             }
         }
         let stranger = |member: &&Member| !self.answers.contains_key(member.id.as_str());
-        let stranger = self.base.members.iter().find(stranger)?;
+        let stranger = self.listed.iter().flat_map(|a| &a.members).find(stranger)?;
         Some(Plan::Wait(format!("waits for member {}", stranger.id)))
     }
 }
 
-fn is_a_member(member: &Member) -> bool {
-    member.health != Health::Joining
+/// Whether a server knows a member by its id.
+fn knows(answer: &Answer, id: &str) -> bool {
+    let is = |member: &Member| member.id == id && member.health != Health::Joining;
+    answer.members.iter().any(is)
 }
 
 /// Adjacent slots as runs.

@@ -14,8 +14,10 @@ use tokio::time::timeout;
 
 /// Longest time of a request, connecting included.
 const REQUEST_MAX: Duration = Duration::from_secs(3);
-/// Longest time of a transfer of keys, at the server that sends them.
-const TRANSFER_MAX: Duration = Duration::from_secs(20);
+/// Longest time without progress of a transfer of keys. The server that sends them does nothing else meanwhile, and must not seem lost.
+const STALL_MAX: &str = "2000";
+/// Longest time of the whole transfer.
+const TRANSFER_MAX: Duration = Duration::from_secs(10);
 /// Keys per transfer. A server does nothing else meanwhile, and a value has up to 512 KiB.
 const KEYS_MAX: &str = "16";
 
@@ -51,6 +53,7 @@ pub async fn ask(server: &Arc<Node>) -> Result<Answer, Fault> {
             lines.find_map(|line| line.strip_prefix(of)).unwrap_or("")
         };
         Ok(Answer {
+            ip: lent.peer(),
             own,
             members,
             serves: cluster.lines().any(|line| line == "cluster_state:ok"),
@@ -100,9 +103,8 @@ async fn send_keys(
     replace: bool,
 ) -> Result<(), Fault> {
     let port = to.port.to_string();
-    let longest = (TRANSFER_MAX / 2).as_millis().to_string();
     let mut words: Vec<&[u8]> = vec![b"MIGRATE", to.host.as_bytes(), port.as_bytes(), b"", b"0"];
-    words.push(longest.as_bytes());
+    words.push(STALL_MAX.as_bytes());
     if replace {
         words.push(b"REPLACE");
     }

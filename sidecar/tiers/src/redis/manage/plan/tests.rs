@@ -19,6 +19,8 @@ struct Server {
     keys: BTreeSet<u16>,
     runs: bool,
     joined: bool,
+    /// It answers the manager.
+    answers: bool,
     silent: Duration,
 }
 
@@ -70,6 +72,7 @@ impl World {
                 keys: BTreeSet::new(),
                 runs: true,
                 joined: false,
+                answers: true,
                 silent: Duration::ZERO,
             });
         }
@@ -129,6 +132,7 @@ impl World {
             false => vec![own.clone()],
         };
         Answer {
+            ip: None,
             serves: server.joined,
             in_sync: true,
             offset: 0,
@@ -142,7 +146,7 @@ impl World {
         let members = self.members();
         let answer = |server: &Server| self.answer(server, &members);
         let answers: Vec<Option<Answer>> = (self.servers.iter())
-            .map(|server| server.as_ref().map(answer))
+            .map(|server| server.as_ref().filter(|s| s.answers).map(answer))
             .collect();
         let listed: Vec<(String, Option<&Answer>)> = (answers.iter().take(self.desired))
             .enumerate()
@@ -425,6 +429,115 @@ fn a_server_of_another_cluster_is_named_and_left_alone() {
     assert!(
         why.contains("kv-2:6379 is part of another cluster"),
         "{why}"
+    );
+}
+
+#[test]
+fn a_manager_that_sees_only_a_few_servers_gives_nobody_up() {
+    let mut world = World::new(3, 0);
+    world.settle();
+    for place in [1, 2] {
+        world.lose(place, GRACE);
+    }
+    assert!(matches!(world.plan(), Plan::Wait(_)), "{:?}", world.plan());
+    // Other servers at their places prove that they are lost.
+    world.start(1);
+    world.start(2);
+    world.settle();
+}
+
+#[test]
+fn a_lost_master_is_not_forgotten_while_its_replica_may_return() {
+    let mut world = World::new(3, 1);
+    world.settle();
+    world.fill();
+    let role = |world: &World, place: usize| world.servers[place].as_ref().unwrap().role.clone();
+    let replica = (0..6)
+        .find(|place| role(&world, *place) != Role::Master)
+        .unwrap();
+    let Role::ReplicaOf(master) = role(&world, replica) else {
+        panic!("a replica has a master")
+    };
+    let is_master = |server: &Option<Server>| server.as_ref().is_some_and(|s| s.id == master);
+    let place = world.servers.iter().position(is_master).unwrap();
+    world.lose(place, GRACE);
+    world.start(place);
+    world.servers[replica].as_mut().unwrap().answers = false;
+    assert!(matches!(world.plan(), Plan::Wait(_)), "{:?}", world.plan());
+    world.servers[replica].as_mut().unwrap().answers = true;
+    world.settle();
+    assert_eq!(world.lost_slots(), 0);
+}
+
+/// The plan for servers at their places, as they answer.
+fn plan_of(answers: &[Answer], silent: &[&str], shards: usize) -> Plan {
+    let place = |(at, answer): (usize, &'_ Answer)| format!("{}-{at}:1", answer.own.host);
+    let places: Vec<String> = answers.iter().enumerate().map(place).collect();
+    let listed: Vec<(String, Option<&Answer>)> =
+        places.into_iter().zip(answers.iter().map(Some)).collect();
+    let silent = silent.iter().map(|id| ((*id).to_owned(), GRACE)).collect();
+    let observed = Observed {
+        listed: &listed,
+        leaving: &[],
+        silent: &silent,
+    };
+    plan(&observed, shards)
+}
+
+#[test]
+fn a_forgotten_server_that_returns_joins_those_that_forgot_it() {
+    let mut world = World::new(3, 0);
+    world.settle();
+    let members = world.members();
+    let mut answers: Vec<Answer> = (world.servers.iter().flatten())
+        .map(|server| world.answer(server, &members))
+        .collect();
+    let [first, _, returns] = [0, 1, 2].map(|at: usize| answers[at].own.id.clone());
+    for answer in &mut answers[..2] {
+        answer.members.retain(|member| member.id != returns);
+    }
+    let Plan::Act(actions) = plan_of(&answers, &[], 3) else {
+        panic!("it joins")
+    };
+    let meets = Action::Meet {
+        new: vec![2],
+        member: first,
+    };
+    assert_eq!(actions, [meets]);
+}
+
+#[test]
+fn a_second_replica_does_not_take_over_from_the_first() {
+    let mut world = World::new(3, 2);
+    world.settle();
+    let masters = |world: &World| {
+        let owns = |place: &usize| !world.servers[*place].as_ref().unwrap().slots.is_empty();
+        (0..9).find(owns).unwrap()
+    };
+    let master = masters(&world);
+    world.lose(master, GRACE);
+    let old = world.members();
+    let lost = world.lost[0].id.clone();
+    let role = Role::ReplicaOf(lost.clone());
+    let mut heirs = world
+        .servers
+        .iter()
+        .flatten()
+        .filter(|server| server.role == role);
+    let heir = heirs.next().unwrap().id.clone();
+    world.act(&Action::TakeOver {
+        replica: heir,
+        master: lost.clone(),
+    });
+    // Nobody but the heir knows yet.
+    let answers: Vec<Answer> = (world.servers.iter().flatten())
+        .map(|server| world.answer(server, &old))
+        .collect();
+    let plan = plan_of(&answers, &[&lost], 3);
+    let takes_over = |action: &Action| matches!(action, Action::TakeOver { .. });
+    assert!(
+        !matches!(&plan, Plan::Act(actions) if actions.iter().any(takes_over)),
+        "{plan:?}"
     );
 }
 
