@@ -96,3 +96,18 @@ fn router(state: watch::Receiver<State>) -> Router {
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_a_host_and_a_port() {
+        let parsed = |text| server(text).map(|(host, port)| format!("{host} {port}"));
+        assert_eq!(parsed("kv-0.kv:6379"), Ok("kv-0.kv 6379".to_owned()));
+        assert_eq!(parsed("[fd00::1]:7"), Ok("fd00::1 7".to_owned()));
+        for text in ["kv-0", ":6379", "kv-0:", "kv-0:x", "kv-0:65536"] {
+            assert_eq!(parsed(text), Err("expected HOST:PORT".to_owned()), "{text}");
+        }
+    }
+}

@@ -66,7 +66,7 @@ pub struct State {
 pub struct Manager {
     settings: Settings,
     state: watch::Sender<State>,
-    /// The last failure.
+    /// The failure of the last pass.
     failure: Option<String>,
     /// Since when members have been silent.
     silent: BTreeMap<Id, Instant>,
@@ -113,7 +113,10 @@ impl Manager {
     pub async fn run(mut self) {
         loop {
             let pause = match self.pass().await {
-                Ok(pause) => pause,
+                Ok(pause) => {
+                    self.failure = None;
+                    pause
+                }
                 Err(reason) => {
                     self.fail(reason);
                     PAUSES[1]
@@ -183,6 +186,10 @@ impl Manager {
     }
 
     fn report(&self, ready: bool, message: String) {
+        // The same step is tried again: its failure says more.
+        if (self.failure.as_ref()).is_some_and(|failure| failure.starts_with(&message)) {
+            return;
+        }
         let state = State { ready, message };
         let changed = self.state.send_if_modified(|old| {
             let changed = *old != state;
@@ -198,9 +205,10 @@ impl Manager {
 
     /// Logs a failure when it is not the one of the pass before.
     fn fail(&mut self, reason: String) {
-        if self.failure.as_ref() != Some(&reason) {
-            warn!(reason, "change of the cluster failed; it is planned again");
+        if self.failure.as_ref() == Some(&reason) {
+            return;
         }
+        warn!(reason, "change of the cluster failed; it is planned again");
         self.state.send_modify(|state| {
             state.ready = false;
             state.message.clone_from(&reason);

@@ -322,8 +322,7 @@ impl<'a> Cluster<'a> {
             }
             let is_ours =
                 |other: &&Answer| other.own.id != answer.own.id && knows(answer, &other.own.id);
-            if !is_member && answer.own.slot_count() > 0 && !self.listed.iter().any(|o| is_ours(o))
-            {
+            if !is_member && answer.own.slot_count() > 0 && !self.listed.iter().any(is_ours) {
                 return Some(Plan::Wait(format!(
                     "{place} is part of another cluster: delete its pod, and it starts empty"
                 )));

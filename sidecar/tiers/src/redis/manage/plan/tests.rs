@@ -580,6 +580,19 @@ fn a_move_that_was_begun_is_finished_or_given_up() {
     assert_eq!(plan_with(0, Move::To(0, "gone".into())), settles(0, 0));
 }
 
+#[test]
+fn moves_that_a_replica_repeats_are_its_masters() {
+    let mut world = World::new(3, 1);
+    world.settle();
+    let members = world.members();
+    let mut answers: Vec<Answer> = (world.servers.iter().flatten())
+        .map(|server| world.answer(server, &members))
+        .collect();
+    let replica = answers.iter_mut().find(|a| a.own.role != Role::Master);
+    replica.unwrap().own.moves.push(Move::To(0, "001".into()));
+    assert_eq!(plan_of(&answers, &[], 3), Plan::Ready);
+}
+
 #[derive(Debug, Clone)]
 enum Event {
     /// A server is lost and another one starts, before or after its replica takes over by itself or by the manager.
