@@ -137,6 +137,8 @@ struct Cluster<'a> {
     listed: Vec<&'a Answer>,
     /// All servers that answer, by their ids.
     answers: BTreeMap<&'a str, &'a Answer>,
+    /// Ids of the members that each desired server knows.
+    known: BTreeMap<&'a str, BTreeSet<&'a str>>,
     /// The answer that knows most of the cluster.
     base: &'a Answer,
     /// Owner of each slot.
@@ -151,15 +153,19 @@ impl<'a> Cluster<'a> {
     fn of(observed: &'a Observed<'a>, shards: usize) -> Option<Self> {
         let listed: Vec<&Answer> = observed.listed.iter().filter_map(|(_, a)| *a).collect();
         // A server that was forgotten may return and know more than all others, but they do not know it.
-        let known = |answer: &&Answer| {
-            let mutual =
-                |other: &&&Answer| knows(answer, &other.own.id) && knows(other, &answer.own.id);
+        let known: BTreeMap<&str, BTreeSet<&str>> = (listed.iter().copied())
+            .map(|answer| (answer.own.id.as_str(), known_to(answer)))
+            .collect();
+        let order = |answer: &&Answer| {
+            let id = answer.own.id.as_str();
+            let of_it = known.get(id).into_iter().flatten();
+            let mutual = |other: &&&str| known.get(**other).is_some_and(|its| its.contains(id));
             let slots: usize = answer.members.iter().map(Member::slot_count).sum();
-            let mutual = listed.iter().filter(mutual).count();
+            let mutual = of_it.filter(mutual).count();
             (mutual, slots, answer.members.len())
         };
         // The first one of equals.
-        let base = listed.iter().copied().rev().max_by_key(known)?;
+        let base = listed.iter().copied().rev().max_by_key(order)?;
         let answers: BTreeMap<&str, &Answer> = (listed.iter().copied())
             .chain(observed.leaving.iter().copied())
             .map(|answer| (answer.own.id.as_str(), answer))
@@ -183,6 +189,7 @@ impl<'a> Cluster<'a> {
         let mut cluster = Self {
             observed,
             shards,
+            known,
             answers,
             listed,
             base,
@@ -213,6 +220,12 @@ impl<'a> Cluster<'a> {
         let mut masters = self.listed.clone();
         masters.retain(|answer| with.iter().any(|master| master.own.id == answer.own.id));
         masters
+    }
+
+    /// Whether a desired server knows a member by its id.
+    fn knows(&self, by: &Answer, id: &str) -> bool {
+        let known = self.known.get(by.own.id.as_str());
+        known.is_some_and(|known| known.contains(id))
     }
 
     fn slots_of(&self, id: &str) -> usize {
@@ -315,13 +328,14 @@ impl<'a> Cluster<'a> {
         let mut new = Vec::new();
         for (at, (place, answer)) in self.observed.listed.iter().enumerate() {
             let Some(answer) = answer else { continue };
-            let is_member = knows(self.base, &answer.own.id);
+            let is_member = self.knows(self.base, &answer.own.id);
             // A server that was reset is still known to the others.
-            if is_member && knows(answer, &self.base.own.id) {
+            if is_member && self.knows(answer, &self.base.own.id) {
                 continue;
             }
-            let is_ours =
-                |other: &&Answer| other.own.id != answer.own.id && knows(answer, &other.own.id);
+            let is_ours = |other: &&Answer| {
+                other.own.id != answer.own.id && self.knows(answer, &other.own.id)
+            };
             if !is_member && answer.own.slot_count() > 0 && !self.listed.iter().any(is_ours) {
                 return Some(Plan::Wait(format!(
                     "{place} is part of another cluster: delete its pod, and it starts empty"
@@ -336,7 +350,7 @@ impl<'a> Cluster<'a> {
             }]));
         }
         let mut listed = self.listed.iter();
-        let agrees = |by: &Answer| (self.listed.iter()).all(|other| knows(by, &other.own.id));
+        let agrees = |by: &Answer| (self.listed.iter()).all(|other| self.knows(by, &other.own.id));
         let late = listed.find(|answer| !agrees(answer))?;
         Some(Plan::Wait(format!(
             "waits until {} knows all servers",
@@ -373,7 +387,7 @@ impl<'a> Cluster<'a> {
             }
         }
         let actions: Vec<Action> = actions.into_values().take(MOVES_MAX).collect();
-        (!actions.is_empty()).then_some(Plan::Act(actions))
+        act(actions)
     }
 
     /// More masters, if there are too few and no server is free for it.
@@ -484,7 +498,7 @@ impl<'a> Cluster<'a> {
                 });
             }
         }
-        (!actions.is_empty()).then_some(Plan::Act(actions))
+        act(actions)
     }
 
     /// Slots move to masters with too few, and away from servers that should have none.
@@ -503,7 +517,7 @@ impl<'a> Cluster<'a> {
         }
         let silent = self.silent();
         if !silent.is_empty() {
-            return Some(Plan::Wait(format!("waits for {}", silent.join(", "))));
+            return Some(wait_for(&silent));
         }
         let mut actions = Vec::new();
         for (slot, owner) in (0u16..).zip(&self.owners) {
@@ -540,13 +554,13 @@ impl<'a> Cluster<'a> {
         let resets = ids().map(|server| Action::Reset { server });
         let forgets = ids().map(|member| Action::Forget { member });
         let actions: Vec<Action> = resets.chain(forgets).collect();
-        (!actions.is_empty()).then_some(Plan::Act(actions))
+        act(actions)
     }
 
     fn check(&self) -> Option<Plan> {
         let silent = self.silent();
         if !silent.is_empty() {
-            return Some(Plan::Wait(format!("waits for {}", silent.join(", "))));
+            return Some(wait_for(&silent));
         }
         for (place, answer) in self.observed.listed {
             let Some(answer) = answer else { continue };
@@ -563,10 +577,20 @@ impl<'a> Cluster<'a> {
     }
 }
 
-/// Whether a server knows a member by its id.
-fn knows(answer: &Answer, id: &str) -> bool {
-    let is = |member: &Member| member.id == id && member.health != Health::Joining;
-    answer.members.iter().any(is)
+/// The actions, if there are any.
+fn act(actions: Vec<Action>) -> Option<Plan> {
+    (!actions.is_empty()).then_some(Plan::Act(actions))
+}
+
+fn wait_for(servers: &[&str]) -> Plan {
+    Plan::Wait(format!("waits for {}", servers.join(", ")))
+}
+
+/// Ids of the members that a server knows.
+fn known_to(answer: &Answer) -> BTreeSet<&str> {
+    let members = answer.members.iter();
+    let known = members.filter(|member| member.health != Health::Joining);
+    known.map(|member| member.id.as_str()).collect()
 }
 
 /// Adjacent slots as runs.

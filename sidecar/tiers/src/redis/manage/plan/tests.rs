@@ -142,6 +142,12 @@ impl World {
         }
     }
 
+    /// What all servers say, if these are the members that they know.
+    fn answers(&self, members: &[Member]) -> Vec<Answer> {
+        let servers = self.servers.iter().flatten();
+        servers.map(|server| self.answer(server, members)).collect()
+    }
+
     fn plan(&self) -> Plan {
         let members = self.members();
         let answer = |server: &Server| self.answer(server, &members);
@@ -489,9 +495,7 @@ fn a_forgotten_server_that_returns_joins_those_that_forgot_it() {
     let mut world = World::new(3, 0);
     world.settle();
     let members = world.members();
-    let mut answers: Vec<Answer> = (world.servers.iter().flatten())
-        .map(|server| world.answer(server, &members))
-        .collect();
+    let mut answers: Vec<Answer> = world.answers(&members);
     let [first, _, returns] = [0, 1, 2].map(|at: usize| answers[at].own.id.clone());
     for answer in &mut answers[..2] {
         answer.members.retain(|member| member.id != returns);
@@ -530,9 +534,7 @@ fn a_second_replica_does_not_take_over_from_the_first() {
         master: lost.clone(),
     });
     // Nobody but the heir knows yet.
-    let answers: Vec<Answer> = (world.servers.iter().flatten())
-        .map(|server| world.answer(server, &old))
-        .collect();
+    let answers: Vec<Answer> = world.answers(&old);
     let plan = plan_of(&answers, &[&lost], 3);
     let takes_over = |action: &Action| matches!(action, Action::TakeOver { .. });
     assert!(
@@ -546,9 +548,7 @@ fn a_move_that_was_begun_is_finished_or_given_up() {
     let mut world = World::new(3, 0);
     world.settle();
     let members = world.members();
-    let answers: Vec<Answer> = (world.servers.iter().flatten())
-        .map(|server| world.answer(server, &members))
-        .collect();
+    let answers: Vec<Answer> = world.answers(&members);
     let plan_with = |at: usize, begun: Move| {
         let mut answers = answers.clone();
         answers[at].own.moves.push(begun);
@@ -585,9 +585,7 @@ fn moves_that_a_replica_repeats_are_its_masters() {
     let mut world = World::new(3, 1);
     world.settle();
     let members = world.members();
-    let mut answers: Vec<Answer> = (world.servers.iter().flatten())
-        .map(|server| world.answer(server, &members))
-        .collect();
+    let mut answers: Vec<Answer> = world.answers(&members);
     let replica = answers.iter_mut().find(|a| a.own.role != Role::Master);
     replica.unwrap().own.moves.push(Move::To(0, "001".into()));
     assert_eq!(plan_of(&answers, &[], 3), Plan::Ready);
