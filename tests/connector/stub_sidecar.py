@@ -219,8 +219,9 @@ class StubSidecar:
                     if header.flags & wire.FLAG_FDS:
                         passed, fds = fds, []
                     frame = Received(header.opcode, header.tag, body, passed, number)
-                    self._respond(frame)
-                    with self._changed:
+                    answer = self.answer(frame)
+                    with self._changed:  # whoever has seen the answer also sees the frame, and the other way round
+                        self._respond(frame, answer)
                         self.received.append(frame)
                         self._changed.notify_all()
                 with self._changed:
@@ -230,8 +231,7 @@ class StubSidecar:
             self._connections.pop(number, None)
         connection.close()
 
-    def _respond(self, frame: Received) -> None:
-        answer = self.answer(frame)
+    def _respond(self, frame: Received, answer: dict[str, Any] | bool | None) -> None:
         if answer is False:
             return
         if isinstance(answer, dict):
