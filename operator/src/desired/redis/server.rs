@@ -29,44 +29,126 @@ const NODE_TIMEOUT_MS: u32 = 5000;
 /// Time in which a replica has taken over, if need be by a decision of the manager (15 s).
 const TAKEOVER_SECONDS: u32 = 30;
 
-/// Asks a server with the password that is mounted now, so that a server with an older password (the Secret was created again) is restarted.
-const CLIENT: &str = r#"export REDISCLI_AUTH="$(cat /etc/kvcachepool/password)"
-ask() { "$(command -v valkey-cli || command -v redis-cli)" -p 6379 "$@"; }
+/// The user of the start script and of probes, whose password exists only in the pod's memory.
+const LOCAL_COMMANDS: &str = "+acl|load +config|set";
+
+/// Time in seconds from a change of a password until servers log in to each other with it. By then every server accepts it. A replica whose
+/// master refuses one password, because it started before or after the change, tries the other one at once.
+const USED_AFTER: u32 = 5 * 60;
+/// Time in seconds from a change of a password until the one before is refused. By then every sidecar has it.
+const REFUSED_AFTER: u32 = 60 * 60;
+
+/// Defines `ask`, which sends a command with the newest password that the server accepts.
+const CLIENT: &str = r#"export REDISCLI_AUTH="$(head -n 1 /run/kvcachepool/password)"
+cli="$(command -v valkey-cli || command -v redis-cli)"
+ask() { "$cli" -p 6379 $tls "$@"; }
 "#;
-const PING: &str = r#"ask "$@" ping | grep -q PONG"#;
+const PING: &str = "ask ping | grep -q PONG";
 /// A replica that copies its master's data is alive.
-const ALIVE: &str = r#"ask "$@" ping | grep -qE 'PONG|LOADING'"#;
+const ALIVE: &str = "ask ping | grep -qE 'PONG|LOADING'";
 /// A server of a cluster is ready if it is a master with slots, or a replica that is in sync.
-const JOINED: &str = r#"ask "$@" cluster info | grep -q cluster_state:ok || exit 1
-myself="$(ask "$@" cluster nodes | grep ' myself,')"
+const JOINED: &str = r#"ask cluster info | grep -q cluster_state:ok || exit 1
+myself="$(ask cluster nodes | grep ' myself,')"
 case "$myself" in
-*' myself,slave'*) ask "$@" info replication | grep -q master_link_status:up ;;
+*' myself,slave'*) ask info replication | grep -q master_link_status:up ;;
 *) set -- $myself && test $# -gt 8 ;;
 esac"#;
+
+/// Users with their keys in the Secret, and what they may do.
+fn users(redis: &ManagedRedis) -> Vec<(&'static str, &'static str, String)> {
+    if !is_cluster(redis) {
+        return vec![("default", PASSWORD, COMMANDS.to_owned())];
+    }
+    let commands = format!("{COMMANDS} {CLUSTER_COMMANDS}");
+    let manager = (MANAGER, MANAGER_PASSWORD, MANAGER_COMMANDS.to_owned());
+    vec![("default", PASSWORD, commands), manager]
+}
+
+/// Defines `users`, which writes the server's users. The file of a user has the passwords that the server accepts, the newest first, and
+/// `.next` those that it is to accept.
+fn define_users(redis: &ManagedRedis) -> String {
+    let line = |(name, key, commands): (&str, &str, String)| {
+        format!("user {name} on $(passwords {key}) ~kvcp:* -@all {commands}\n")
+    };
+    let lines: String = users(redis).into_iter().map(line).collect();
+    format!(
+        r#"passwords() {{
+if test -e {RUN_PATH}/$1.next; then set -- $1.next; fi
+sed 's/^/>/' {RUN_PATH}/$1 | tr '\n' ' '
+}}
+users() {{
+cat > {RUN_PATH}/users.acl <<END
+user local on >$(cat {RUN_PATH}/local) -@all {LOCAL_COMMANDS}
+{lines}END
+}}
+"#
+    )
+}
+
+/// Follows the passwords of the Secret without a restart: a new one is accepted besides the one before, which is refused later.
+fn rotate(redis: &ManagedRedis) -> String {
+    let mut script = define_users(redis);
+    script += &format!(
+        r#"as_local() {{ REDISCLI_AUTH="$(cat {RUN_PATH}/local)" ask --user local "$@" | grep -q '^OK'; }}
+rotate() {{
+file={RUN_PATH}/$1
+new="$(cat {SECRET_PATH}/$1)"
+known="$(head -n 1 $file)"
+age=$(($(date +%s) - $(cat $file.since)))
+rm -f $file.next
+case "$new" in '' | *[[:space:]]*) return 0 ;; esac
+if test "$new" != "$known"; then printf '%s\n' "$new" "$known" > $file.next
+elif test $age -gt {REFUSED_AFTER} && test $(wc -l < $file) -gt 1; then printf '%s\n' "$known" > $file.next
+else return 0
+fi
+users
+if as_local acl load; then date +%s > $file.since && mv $file.next $file && age=0; fi
+}}
+rotate {PASSWORD}
+"#
+    );
+    if is_cluster(redis) {
+        script += &format!(
+            r#"rotate {MANAGER_PASSWORD}
+used="$(cat {RUN_PATH}/masterauth)"
+next="$(head -n 1 $file)"
+if ask info replication | grep -q master_link_status:down; then next="$(grep -vxF -e "$used" $file | head -n 1)"
+elif test $age -lt {USED_AFTER}; then next="$used"
+fi
+if test -n "$next" && test "$next" != "$used"; then
+printf 'config set masterauth %s\n' "$next" | as_local && printf '%s\n' "$next" > {RUN_PATH}/masterauth
+fi
+"#
+        );
+    }
+    script
+}
 
 /// The command that starts a server. It writes the users into memory at each start, so that their rights are those of the operator's version
 /// and not of the Secret's age, and no password is part of a command line.
 pub(super) fn command(redis: &ManagedRedis) -> [String; 4] {
-    let users = format!("{RUN_PATH}/users.acl");
-    let cluster = is_cluster(redis);
-    let more = if cluster { CLUSTER_COMMANDS } else { "" };
-    let commands = format!("{COMMANDS} {more}");
+    let keys: Vec<&str> = users(redis).iter().map(|(_, key, _)| *key).collect();
     let mut script = format!(
         r#"set -eu
 umask 077
-password="$(cat {SECRET_PATH}/{PASSWORD})"
-printf 'user default on >%s ~kvcp:* -@all {}\n' "$password" > {users}
+rm -f {RUN_PATH}/*.next
+head -c 32 /dev/urandom | od -A n -v -t x1 | tr -d ' \n' > {RUN_PATH}/local
+for key in {}; do
+printf '%s\n' "$(cat {SECRET_PATH}/$key)" > {RUN_PATH}/$key
+date +%s > {RUN_PATH}/$key.since
+done
+{}users
 "#,
-        commands.trim_end()
+        keys.join(" "),
+        define_users(redis)
     );
-    if cluster {
+    if is_cluster(redis) {
         // Every start is a new, empty node: a master that came back empty under its old id would empty its replicas. A container that starts
         // again has the address of the lost master too, which its replica would copy from until it has taken over.
         script += &format!("! grep -qs slave {DATA_PATH}/nodes.conf || sleep {TAKEOVER_SECONDS}\n");
         script += &format!(
-            r#"password="$(cat {SECRET_PATH}/{MANAGER_PASSWORD})"
-printf 'user {MANAGER} on >%s ~kvcp:* -@all {MANAGER_COMMANDS}\n' "$password" >> {users}
-printf 'masteruser {MANAGER}\nmasterauth %s\n' "$password" > {RUN_PATH}/server.conf
+            r#"cp {RUN_PATH}/{MANAGER_PASSWORD} {RUN_PATH}/masterauth
+printf 'masteruser {MANAGER}\nmasterauth %s\n' "$(cat {RUN_PATH}/masterauth)" > {RUN_PATH}/server.conf
 rm -f {DATA_PATH}/nodes.conf
 set -- {RUN_PATH}/server.conf "$@"
 "#
@@ -154,24 +236,23 @@ fn cluster_arguments(
     pairs.into_iter().chain(buffer)
 }
 
-/// Readiness and liveness. A server that is not part of the cluster yet is alive.
+/// Readiness and liveness. A server that is not part of the cluster yet is alive. The first one also follows the passwords of the Secret.
 pub(super) fn probes(redis: &ManagedRedis) -> [Value; 2] {
     let ready = if is_cluster(redis) { JOINED } else { PING };
+    let ready = format!("{}{ready}", rotate(redis));
     [
-        probe(ready, redis.tls, 5, 2),
+        probe(&ready, redis.tls, 5, 2),
         probe(ALIVE, redis.tls, 10, 6),
     ]
 }
 
 fn probe(script: &str, tls: bool, seconds: u32, failures: u32) -> Value {
-    let script = format!("{CLIENT}{script}");
-    let certificate = format!("{SECRET_PATH}/{CERTIFICATE}");
-    let mut command = vec!["sh", "-c", &script];
-    if tls {
-        command.extend(["ask", "--tls", "--cacert", &certificate]);
-    }
+    let tls = match tls {
+        true => format!("tls='--tls --cacert {SECRET_PATH}/{CERTIFICATE}'\n"),
+        false => "tls=\n".to_owned(),
+    };
     json!({
-        "exec": {"command": command},
+        "exec": {"command": ["sh", "-c", format!("umask 077\n{tls}{CLIENT}{script}")]},
         "periodSeconds": seconds,
         "timeoutSeconds": 5,
         "failureThreshold": failures,
@@ -186,6 +267,9 @@ pub(super) fn ports(redis: &ManagedRedis) -> Vec<Value> {
     ports.extend(is_cluster(redis).then(|| port("bus", BUS_PORT)));
     ports
 }
+
+#[cfg(test)]
+mod rotation_tests;
 
 #[cfg(test)]
 mod tests {
@@ -220,9 +304,8 @@ mod tests {
         ];
         assert_eq!(arguments(&pool, &redis, 1)[..wanted.len()], wanted);
         for probe in probes(&redis) {
-            let ping = &probe["exec"]["command"];
-            assert_eq!(ping[4], "--tls");
-            assert_eq!(ping[6], "/etc/kvcachepool/tls.crt");
+            let script = probe["exec"]["command"][2].as_str().unwrap();
+            assert!(script.contains("\ntls='--tls --cacert /etc/kvcachepool/tls.crt'\n"));
         }
         assert_eq!(ports(&redis)[0]["containerPort"], 6379);
     }
@@ -247,7 +330,11 @@ mod tests {
         for keys in [json!({}), cluster()] {
             let (_, redis) = of(keys);
             let [.., script, _] = command(&redis);
-            let users: Vec<_> = script.lines().filter(|l| l.contains("'user ")).collect();
+            let users: Vec<_> = script.lines().filter(|l| l.starts_with("user ")).collect();
+            let [local, users @ ..] = &users[..] else {
+                panic!("{script}")
+            };
+            assert!(local.ends_with(" -@all +acl|load +config|set"), "{local}");
             assert_eq!(users.len(), 1 + usize::from(is_cluster(&redis)));
             assert!(
                 !script.contains("flush") && !script.contains("+@"),
@@ -281,7 +368,7 @@ mod tests {
         let (pool, redis) = of(cluster());
         let arguments = arguments(&pool, &redis, 1).join(" ");
         assert!(!arguments.contains("requirepass") && !arguments.contains("masterauth"));
-        assert!(CLIENT.contains(&format!("{SECRET_PATH}/{PASSWORD}")));
+        assert!(CLIENT.contains(&format!("{RUN_PATH}/{PASSWORD}")));
         assert!(CLIENT.contains(&format!("-p {PORT}")));
     }
 }

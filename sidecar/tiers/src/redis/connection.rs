@@ -164,6 +164,11 @@ impl Connection {
         self.outdated
     }
 
+    /// A login was accepted: those that were refused before say nothing about this connection any more.
+    pub fn set_logged_in(&mut self) {
+        self.outdated = false;
+    }
+
     /// How long an expected reply has been missing.
     pub fn silence(&self) -> Option<Duration> {
         (self.pending > 0).then(|| self.heard.elapsed())

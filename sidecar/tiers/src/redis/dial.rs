@@ -12,6 +12,7 @@ use super::url::Address;
 use crate::Cause;
 use std::time::Duration;
 use tokio::time::timeout;
+use tracing::info;
 
 impl Node {
     /// Opens a connection that is ready for commands.
@@ -43,7 +44,7 @@ impl Node {
         // A missing file is reported whether the server runs or not.
         let login = self.login().await?;
         let mut connection = self.stream_to(address).await?;
-        log_in(&mut connection, login.as_ref()).await?;
+        self.log_in(&mut connection, login.as_ref()).await?;
         if self.dial.how.database != 0 {
             let database = self.dial.how.database.to_string();
             connection.command(&[b"SELECT", database.as_bytes()]);
@@ -65,12 +66,38 @@ impl Node {
         let login = self.dial.how.auth.login().await;
         login.map_err(|why| Fault::Of(Cause::Unauthenticated, why))
     }
+
+    /// Logs in, or with the login before it if the server does not accept this one.
+    async fn log_in(
+        &self,
+        connection: &mut Connection,
+        login: Option<&Login>,
+    ) -> Result<(), Fault> {
+        let Some(login) = login else {
+            return Ok(());
+        };
+        let auth = &self.dial.how.auth;
+        let refusal = match log_in(connection, login).await {
+            Err(fault @ Fault::Of(Cause::Unauthenticated, _)) => fault,
+            Ok(()) => {
+                auth.accepted(login);
+                return Ok(());
+            }
+            Err(fault) => return Err(fault),
+        };
+        for other in auth.others(login) {
+            if log_in(connection, &other).await.is_ok() {
+                connection.set_logged_in();
+                let reason = refusal.detail();
+                info!(server = %self.name, reason, "the server does not accept the new login yet; the login before it is used");
+                return Ok(());
+            }
+        }
+        Err(refusal)
+    }
 }
 
-async fn log_in(connection: &mut Connection, login: Option<&Login>) -> Result<(), Fault> {
-    let Some(login) = login else {
-        return Ok(());
-    };
+async fn log_in(connection: &mut Connection, login: &Login) -> Result<(), Fault> {
     let password = login.password.as_bytes();
     match &login.user {
         Some(user) => connection.command(&[b"AUTH", user.as_bytes(), password]),

@@ -56,9 +56,10 @@ impl Servers {
     /// The servers of the URLs. A shard that existed before is the same node, with its connections and state.
     pub fn new(named: url::Servers, settings: &Settings, before: Option<&Self>) -> Self {
         let (ca, options) = (&settings.ca, &settings.options);
-        let how = |how: How| match &settings.auth {
-            Some(folder) => How {
-                auth: Auth::Folder(folder.clone()),
+        let auth = settings.auth.as_deref().map(Auth::folder);
+        let how = |how: How| match &auth {
+            Some(auth) => How {
+                auth: auth.clone(),
                 ..how
             },
             None => how,

@@ -1,7 +1,6 @@
 //! Finds a master through its sentinels. All sentinels are asked at once, the address with the most votes is tried first, and only a server
 //! with the role of a master is used. So a sentinel that missed a failover is outvoted, or refuted by the server that it names.
 
-use super::log_in;
 use crate::Cause;
 use crate::redis::connection::Connection;
 use crate::redis::fault::Fault;
@@ -81,7 +80,8 @@ impl Node {
         };
         let answer = match known(&mut connection).await {
             Err(Fault::Refused(text)) if text.starts_with("NOAUTH") => {
-                log_in(&mut connection, self.login().await?.as_ref()).await?;
+                let login = self.login().await?;
+                self.log_in(&mut connection, login.as_ref()).await?;
                 known(&mut connection).await?
             }
             answer => answer?,

@@ -9,9 +9,11 @@ mod member;
 mod plan;
 mod server;
 
-use super::auth::{Auth, Login, password};
+use super::auth::Auth;
+use super::fault::Fault;
 use super::node::{Dial, Node, Options, Reach};
 use super::url::{Address, How};
+use crate::Cause;
 use act::Members;
 use futures::future::join_all;
 use futures::stream::{StreamExt, TryStreamExt, iter};
@@ -44,7 +46,7 @@ pub struct Settings {
     pub shards: usize,
     /// The user of the manager, which exists on all servers. `None`: the default user.
     pub user: Option<String>,
-    /// File with that user's password, read again for each pass. `None`: servers need no password.
+    /// File with that user's password, read again for each connection. `None`: servers need no password.
     pub password: Option<PathBuf>,
     /// PEM file with the certificate authorities to trust. With it, connections are encrypted.
     pub ca: Option<PathBuf>,
@@ -65,6 +67,7 @@ pub struct State {
 )]
 pub struct Manager {
     settings: Settings,
+    auth: Auth,
     state: watch::Sender<State>,
     /// The failure of the last pass.
     failure: Option<String>,
@@ -99,7 +102,12 @@ impl Manager {
             ready: false,
             message: "starts".to_owned(),
         });
+        let password = settings.password.clone();
+        let auth = password.map_or(Auth::None, |password| {
+            Auth::password_file(settings.user.clone(), password)
+        });
         let manager = Self {
+            auth,
             settings,
             state,
             failure: None,
@@ -128,11 +136,10 @@ impl Manager {
 
     /// Asks all servers, and acts once. Returns the pause until the next pass. After an error everything is planned anew.
     async fn pass(&mut self) -> Result<Duration, String> {
-        let login = self.login().await?;
         let places: Vec<Address> = self.settings.servers.iter().map(address).collect();
-        let mut answered = self.ask(&places, login.as_ref()).await;
+        let mut answered = self.ask(&places).await?;
         let others = leaving(&answered, &places);
-        answered.extend(self.ask(&others, login.as_ref()).await);
+        answered.extend(self.ask(&others).await?);
         (self.nodes).retain(|address, _| places.contains(address) || others.contains(address));
         let silent = self.note_silent(&answered);
         let find = |place: &Address| answered.iter().find(|a| a.address == *place);
@@ -158,6 +165,7 @@ impl Manager {
                 Ok(later)
             }
             Plan::Act(actions) => {
+                let login = self.auth.login().await?;
                 let members = Members::new(&answered, &places, login.as_ref());
                 let slots: Vec<u16> = actions.iter().filter_map(Action::moved_slot).collect();
                 let at_once = if slots.len() == actions.len() {
@@ -216,31 +224,19 @@ impl Manager {
         self.failure = Some(reason);
     }
 
-    async fn login(&self) -> Result<Option<Login>, String> {
-        let Some(path) = &self.settings.password else {
-            return Ok(None);
-        };
-        let password = password(path).await?;
-        Ok(Some(Login {
-            user: self.settings.user.clone(),
-            password,
-        }))
-    }
-
-    fn node(&mut self, address: &Address, login: Option<&Login>) -> Arc<Node> {
+    fn node(&mut self, address: &Address) -> Arc<Node> {
+        if let Some(node) = self.nodes.get(address) {
+            return node.clone();
+        }
         let dial = Dial {
             reach: Reach::Fixed(address.clone()),
             how: How {
                 tls: self.settings.ca.is_some(),
                 database: 0,
-                auth: login.cloned().map_or(Auth::None, Auth::Given),
+                auth: self.auth.clone(),
             },
             ca: self.settings.ca.clone(),
         };
-        let known = self.nodes.get(address);
-        if let Some(node) = known.filter(|node| node.is(&dial, false)) {
-            return node.clone();
-        }
         let options = Options {
             question_connections: MOVES_AT_ONCE,
             ..Options::default()
@@ -250,26 +246,29 @@ impl Manager {
         node
     }
 
-    /// Asks the servers at these addresses. Returns those that answer, in their order.
-    async fn ask(&mut self, places: &[Address], login: Option<&Login>) -> Vec<Answered> {
+    /// Asks the servers at these addresses. Returns those that answer, in their order. A server that refuses the login is not lost: nothing
+    /// may be done before it can be asked.
+    async fn ask(&mut self, places: &[Address]) -> Result<Vec<Answered>, String> {
         let ask = |place: &Address| {
-            let (address, node) = (place.clone(), self.node(place, login));
+            let (address, node) = (place.clone(), self.node(place));
             async move {
                 match server::ask(&node).await {
-                    Ok(answer) => Some(Answered {
+                    Ok(answer) => Ok(Some(Answered {
                         address,
                         node,
                         answer,
-                    }),
+                    })),
+                    Err(Fault::Of(Cause::Unauthenticated, why)) => Err(format!("{address}: {why}")),
                     Err(fault) => {
                         debug!(server = %address, reason = fault.detail(), "a server does not answer");
-                        None
+                        Ok(None)
                     }
                 }
             }
         };
         let asked: Vec<_> = places.iter().map(ask).collect();
-        join_all(asked).await.into_iter().flatten().collect()
+        let answers: Result<Vec<_>, String> = join_all(asked).await.into_iter().collect();
+        Ok(answers?.into_iter().flatten().collect())
     }
 
     /// How long each member that did not answer has been silent.

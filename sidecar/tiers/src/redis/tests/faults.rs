@@ -267,6 +267,41 @@ async fn a_password_that_was_changed_is_read_again() {
 }
 
 #[tokio::test]
+async fn a_new_password_may_reach_the_tier_before_its_servers() {
+    let servers = [&["--requirepass", "old"]; 2].map(|args| Server::start(args));
+    let auth = tempfile::tempdir().unwrap();
+    let password = auth.path().join("password");
+    std::fs::write(&password, "old").unwrap();
+    let mut with_files = settings(&servers.each_ref().map(Server::tcp));
+    with_files.auth = Some(auth.path().into());
+    let tier = Redis::open(&with_files).unwrap();
+    tier.usage().await.unwrap();
+    let change = |server: &Server, known: &str, rules: &[&str]| {
+        let login = ["--no-auth-warning", "-a", known];
+        server.say(&[&login[..], &["ACL", "SETUSER", "default"], rules].concat());
+        server.say(&[&login[..], &["CLIENT", "KILL", "TYPE", "normal"]].concat());
+    };
+    std::fs::write(&password, "new").unwrap();
+    for server in &servers {
+        change(server, "old", &[]);
+    }
+    tier.usage().await.unwrap();
+    let clients = || {
+        servers[0]
+            .say(&["--no-auth-warning", "-a", "old", "CLIENT", "LIST"])
+            .lines()
+            .count()
+    };
+    assert_eq!(clients(), 2, "the connection is kept besides this one");
+    // One server knows both by now, the other still only the old one.
+    change(&servers[0], "old", &[">new"]);
+    tier.usage().await.unwrap();
+    change(&servers[1], "old", &["resetpass", ">new"]);
+    change(&servers[0], "new", &["<old"]);
+    tier.usage().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_node_of_a_cluster_a_missing_database_and_no_server_at_all_are_named() {
     let cluster = Server::start(&["--cluster-enabled", "yes"]);
     let sample = Sample::new(1, 0, &[5_000]);

@@ -306,6 +306,54 @@ async fn a_move_that_a_manager_left_open_is_finished() {
     rig.check(&rig.kept).await;
 }
 
+/// The ACL of one server changes, and the manager must log in again.
+fn change_acl(server: &Server, words: &[&str]) {
+    server.say(&[&["ACL", "SETUSER", "manager"], words].concat());
+    server.say(&["CLIENT", "KILL", "USER", "manager"]);
+}
+
+fn wait_for_manager(servers: &Servers) {
+    for server in &servers.all {
+        // Replicas log in as the manager too.
+        let managers = |list: &str| {
+            list.lines()
+                .any(|l| l.contains("user=manager") && l.contains("flags=N"))
+        };
+        server.wait(&["CLIENT", "LIST"], managers);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_password_is_used_once_servers_accept_it_and_until_then_none_is_lost() {
+    let servers = Servers::start(3);
+    let mut manager = servers.manage(3, 3);
+    manager.wait(true).await;
+    std::fs::write(servers.password(), "new").unwrap();
+    for server in &servers.all {
+        change_acl(server, &[]);
+    }
+    wait_for_manager(&servers);
+    manager.wait(true).await;
+    let [first, others @ ..] = &servers.all[..] else {
+        unreachable!()
+    };
+    for server in others {
+        change_acl(server, &[">new"]);
+    }
+    // The first server knows neither: it is not lost, and nothing is done.
+    change_acl(first, &["resetpass", ">another"]);
+    let refused = manager
+        .state
+        .wait_for(|state| state.message.contains("password is wrong"));
+    timeout(PATIENCE, refused).await.unwrap().unwrap();
+    assert_eq!(servers.masters(), [0, 1, 2]);
+    for server in &servers.all {
+        change_acl(server, &["resetpass", ">new"]);
+    }
+    manager.wait(true).await;
+    wait_for_manager(&servers);
+}
+
 #[tokio::test]
 async fn servers_that_cannot_be_one_cluster_are_refused() {
     let of = |ports: &[u16], shards| {
