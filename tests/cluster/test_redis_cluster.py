@@ -84,7 +84,7 @@ def _rotate_passwords(kubernetes: Kubernetes, namespace: str) -> None:
     """Changes both passwords, and waits until all servers accept them. No server is restarted."""
     (secret,) = (
         each["metadata"]["name"]
-        for each in kubernetes.get("secrets", namespace=namespace)["items"]
+        for each in kubernetes.request("GET", f"/api/v1/namespaces/{namespace}/secrets")["items"]
         if each["metadata"]["name"].endswith("-cluster")
     )
     new = {"password": "new-password", "manager-password": "new-manager-password"}
