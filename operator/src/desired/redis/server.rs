@@ -29,8 +29,8 @@ const NODE_TIMEOUT_MS: u32 = 5000;
 /// Time in which a replica has taken over, if need be by a decision of the manager (15 s).
 const TAKEOVER_SECONDS: u32 = 30;
 
-/// The user of the start script and of probes, whose password exists only in the pod's memory.
-const LOCAL_COMMANDS: &str = "+acl|load +config|set";
+/// What probes may do to follow the passwords, as a user whose password exists only in the pod's memory.
+const LOCAL_COMMANDS: &str = "+acl|setuser +config|set";
 
 /// Time in seconds from a change of a password until servers log in to each other with it. By then every server accepts it. A replica whose
 /// master refuses one password, because it started before or after the change, tries the other one at once.
@@ -64,59 +64,49 @@ fn users(redis: &ManagedRedis) -> Vec<(&'static str, &'static str, String)> {
     vec![("default", PASSWORD, commands), manager]
 }
 
-/// Defines `users`, which writes the server's users. The file of a user has the passwords that the server accepts, the newest first, and
-/// `.next` those that it is to accept.
-fn define_users(redis: &ManagedRedis) -> String {
-    let line = |(name, key, commands): (&str, &str, String)| {
-        format!("user {name} on $(passwords {key}) ~kvcp:* -@all {commands}\n")
-    };
-    let lines: String = users(redis).into_iter().map(line).collect();
-    format!(
-        r#"passwords() {{
-if test -e {RUN_PATH}/$1.next; then set -- $1.next; fi
-sed 's/^/>/' {RUN_PATH}/$1 | tr '\n' ' '
-}}
-users() {{
-cat > {RUN_PATH}/users.acl <<END
-user local on >$(cat {RUN_PATH}/local) -@all {LOCAL_COMMANDS}
-{lines}END
-}}
-"#
-    )
-}
+/// Defines `usable`, whether config files can hold a password; `rule`, its ACL rule, which is a digest and so may be part of a command line;
+/// and `write`, which replaces a file by its input at once.
+const COMMON: &str = r#"usable() { case "$1" in '' | *[[:space:][:cntrl:]\"\'\\]*) return 1 ;; esac; }
+rule() { printf '#%s' "$(printf '%s' "$1" | sha256sum | cut -d ' ' -f 1)"; }
+write() { cat > "$1.new" && mv "$1.new" "$1"; }
+"#;
 
-/// Follows the passwords of the Secret without a restart: a new one is accepted besides the one before, which is refused later.
+/// Follows the passwords of the Secret without a restart: a new one is accepted besides the one before, which is refused later. The file of
+/// a password has those that the server accepts, the newest first. A probe that is killed anywhere is repeated by the next one.
+///
+/// ACL LOAD would be simpler, but crashes replicas of Valkey 8.0.
 fn rotate(redis: &ManagedRedis) -> String {
-    let mut script = define_users(redis);
-    script += &format!(
-        r#"as_local() {{ REDISCLI_AUTH="$(cat {RUN_PATH}/local)" ask --user local "$@" | grep -q '^OK'; }}
+    let mut script = format!(
+        r#"{COMMON}as_local() {{ REDISCLI_AUTH="$(cat {RUN_PATH}/local)" ask --user local "$@" | grep -q '^OK'; }}
 rotate() {{
-file={RUN_PATH}/$1
-new="$(cat {SECRET_PATH}/$1)"
+user=$1 file={RUN_PATH}/$2
+new="$(cat {SECRET_PATH}/$2)"
 known="$(head -n 1 $file)"
 age=$(($(date +%s) - $(cat $file.since)))
-rm -f $file.next
-case "$new" in '' | *[[:space:]]*) return 0 ;; esac
-if test "$new" != "$known"; then printf '%s\n' "$new" "$known" > $file.next
-elif test $age -gt {REFUSED_AFTER} && test $(wc -l < $file) -gt 1; then printf '%s\n' "$known" > $file.next
+usable "$new" || new="$known"
+if test "$new" != "$known"; then set -- "$new" "$known"
+elif test $age -gt {REFUSED_AFTER} && test $(wc -l < $file) -gt 1; then set -- "$known"
 else return 0
 fi
-users
-if as_local acl load; then date +%s > $file.since && mv $file.next $file && age=0; fi
+as_local acl setuser $user resetpass $(for password; do rule "$password"; echo; done) || return 0
+if test $# -gt 1; then age=0; date +%s | write $file.since; fi
+printf '%s\n' "$@" | write $file
 }}
-rotate {PASSWORD}
 "#
     );
+    for (user, key, _) in users(redis) {
+        script += &format!("rotate {user} {key}\n");
+    }
     if is_cluster(redis) {
+        // The last one was the manager's, by which servers log in to each other.
         script += &format!(
-            r#"rotate {MANAGER_PASSWORD}
-used="$(cat {RUN_PATH}/masterauth)"
+            r#"used="$(cat {RUN_PATH}/masterauth)"
 next="$(head -n 1 $file)"
 if ask info replication | grep -q master_link_status:down; then next="$(grep -vxF -e "$used" $file | head -n 1)"
 elif test $age -lt {USED_AFTER}; then next="$used"
 fi
 if test -n "$next" && test "$next" != "$used"; then
-printf 'config set masterauth %s\n' "$next" | as_local && printf '%s\n' "$next" > {RUN_PATH}/masterauth
+printf '%s' "$next" | as_local -x config set masterauth && printf '%s\n' "$next" | write {RUN_PATH}/masterauth
 fi
 "#
         );
@@ -127,21 +117,24 @@ fi
 /// The command that starts a server. It writes the users into memory at each start, so that their rights are those of the operator's version
 /// and not of the Secret's age, and no password is part of a command line.
 pub(super) fn command(redis: &ManagedRedis) -> [String; 4] {
-    let keys: Vec<&str> = users(redis).iter().map(|(_, key, _)| *key).collect();
     let mut script = format!(
         r#"set -eu
 umask 077
-rm -f {RUN_PATH}/*.next
-head -c 32 /dev/urandom | od -A n -v -t x1 | tr -d ' \n' > {RUN_PATH}/local
-for key in {}; do
-printf '%s\n' "$(cat {SECRET_PATH}/$key)" > {RUN_PATH}/$key
-date +%s > {RUN_PATH}/$key.since
-done
-{}users
-"#,
-        keys.join(" "),
-        define_users(redis)
+{COMMON}local="$(head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1)"
+echo "$local" > {RUN_PATH}/local
+printf 'user local on %s -@all {LOCAL_COMMANDS}\n' "$(rule "$local")" > {RUN_PATH}/users.acl
+accept() {{
+password="$(cat {SECRET_PATH}/$2)"
+usable "$password" || {{ echo "$2 in the Secret is not usable: expected no spaces, quotes and backslashes" >&2; exit 1; }}
+printf '%s\n' "$password" > {RUN_PATH}/$2
+date +%s > {RUN_PATH}/$2.since
+printf 'user %s on %s ~kvcp:* -@all %s\n' "$1" "$(rule "$password")" "$3" >> {RUN_PATH}/users.acl
+}}
+"#
     );
+    for (user, key, commands) in users(redis) {
+        script += &format!("accept {user} {key} '{commands}'\n");
+    }
     if is_cluster(redis) {
         // Every start is a new, empty node: a master that came back empty under its old id would empty its replicas. A container that starts
         // again has the address of the lost master too, which its replica would copy from until it has taken over.
@@ -330,17 +323,16 @@ mod tests {
         for keys in [json!({}), cluster()] {
             let (_, redis) = of(keys);
             let [.., script, _] = command(&redis);
-            let users: Vec<_> = script.lines().filter(|l| l.starts_with("user ")).collect();
-            let [local, users @ ..] = &users[..] else {
-                panic!("{script}")
-            };
-            assert!(local.ends_with(" -@all +acl|load +config|set"), "{local}");
+            let users: Vec<_> = (script.lines())
+                .filter(|line| line.starts_with("accept "))
+                .collect();
             assert_eq!(users.len(), 1 + usize::from(is_cluster(&redis)));
             assert!(
                 !script.contains("flush") && !script.contains("+@"),
                 "{script}"
             );
-            assert!(users.iter().all(|user| user.contains(" ~kvcp:* -@all +")));
+            assert!(script.contains("~kvcp:* -@all %s"), "{script}");
+            assert!(script.contains("'user local on %s -@all +acl|setuser +config|set"));
             assert!(!users[0].contains("+cluster ") && !users[0].contains("migrate"));
         }
     }

@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub struct Servers {
     place: String,
+    auth: Option<Auth>,
     which: Which,
 }
 
@@ -56,7 +57,10 @@ impl Servers {
     /// The servers of the URLs. A shard that existed before is the same node, with its connections and state.
     pub fn new(named: url::Servers, settings: &Settings, before: Option<&Self>) -> Self {
         let (ca, options) = (&settings.ca, &settings.options);
+        // What servers accepted lately is remembered if the folder is the same.
         let auth = settings.auth.as_deref().map(Auth::folder);
+        let known = before.and_then(|before| before.auth.clone());
+        let auth = if known == auth { known } else { auth };
         let how = |how: How| match &auth {
             Some(auth) => How {
                 auth: auth.clone(),
@@ -102,7 +106,7 @@ impl Servers {
                 (name, Which::Cluster(cluster))
             }
         };
-        Self { place, which }
+        Self { place, auth, which }
     }
 
     fn shard(&self, name: &str) -> Option<Arc<Node>> {
