@@ -235,13 +235,40 @@ fn score(server: &str, key: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::redis::auth::Login;
+    use crate::redis::node::Options;
     use crate::testing::suite::Sample;
+    use std::time::Duration;
 
     fn place<'a>(servers: &[&'a str], key: &str) -> &'a str {
         servers
             .iter()
             .max_by_key(|server| score(server, key))
             .unwrap()
+    }
+
+    #[test]
+    fn a_reload_keeps_the_logins_that_servers_accepted() {
+        let servers = |auth: &str, before: Option<&Servers>| {
+            let settings = Settings {
+                urls: vec!["redis://kv".to_owned()],
+                auth: Some(auth.into()),
+                ca: None,
+                ttl: Duration::ZERO,
+                options: Options::default(),
+            };
+            let named = url::servers(&settings.urls).unwrap();
+            Servers::new(named, &settings, before)
+        };
+        let login = |password: &str| Login {
+            user: None,
+            password: password.to_owned(),
+        };
+        let others = |servers: &Servers| servers.auth.as_ref().unwrap().others(&login("new"));
+        let first = servers("/auth", None);
+        first.auth.as_ref().unwrap().accepted(&login("old"));
+        assert_eq!(others(&servers("/auth", Some(&first))), [login("old")]);
+        assert_eq!(others(&servers("/other", Some(&first))), []);
     }
 
     #[test]
