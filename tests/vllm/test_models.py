@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from servers.engine import Engine
@@ -86,9 +87,11 @@ def test_two_replicas_share_a_sidecar(new_pod: NewPod, truth: Truth) -> None:
             assert warm.text.split() == cold.text.split() == expected
             return warm.sources["external"]
 
-        # An answer of the sidecar that comes too late on a busy machine is a miss.
-        loaded = {next(filter(None, (share(*ranks, 322 + n) for n in range(3))), 0) for ranks in ((0, 1), (1, 0))}
-        assert loaded == {2944}
+        # An answer of the sidecar that comes too late on a busy machine is a miss; another prompt is tried.
+        seeds = itertools.count(322)
+        for storing, loading in ((0, 1), (1, 0)):
+            tried = (share(storing, loading, next(seeds)) for _ in range(3))
+            assert next(filter(None, tried), 0) == 2944
         assert len(pod.sidecar.status()["domains"]) == 1
     finally:
         server.stop()
