@@ -332,6 +332,7 @@ mod tests {
                 "{script}"
             );
             assert!(script.contains("~kvcp:* -@all %s"), "{script}");
+            assert!(users.iter().all(|user| user.contains(" '+")));
             assert!(script.contains("'user local on %s -@all +acl|setuser +config|set"));
             assert!(!users[0].contains("+cluster ") && !users[0].contains("migrate"));
         }
