@@ -13,6 +13,8 @@ pub struct Defaults {
     pub namespace: String,
     /// Image of managed servers whose pool names none.
     pub redis_image: String,
+    /// Image of exporters of managed servers whose pool names none.
+    pub redis_exporter_image: String,
     /// User and group of managed servers. `None` = the platform assigns them.
     pub redis_run_as_user: Option<u32>,
     /// Secrets for pulling the images of every pool, besides the pool's own.

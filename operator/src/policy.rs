@@ -11,7 +11,7 @@ use kvcachepool_protocol::config::ByteSize;
 pub struct Policy {
     /// Largest memory tier of a pod.
     pub max_memory: Option<ByteSize>,
-    /// Allowed images of sidecars and managed servers, besides the defaults. A `*` at the end matches any rest. Empty = all.
+    /// Allowed images of sidecars, managed servers and their exporters, besides the defaults. A `*` at the end matches any rest. Empty = all.
     pub images: Vec<String>,
     /// Allowed values of `sidecar.gpuAccess`, besides `None`. Empty = all.
     pub gpu_access: Vec<GpuAccess>,
@@ -22,11 +22,16 @@ pub struct Policy {
 impl Policy {
     /// The violations of a pool.
     pub fn violations(&self, pool: &KVCachePool) -> Vec<Problem> {
+        let servers = redis::managed(pool);
+        let exporter = servers.and_then(|servers| servers.exporter.as_ref());
         let problems = [
             self.memory(pool),
             self.image("spec.sidecar.image", &pool.spec.sidecar.image),
-            redis::managed(pool)
+            servers
                 .and_then(|servers| self.image("spec.shared.redis.managed.image", &servers.image)),
+            exporter.and_then(|exporter| {
+                self.image("spec.shared.redis.managed.exporter.image", &exporter.image)
+            }),
             self.gpu(pool),
             self.account(pool),
         ];
@@ -145,10 +150,14 @@ mod tests {
         ] {
             assert_eq!(sidecar(image), ["spec.sidecar.image"], "{image}");
         }
-        let managed = json!({"memoryPerShard": "1Gi", "image": "other"});
+        let managed =
+            json!({"memoryPerShard": "1Gi", "image": "other", "exporter": {"image": "other"}});
         assert_eq!(
             fields(&policy, json!({"shared": {"redis": {"managed": managed}}})),
-            ["spec.shared.redis.managed.image"]
+            [
+                "spec.shared.redis.managed.image",
+                "spec.shared.redis.managed.exporter.image"
+            ]
         );
     }
 

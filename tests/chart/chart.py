@@ -74,6 +74,7 @@ SETS: dict[str, dict[str, Any]] = {
         },
         "defaults": {
             "redisImage": "valkey@sha256:00",
+            "redisExporterImage": "redis_exporter@sha256:00",
             "redisRunAsUser": "platform",
             "imagePullSecrets": [{"name": "a"}, {"name": "b"}],
         },

@@ -184,7 +184,7 @@ def test_extra_arguments_come_last(render):
 
 
 def test_policy_and_defaults_reach_the_operator(render):
-    prefixes = ("KVCACHEPOOL_POLICY_", "KVCACHEPOOL_REDIS_", "KVCACHEPOOL_IMAGE_PULL_")
+    prefixes = ("KVCACHEPOOL_POLICY_", "KVCACHEPOOL_REDIS_", "KVCACHEPOOL_IMAGE_")
 
     def environ(values: dict[str, Any]) -> dict[str, str]:
         variables = _pods(render(values))[0]["containers"][0]["env"]
@@ -196,7 +196,9 @@ def test_policy_and_defaults_reach_the_operator(render):
         "KVCACHEPOOL_POLICY_IMAGES": "registry.example/*,other:1",
         "KVCACHEPOOL_POLICY_GPU_ACCESS": "ResourceClaim",
         "KVCACHEPOOL_POLICY_SERVICE_ACCOUNTS": "cleaner",
+        "KVCACHEPOOL_IMAGE_REGISTRY": "mirror.example",
         "KVCACHEPOOL_REDIS_IMAGE": "valkey@sha256:00",
+        "KVCACHEPOOL_REDIS_EXPORTER_IMAGE": "redis_exporter@sha256:00",
         "KVCACHEPOOL_REDIS_RUN_AS_USER": "platform",
         "KVCACHEPOOL_IMAGE_PULL_SECRETS": "a,b",
     }

@@ -18,6 +18,7 @@ from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes
 from cluster.product import Operator, Release
 from cluster.slot import chosen, others
+from servers import paths
 
 _OTHER = os.environ.get("KVCACHEPOOL_TEST_KUBECONFIG")
 
@@ -84,6 +85,39 @@ def valkey_image(cluster: Cluster) -> str:
     image = images.valkey()
     cluster.import_image(image)
     return image.name
+
+
+@pytest.fixture(scope="session")
+def exporter_image(cluster: Cluster) -> str:
+    """redis_exporter, in the cluster."""
+    image = images.redis_exporter()
+    cluster.import_image(image)
+    return image.name
+
+
+@pytest.fixture
+def volume(cluster: Cluster, namespace: str) -> Iterator[tuple[str, Path]]:
+    """A storage class with one volume, a folder of this machine that any user may write to."""
+    name, folder = f"disk-{namespace[-6:]}", paths.short_folder()
+    folder.chmod(0o777)
+    made = {
+        "kind": "StorageClass",
+        "apiVersion": "storage.k8s.io/v1",
+        "metadata": {"name": name},
+        "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
+    spec = {
+        "capacity": {"storage": "8Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "storageClassName": name,
+        "hostPath": {"path": str(folder), "type": "Directory"},
+    }
+    volume = {"kind": "PersistentVolume", "apiVersion": "v1", "metadata": {"name": name}, "spec": spec}
+    cluster.kubernetes.apply([made, volume])
+    yield name, folder
+    cluster.kubernetes.kubectl("delete", "storageclass,persistentvolume", name, "--wait=false")
 
 
 def _values(of: object) -> tuple[str, ...]:

@@ -126,6 +126,13 @@ def _key_value_server(name: str, server: Path, client: Path) -> Image:
     return Image(f"localhost/{name}:1", layers, command=[f"{name}-server"], env={"PATH": "/usr/bin:/bin"})
 
 
+def redis_exporter() -> Image:
+    """The exporter of managed servers (tools/setup/servers.sh), alone as in its own image."""
+    layer = Layer()
+    layer.add("redis_exporter", paths.cache() / "tools" / "bin" / "redis_exporter", 0o755)
+    return Image("localhost/redis_exporter:1", [layer], entrypoint=["/redis_exporter"])
+
+
 def stand_in() -> Image:
     """The sidecar's example that stands in for vLLM, with the shell of the base."""
     program = paths.target() / "debug" / "examples" / "stand_in_engine"
@@ -182,6 +189,7 @@ ALL: dict[str, Callable[[], Archived]] = {
     "vllm-host": vllm_host,
     "redis": redis,
     "valkey": valkey,
+    "redis-exporter": redis_exporter,
     "stand-in": stand_in,
     "product": Product,
 }

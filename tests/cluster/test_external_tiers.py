@@ -59,8 +59,9 @@ def _heads(server: RedisServer) -> list[str]:
 class Outside:
     """Servers on this machine, reachable from pods."""
 
-    authority: str
-    #: Two independent ones, with TLS.
+    #: Folder with the certificates: of the authority, and of a server that is also a client.
+    pki: Path
+    #: Two independent ones, with TLS, which ask clients for a certificate.
     shards: list[RedisServer]
     #: One with a sentinel at this port.
     watched: tuple[RedisServer, int]
@@ -82,14 +83,14 @@ def outside(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
             stack.callback(server.stop)
             return server
 
-        shards = [started(tls=pki) for _ in range(2)]
+        shards = [started("--tls-auth-clients", "yes", tls=pki) for _ in range(2)]
         master = started(may=("role",))
         whole = started("--cluster-enabled", "yes", "--cluster-port", str(paths.free_port()), may=("cluster|slots",))
         assert _ask(whole, "CLUSTER", "ADDSLOTSRANGE", "0", "16383") == ["OK"]
         bucket = S3Server(host, region="eu-central-1", certificates=pki)
         stack.callback(bucket.stop)
         yield Outside(
-            authority=(pki / "ca.crt").read_text(),
+            pki=pki,
             shards=shards,
             watched=(master, _sentinel(stack, pki.parent, master)),
             whole=whole,
@@ -109,33 +110,9 @@ def _sentinel(stack: ExitStack, folder: Path, master: RedisServer) -> int:
     return port
 
 
-@pytest.fixture
-def volume(cluster: Cluster, namespace: str) -> Iterator[tuple[str, Path]]:
-    """A storage class with one volume, a folder of this machine that any user may write to."""
-    name, folder = f"disk-{namespace[-6:]}", paths.short_folder()
-    folder.chmod(0o777)
-    made = {
-        "kind": "StorageClass",
-        "apiVersion": "storage.k8s.io/v1",
-        "metadata": {"name": name},
-        "provisioner": "kubernetes.io/no-provisioner",
-        "volumeBindingMode": "WaitForFirstConsumer",
-    }
-    spec = {
-        "capacity": {"storage": "8Gi"},
-        "accessModes": ["ReadWriteOnce"],
-        "persistentVolumeReclaimPolicy": "Retain",
-        "storageClassName": name,
-        "hostPath": {"path": str(folder), "type": "Directory"},
-    }
-    volume = {"kind": "PersistentVolume", "apiVersion": "v1", "metadata": {"name": name}, "spec": spec}
-    cluster.kubernetes.apply([made, volume])
-    yield name, folder
-    cluster.kubernetes.kubectl("delete", "storageclass,persistentvolume", name, "--wait=false")
-
-
 def _objects(outside: Outside, user: str, key: tuple[str, str]) -> list[Object]:
-    """Objects that pools reference: credentials for Redis and S3, and the authority."""
+    """Objects that pools reference: credentials for Redis and S3, the authority, and a client's certificate."""
+    authority, certificate, private = [(outside.pki / f).read_text() for f in ("ca.crt", "server.crt", "server.key")]
     keys = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), key, strict=True))
 
     def made(kind: str, name: str, **data: object) -> Object:
@@ -144,8 +121,9 @@ def _objects(outside: Outside, user: str, key: tuple[str, str]) -> list[Object]:
     return [
         made("Secret", "redis", stringData={"username": user, "password": _PASSWORD}),
         made("Secret", "bucket", stringData=keys),
-        made("Secret", "bundle", stringData={"all.pem": outside.authority}),
-        made("ConfigMap", "bundle", data={"ca.crt": outside.authority}),
+        made("Secret", "bundle", stringData={"all.pem": authority}),
+        made("ConfigMap", "bundle", data={"ca.crt": authority}),
+        made("Secret", "client", stringData={"tls.crt": certificate, "tls.key": private}),
     ]
 
 
@@ -167,7 +145,8 @@ def test_every_field_of_existing_tiers_is_live(
     kubernetes.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     auth, token = {"secretName": "redis"}, {"settings": {"admin": {"tokenFile": "/etc/kvcachepool/redis/password"}}}
     urls = [server.url for server in outside.shards]
-    redis = {"external": {"urls": urls, "auth": auth, "ca": {"name": "bundle"}}, "ttl": "1h"}
+    files = {"auth": auth, "ca": {"name": "bundle"}, "clientCertificate": {"secretName": "client"}}
+    redis = {"external": {"urls": urls, **files}, "ttl": "1h"}
     bucket: Object = {
         "bucket": BUCKET,
         "region": "eu-central-1",
@@ -226,12 +205,13 @@ def test_every_field_of_existing_tiers_is_live(
         "urls": urls,
         "auth": "/etc/kvcachepool/redis",
         "ca": "/etc/kvcachepool/redis-ca.crt",
+        "clientCertificate": "/etc/kvcachepool/redis-client",
         "ttl": "1h",
         "mode": "Normal",
     }
-    files = {"auth": "/etc/kvcachepool/s3", "ca": "/etc/kvcachepool/s3-ca.crt"}
+    credentials = {"auth": "/etc/kvcachepool/s3", "ca": "/etc/kvcachepool/s3-ca.crt"}
     defaults = {"httpVersion": "Http1", "accelerate": False, "mode": "Normal"}
-    assert config["s3"] == {**bucket, **files, **defaults, "expireAfter": "7d"}
+    assert config["s3"] == {**bucket, **credentials, **defaults, "expireAfter": "7d"}
     assert config["disk"] == {"path": "/var/lib/kvcachepool", "size": "1Gi", "mode": "Normal"}
     for name, url in one.items():
         config = _effective(engines[name])

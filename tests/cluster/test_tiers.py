@@ -7,14 +7,15 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from cluster import images
 from cluster.cluster import Cluster
-from cluster.engine import Engine
-from cluster.kubernetes import Kubernetes, Object
+from cluster.engine import MAIN, Engine
+from cluster.kubernetes import Kubernetes, Object, Refused
 from cluster.leadership import leader, replicas
 from cluster.product import RIGHTS, SYSTEM, Operator, conditions, plugin, pod, pool, sidecar, status
 from servers.sidecar import SidecarClient
@@ -49,6 +50,8 @@ _PLACED: Object = {
 #: valkey-cli in the pod of a server, with its certificate and, logged in, with its password.
 _CLI = "valkey-cli --tls --cacert /etc/kvcachepool/tls.crt"
 _LOGGED_IN = f'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" {_CLI}'
+#: Number of Redis among the tiers.
+_REDIS = 3
 #: Prompts of one chunk, more than the memory of a pod holds.
 _PROMPTS = 560
 
@@ -243,6 +246,61 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
     assert status(kubernetes, namespace, "demo")["pods"]["outdated"] == 0
     assert _servers(kubernetes, namespace)[first] == server
     assert _children(kubernetes, namespace, "secret") == secret
+
+
+def test_a_replaced_server_with_a_volume_has_its_chunks_and_an_exporter_its_metrics(
+    cluster: Cluster,
+    operator: Operator,
+    namespace: str,
+    valkey_image: str,
+    exporter_image: str,
+    volume: tuple[str, Path],
+) -> None:
+    kubernetes = cluster.kubernetes
+    cluster.import_image(images.stand_in())
+    kubernetes.kubectl("label", "namespace", namespace, _RESTRICTED)
+    storage_class, folder = volume
+    prompts = 40
+    demo = _pool(valkey_image, 1)
+    managed = demo["spec"]["shared"]["redis"]["managed"]
+    managed["persistence"] = {"size": "1Gi", "storageClassName": storage_class}
+    managed["exporter"] = {"image": exporter_image}
+    one, two = (Engine(cluster, namespace, name) for name in ("one", "two"))
+    kubernetes.apply([demo, one.manifest("demo", tiers=1, prompts=prompts, chunks=1)], namespace=namespace)
+    one.wait_warm(120)
+
+    def held() -> bool:
+        return _held(kubernetes, namespace, 1) == [prompts]
+
+    kubernetes.wait_for(held, 60, "all chunks are in the server", namespace=namespace)
+    (first,) = _servers(kubernetes, namespace)
+    metrics = kubernetes.exec(namespace, first, "wget", "-qO-", "localhost:9121/metrics").splitlines()
+    assert "redis_up 1" in metrics
+    assert f'redis_db_keys{{db="db0"}} {2 * prompts}' in metrics
+    assert not [line for line in metrics if line.startswith("redis_config_")], "settings include a password"
+
+    kubernetes.kubectl("delete", "pod", "one", first, "--wait=false", namespace=namespace)
+    kubernetes.kubectl("wait", "--for=delete", "pod/one", "--timeout=60s", namespace=namespace)
+    kubernetes.apply(two.manifest("demo", tiers=1, prompts=prompts, chunks=1), namespace=namespace)
+    two.wait_running(MAIN, 0)
+    found = two.wait_first_round(after_loss=False)
+    assert (found["hits"], found["tiers"]) == (found["chunks"], [_REDIS])
+
+    def settled() -> bool:
+        return {each.name for each in folder.iterdir()} == {"chunks.rdb"}
+
+    kubernetes.wait_for(settled, 30, "the server has loaded its snapshot", namespace=namespace)
+
+    refused = json.loads(json.dumps(demo))
+    refused["spec"]["shared"]["redis"]["managed"]["persistence"]["size"] = "2Gi"
+    with pytest.raises(Refused, match="persistence cannot be changed except for its snapshotInterval"):
+        kubernetes.apply(refused, namespace=namespace)
+    kubernetes.kubectl("delete", "kvcachepool", "demo", namespace=namespace)
+
+    def gone() -> bool:
+        return not kubernetes.kubectl("get", "persistentvolumeclaim", "-o", "name", namespace=namespace).strip()
+
+    kubernetes.wait_for(gone, 90, "the claim is deleted with the pool", namespace=namespace)
 
 
 def test_a_purge_on_request_counts_the_objects_of_a_pool_and_deletes_them(

@@ -41,9 +41,10 @@ class RedisServer:
             self.tls_port = paths.free_port()
             self.url = f"rediss://{host}:{self.tls_port}"
             files = {"ca-cert": self.authority, "cert": certificates / "server.crt", "key": certificates / "server.key"}
-            self._settings += ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no"]
+            tls = ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no"]
             for name, file in files.items():
-                self._settings += [f"--tls-{name}-file", str(file)]
+                tls += [f"--tls-{name}-file", str(file)]
+            self._settings = [*tls, *settings]
         self._process: Process | None = None
         self.start()
 

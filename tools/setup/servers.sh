@@ -2,6 +2,8 @@
 
 # A real S3 server over a folder, from its Go module with the checksums of Go's public log.
 VERSITYGW=1.8.0
+# The exporter of managed servers, in the same way.
+REDIS_EXPORTER=1.84.0
 # Valkey as Debian built it for bookworm, where it is a backport; it runs on later ones beside any libc.
 VALKEY=8.0.1
 VALKEY_DEB="http://deb.debian.org/debian/pool/main/v/valkey/valkey-tools_8.0.1+dfsg1-1~bpo12+1_amd64.deb"
@@ -10,6 +12,7 @@ VALKEY_SHA256=d2c2ea67642fa9571a07138b80ae52ebe566311c952aef25a39c1d5050697853
 setup_servers() {
     mkdir -p "$CACHE/tools/bin"
     server_once "versitygw-$VERSITYGW" versitygw server_versitygw
+    server_once "redis_exporter-$REDIS_EXPORTER" redis_exporter server_redis_exporter
     server_once "valkey-$VALKEY" valkey-cli server_valkey
     server_once "stores-$(cat "$TOOLS/requirements/stores.txt" "$TOOLS/setup/servers.sh" | sha256sum | cut -c1-16)" mooncake_master server_stores
 }
@@ -23,11 +26,19 @@ server_once() { # server_once MARKER PROGRAM COMMAND
 }
 
 server_versitygw() {
+    quietly versitygw.log "building the S3 server versitygw $VERSITYGW (1 to 2 minutes on 2 cores)" \
+        retried install_go "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW"
+}
+
+server_redis_exporter() {
+    quietly redis_exporter.log "building redis_exporter $REDIS_EXPORTER" \
+        retried install_go "github.com/oliver006/redis_exporter@v$REDIS_EXPORTER"
+}
+
+install_go() { # install_go PACKAGE@VERSION
     local go
     go="$(ready_go)"
-    quietly versitygw.log "building the S3 server versitygw $VERSITYGW (1 to 2 minutes on 2 cores)" \
-        retried env CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local GOBIN="$CACHE/tools/bin" \
-        nice "$go" install -trimpath -ldflags "-s -w" "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW"
+    CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local GOBIN="$CACHE/tools/bin" nice "$go" install -trimpath -ldflags "-s -w" "$1"
 }
 
 # Mooncake and the client of InfiniStore, for the Python of vLLM, in a folder that only their tests put on PYTHONPATH.

@@ -26,8 +26,8 @@ pub use reference::reference;
 pub use rules::{Problem, Rule, check, rules};
 pub use schema::{at, crd};
 pub use shared::{
-    CaSource, CaSourceKind, ClaimName, FileSystem, ManagedRedis, Redis, RedisEndpoint, RedisMode,
-    S3, SecretName, Shared,
+    CaSource, CaSourceKind, ClaimName, Exporter, FileSystem, ManagedRedis, Persistence, Redis,
+    RedisEndpoint, RedisMode, S3, SecretName, Shared,
 };
 pub use sidecar::{ImagePullPolicy, Sidecar, UpdateStrategy, UpdateStrategyType};
 pub use status::{

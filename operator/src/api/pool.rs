@@ -151,17 +151,17 @@ pub struct Write {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Monitoring {
-    /// A PodMonitor of the Prometheus operator for the sidecars. It is created if the cluster has that kind, and needs the chart value
-    /// `allowPodMonitors`.
+    /// PodMonitors of the Prometheus operator for the sidecars, and for the exporters of managed servers. They are created if the cluster
+    /// has that kind, and need the chart value `allowPodMonitors`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_monitor: Option<PodMonitor>,
 }
 
-/// A PodMonitor for the sidecars.
+/// PodMonitors for the sidecars and the exporters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodMonitor {
-    /// Labels of the PodMonitor, with which a Prometheus selects it.
+    /// Labels of the PodMonitors, with which a Prometheus selects them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::labels")]
     pub labels: BTreeMap<String, String>,

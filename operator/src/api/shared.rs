@@ -46,7 +46,7 @@ fn ttl() -> Duration {
     Duration(schema::default_of("redis.ttl").to_string())
 }
 
-/// Servers that the operator runs, without persistence.
+/// Servers that the operator runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ManagedRedis {
@@ -68,6 +68,13 @@ pub struct ManagedRedis {
     /// Encrypt the traffic between sidecars and servers, with a certificate that the operator makes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tls: bool,
+    /// Volumes that keep the chunks of servers that are replaced. Only with mode Standalone; replicas do it in a cluster. Default: a replaced
+    /// server starts empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistence: Option<Persistence>,
+    /// A container beside each server with its metrics for Prometheus. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exporter: Option<Exporter>,
     /// Resources of each server, as in a container.
     #[serde(default, skip_serializing_if = "is_default")]
     #[schemars(schema_with = "schema::bounded::<ResourceRequirements>")]
@@ -96,6 +103,35 @@ pub struct ManagedRedis {
 
 fn one() -> i64 {
     1
+}
+
+/// A volume of each managed server. The server writes a snapshot of its chunks when it is stopped, and loads it when it starts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Persistence {
+    /// Size of the volume, at least twice `memoryPerShard`: it holds the last snapshot beside the next one.
+    pub size: Size,
+    /// Storage class of the volume. Empty = the cluster's default class.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::object_name")]
+    pub storage_class_name: String,
+    /// Time between further snapshots, which a server that crashes loads. They need twice the memory. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_interval: Option<Duration>,
+}
+
+/// A redis_exporter beside each managed server, on the port `metrics` (9121).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Exporter {
+    /// Image of redis_exporter. Default: the operator's choice.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(schema_with = "schema::image")]
+    pub image: String,
+    /// Resources of the container, as in a pod.
+    #[serde(skip_serializing_if = "is_default")]
+    #[schemars(schema_with = "schema::bounded::<ResourceRequirements>")]
+    pub resources: ResourceRequirements,
 }
 
 /// How managed servers work together.
@@ -127,6 +163,9 @@ pub struct RedisEndpoint {
     /// Certificates of the authorities that are trusted for the server. Default: the public ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<CaSource>,
+    /// A Secret with the keys tls.crt and tls.key, for servers that ask clients for a certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_certificate: Option<SecretName>,
 }
 
 /// A Secret in the pool's namespace.

@@ -15,8 +15,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Default image of managed servers.
-const REDIS_IMAGE: &str = "docker.io/valkey/valkey:8.1";
+/// Default image of managed servers in its registry, for all architectures. The digest keeps their version until the operator's next one.
+const REDIS_IMAGE: &str =
+    "valkey/valkey:8.1.10@sha256:640c5e62cea04b6d6f2084232651d0cc70362d31f4f805e7be94dbed6855e8f2";
+/// Default image of their exporters, as above.
+const REDIS_EXPORTER_IMAGE: &str = "oliver006/redis_exporter:v1.84.0@sha256:7ef8e9c26638158fa4e7ad60df8c7e53d1919986753d6c1d2d1876b6ec38d87b";
 
 /// The kvcachepool operator. It injects sidecars into pods with the label kvcachepool.io/pool and reconciles KVCachePools.
 ///
@@ -69,9 +72,15 @@ pub struct Args {
     #[arg(long, env = "KVCACHEPOOL_STATUS_INTERVAL", value_name = "TIME", value_parser = seconds, default_value = "1m")]
     pub status_interval: Duration,
 
-    /// Image of managed servers whose pool sets none.
-    #[arg(long, env = "KVCACHEPOOL_REDIS_IMAGE", value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new(), default_value = REDIS_IMAGE)]
-    pub redis_image: String,
+    /// Registry of the default images of managed servers and their exporters, such as a mirror.
+    #[arg(long, env = "KVCACHEPOOL_IMAGE_REGISTRY", value_name = "REGISTRY", value_parser = NonEmptyStringValueParser::new(), default_value = "docker.io")]
+    pub image_registry: String,
+    /// Image of managed servers whose pool sets none. Default: Valkey, by its digest
+    #[arg(long, env = "KVCACHEPOOL_REDIS_IMAGE", value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
+    pub redis_image: Option<String>,
+    /// Image of exporters of managed servers whose pool sets none. Default: redis_exporter, by its digest
+    #[arg(long, env = "KVCACHEPOOL_REDIS_EXPORTER_IMAGE", value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
+    pub redis_exporter_image: Option<String>,
     /// User and group of managed servers; `platform`: the platform assigns them, as OpenShift does.
     #[arg(
         long,
@@ -95,7 +104,7 @@ pub struct Args {
         value_name = "SIZE"
     )]
     pub policy_max_memory_per_pod: Option<ByteSize>,
-    /// Policy: allowed image of sidecars and managed servers, besides the defaults; a `*` at the end matches any rest. Repeatable. Default: all
+    /// Policy: allowed image of sidecars, managed servers and exporters, besides the defaults; a `*` at the end matches any rest. Repeatable. Default: all
     #[arg(
         long = "policy-image",
         env = "KVCACHEPOOL_POLICY_IMAGES",
@@ -320,6 +329,8 @@ impl Args {
                 .map(|end| format!("kvcachepool-webhook.{}.{end}", self.namespace))
                 .to_vec(),
         };
+        let registry = self.image_registry;
+        let default_image = |image: &str| format!("{registry}/{image}");
         let random = fastrand::u64(..);
         Ok(Parts {
             // No other process has this name, including this pod before a restart.
@@ -328,7 +339,9 @@ impl Args {
                 image: self.image,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 namespace: self.namespace,
-                redis_image: self.redis_image,
+                redis_image: (self.redis_image).unwrap_or_else(|| default_image(REDIS_IMAGE)),
+                redis_exporter_image: (self.redis_exporter_image)
+                    .unwrap_or_else(|| default_image(REDIS_EXPORTER_IMAGE)),
                 redis_run_as_user: self.redis_run_as_user.0,
                 image_pull_secrets: self.image_pull_secrets,
                 policy: Policy {
@@ -402,6 +415,23 @@ mod tests {
             parts.webhook_names[0],
             "kvcachepool-webhook.kvcachepool-system.svc"
         );
+    }
+
+    #[test]
+    fn default_images_are_named_by_their_digest_and_come_from_the_registry() {
+        let images = |flags: &[&str]| {
+            let defaults = check(flags).unwrap().defaults;
+            [defaults.redis_image, defaults.redis_exporter_image]
+        };
+        for image in images(&[]) {
+            let (name, digest) = image.split_once("@sha256:").unwrap();
+            assert!(name.starts_with("docker.io/"), "{image}");
+            assert!(digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        }
+        let mirror = ["--image-registry", "mirror.example:5000"];
+        assert!((images(&mirror).iter()).all(|image| image.starts_with("mirror.example:5000/")));
+        let own = [&mirror[..], &["--redis-image", "own:1"]].concat();
+        assert_eq!(images(&own)[0], "own:1");
     }
 
     #[test]

@@ -7,6 +7,8 @@ use crate::names::CONFIG_PATH;
 
 /// Keys of a Redis Secret.
 const REDIS_KEYS: [&str; 2] = ["username", "password"];
+/// Keys of a Secret with a client's certificate.
+const CLIENT_KEYS: [&str; 2] = ["tls.crt", "tls.key"];
 /// Keys of a bucket's Secret.
 const S3_KEYS: [&str; 3] = [
     "AWS_ACCESS_KEY_ID",
@@ -21,7 +23,9 @@ pub(super) struct Reads {
     pub auth: String,
     /// File with certificates; empty = none.
     pub ca: String,
-    /// Sources of both.
+    /// Folder with the client's certificate and its key; empty = none.
+    pub client_certificate: String,
+    /// Sources of all.
     pub files: Vec<Files>,
 }
 
@@ -41,7 +45,15 @@ pub(super) fn of_redis(pool: &KVCachePool) -> Reads {
         key: redis::CERTIFICATE.to_owned(),
     });
     let given = external.and_then(|external| external.ca.as_ref());
-    reads("redis", secret, &REDIS_KEYS, certificate.as_ref().or(given))
+    let mut reads = reads("redis", secret, &REDIS_KEYS, certificate.as_ref().or(given));
+    if let Some(client) = external.and_then(|external| external.client_certificate.as_ref()) {
+        let folder = "redis-client";
+        reads.client_certificate = format!("{CONFIG_PATH}/{folder}");
+        reads
+            .files
+            .push(of_secret(&client.secret_name, folder, &CLIENT_KEYS));
+    }
+    reads
 }
 
 /// Files of the S3 tier.
@@ -51,18 +63,21 @@ pub(super) fn of_s3(pool: &KVCachePool) -> Reads {
     reads("s3", secret, &S3_KEYS, s3.and_then(|s3| s3.ca.as_ref()))
 }
 
+/// Keys of a Secret as files of a folder.
+fn of_secret(name: &str, folder: &str, keys: &[&str]) -> Files {
+    let file = |key: &&str| (key.to_string(), format!("{folder}/{key}"));
+    Files {
+        holder: Holder::Secret,
+        name: name.to_owned(),
+        keys: keys.iter().map(file).collect(),
+    }
+}
+
 fn reads(tier: &str, secret: Option<String>, keys: &[&str], ca: Option<&CaSource>) -> Reads {
     let mut reads = Reads::default();
     if let Some(name) = secret {
         reads.auth = format!("{CONFIG_PATH}/{tier}");
-        let keys = keys.iter();
-        reads.files.push(Files {
-            holder: Holder::Secret,
-            name,
-            keys: keys
-                .map(|key| (key.to_string(), format!("{tier}/{key}")))
-                .collect(),
-        });
+        reads.files.push(of_secret(&name, tier, keys));
     }
     if let Some(ca) = ca {
         let file = format!("{tier}-ca.crt");

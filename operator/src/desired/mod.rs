@@ -29,15 +29,15 @@ pub fn desired(
     Ok(objects(pool, &settings(pool, defaults)?, defaults))
 }
 
-/// The objects of a valid pool. The PodMonitor is included if the pool requests one, even if the cluster does not have that kind.
+/// The objects of a valid pool. PodMonitors are included if the pool requests them, even if the cluster does not have that kind.
 fn objects(pool: &KVCachePool, settings: &Settings, defaults: &Defaults) -> Vec<DynamicObject> {
     let config_map = config_map::config_map(pool, settings);
     let monitoring = &pool.spec.monitoring;
     let pod_monitor = monitoring.pod_monitor.as_ref();
-    let pod_monitor = pod_monitor.map(|spec| pod_monitor::pod_monitor(pool, spec));
+    let pod_monitors = pod_monitor.map(|spec| pod_monitor::pod_monitors(pool, spec));
     let redis = redis::managed(pool).map(|spec| redis::objects(pool, spec, settings, defaults));
     std::iter::once(config_map)
-        .chain(pod_monitor)
+        .chain(pod_monitors.into_iter().flatten())
         .chain(redis.into_iter().flatten())
         .collect()
 }
@@ -97,6 +97,7 @@ pub(crate) mod tests {
             version: "0.1.0".to_string(),
             namespace: "kvcachepool-system".to_string(),
             redis_image: "docker.io/valkey/valkey:8.1".to_string(),
+            redis_exporter_image: "docker.io/oliver006/redis_exporter:v1".to_string(),
             redis_run_as_user: Some(65532),
             image_pull_secrets: Vec::new(),
             policy: Policy::default(),

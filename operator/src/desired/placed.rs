@@ -64,6 +64,11 @@ fn computed(pool: &KVCachePool) -> Vec<Placed> {
         key("redis.urls", REDIS, json!(redis_urls(pool))),
         key("redis.auth", REDIS, json!(servers.auth)),
         key("redis.ca", REDIS, json!(servers.ca)),
+        key(
+            "redis.clientCertificate",
+            REDIS,
+            json!(servers.client_certificate),
+        ),
         key("s3.auth", Some("spec.shared.s3.auth"), json!(bucket.auth)),
         key("s3.ca", Some("spec.shared.s3.ca"), json!(bucket.ca)),
     ]

@@ -243,7 +243,7 @@ mod tests {
             },
             "write": {"policy": "WriteBack", "admission": "Reused", "codec": "Lossless"},
             "shared": {"redis": {
-                "external": {"urls": ["redis://a:1", "redis://b"], "auth": {"secretName": "r"}, "ca": {"name": "public"}},
+                "external": {"urls": ["redis://a:1", "redis://b"], "auth": {"secretName": "r"}, "ca": {"name": "public"}, "clientCertificate": {"secretName": "client"}},
                 "ttl": "1h",
             }, "fileSystem": {
                 "persistentVolumeClaim": {"claimName": "kv-cache"}, "capacity": "20Ti", "evictAtPercent": 85,
@@ -306,6 +306,7 @@ mod tests {
             urls: vec!["redis://a:1".to_string(), "redis://b".to_string()],
             auth: Some("/etc/kvcachepool/redis".into()),
             ca: Some("/etc/kvcachepool/redis-ca.crt".into()),
+            client_certificate: Some("/etc/kvcachepool/redis-client".into()),
             ttl: config::Duration::from_ms(3_600_000),
             mode: config::TierMode::Normal,
         };
@@ -339,6 +340,11 @@ mod tests {
                 "username=redis/username password=redis/password",
             ),
             of(Holder::ConfigMap, "public", "ca.crt=redis-ca.crt"),
+            of(
+                Holder::Secret,
+                "client",
+                "tls.crt=redis-client/tls.crt tls.key=redis-client/tls.key",
+            ),
             of(Holder::Secret, "keys", keys),
             of(Holder::Secret, "bundle", "all.pem=s3-ca.crt"),
         ];

@@ -149,6 +149,35 @@ pub(super) fn isolated_python(launch: &Launch<'_>) -> Result<(), Refusal> {
     }
 }
 
+/// The architecture of the pod's nodes, if the pod selects only nodes without a sidecar for them.
+fn foreign_architecture(spec: &Value) -> Option<&str> {
+    let selected = spec.pointer("/nodeSelector/kubernetes.io~1arch");
+    if let Some(arch) = selected.and_then(Value::as_str).filter(is_foreign) {
+        return Some(arch);
+    }
+    let required = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
+    // A node matches one of the terms.
+    let terms = json::list(spec.pointer(required)?, "nodeSelectorTerms").iter();
+    let foreign: Option<Vec<&str>> = terms.map(foreign_architecture_of_term).collect();
+    foreign?.first().copied()
+}
+
+/// As above for one term, of which a node matches all expressions.
+fn foreign_architecture_of_term(term: &Value) -> Option<&str> {
+    json::list(term, "matchExpressions").iter().find_map(|one| {
+        let is_list = json::text(one, "key") == Some("kubernetes.io/arch")
+            && json::text(one, "operator") == Some("In");
+        let values = json::list(one, "values").iter();
+        let values: Vec<&str> = values.filter_map(Value::as_str).collect();
+        let foreign = is_list && values.iter().all(is_foreign);
+        foreign.then(|| values.first().copied()).flatten()
+    })
+}
+
+fn is_foreign(arch: &&str) -> bool {
+    !ARCHITECTURES.contains(arch)
+}
+
 /// Refuses pods where the sidecar cannot have its port, and pods of other operating systems.
 pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
     let os = spec.pointer("/os/name").and_then(Value::as_str);
@@ -161,9 +190,7 @@ pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
             format!("the pod runs on {os}; remove the label"),
         ));
     }
-    let arch = spec.pointer("/nodeSelector/kubernetes.io~1arch");
-    let arch = arch.and_then(Value::as_str);
-    if let Some(arch) = arch.filter(|arch| !ARCHITECTURES.contains(arch)) {
+    if let Some(arch) = foreign_architecture(spec) {
         return Err(Refusal::new(
             Reason::ArchUnsupported,
             format!("the pod runs on {arch}, for which there is no sidecar; remove the label"),

@@ -97,6 +97,9 @@ impl Settings {
         live.memory.size = self.config.memory.size;
         live.redis.auth.clone_from(&servers.auth);
         live.redis.ca.clone_from(&servers.ca);
+        live.redis
+            .client_certificate
+            .clone_from(&servers.client_certificate);
         if !servers.urls.is_empty() {
             // A sidecar reloads the list of servers, but not whether there are any.
             live.redis.urls = vec!["redis://some".into()];

@@ -50,6 +50,7 @@ pub fn accepted(pool: &KVCachePool, image: String) -> Result<Settings, SettingsE
         version: env!("CARGO_PKG_VERSION").to_owned(),
         namespace: String::new(),
         redis_image: String::new(),
+        redis_exporter_image: String::new(),
         redis_run_as_user: None,
         image_pull_secrets: Vec::new(),
         // The operator has accepted or refused the pool.

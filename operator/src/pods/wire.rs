@@ -381,27 +381,32 @@ impl WireStatus {
         )))
     }
 
-    /// Why the only container of a server's pod does not run, if there is a lasting reason. A container that exited is in trouble until the
-    /// pod is ready, so that a crash loop is one trouble.
-    fn server_trouble(mut self) -> Option<(Box<str>, Box<str>)> {
+    /// Why a container of a server's pod does not run, if there is a lasting reason. A container that exited is in trouble until the pod is
+    /// ready, so that a crash loop is one trouble.
+    fn server_trouble(self) -> Option<(Box<str>, Box<str>)> {
         if let Some(waits) = self.waits(false).filter(|w| w.what == WaitsFor::Node) {
             return Some(("Unschedulable".into(), waits.message));
         }
-        let status = self.container_statuses.pop()?;
-        let exit = status
-            .state
-            .terminated
-            .as_ref()
-            .or(status.last_state.terminated.as_ref());
-        let exited = exit.map(|end| {
-            let message = format!("exit code {} {}", end.exit_code, end.message);
-            (end.reason.as_str().into(), short(message.trim()))
+        let several = self.container_statuses.len() > 1;
+        let trouble = |of: &WireContainerStatus, reason: &str, message: &str| {
+            let message = match several {
+                true => short(&format!("container {}: {message}", of.name)),
+                false => short(message),
+            };
+            (reason.into(), message)
+        };
+        let stuck = self.container_statuses.iter().find_map(|status| {
+            let state = SidecarState::from(status.state.clone());
+            (state.stuck()).map(|fault| trouble(status, fault.reason, fault.message))
         });
-        let state = SidecarState::from(status.state.clone());
-        let stuck = state
-            .stuck()
-            .map(|fault| (fault.reason.into(), fault.message.into()));
-        stuck.or(exited)
+        stuck.or_else(|| {
+            self.container_statuses.iter().find_map(|status| {
+                let last = status.last_state.terminated.as_ref();
+                let end = status.state.terminated.as_ref().or(last)?;
+                let message = format!("exit code {} {}", end.exit_code, end.message);
+                Some(trouble(status, &end.reason, message.trim()))
+            })
+        })
     }
 
     fn waits(&self, has_claim: bool) -> Option<Waits> {

@@ -83,7 +83,10 @@ fn settings(config: &config::Redis) -> redis::Settings {
     redis::Settings {
         urls: config.urls.clone(),
         auth: config.auth.clone(),
-        ca: config.ca.clone(),
+        tls_files: redis::TlsFiles {
+            ca: config.ca.clone(),
+            client_certificate: config.client_certificate.clone(),
+        },
         ttl: Duration::from_millis(config.ttl.ms),
         options: redis::Options::default(),
     }

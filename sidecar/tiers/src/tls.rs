@@ -4,7 +4,7 @@ use crate::Span;
 use rustix::io::Errno;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_native_certs::load_native_certs;
 use std::fmt;
@@ -52,12 +52,46 @@ pub async fn system_authorities() -> Option<Arc<RootCertStore>> {
     READ.get_or_try_init(reading).await.ok().cloned()
 }
 
-/// A client that trusts these authorities.
-pub fn client(roots: Arc<RootCertStore>) -> Result<ClientConfig, rustls::Error> {
+/// By what a client proves who it is: a certificate, with those that lead to its authority, and its private key.
+pub struct Identity {
+    certificates: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+/// The identity in the PEM files `tls.crt` and `tls.key` of a folder, or what is wrong with them.
+pub async fn identity(folder: &Path) -> Result<Identity, String> {
+    let [certificate, key] = ["tls.crt", "tls.key"].map(|name| folder.join(name));
+    let wrong = |path: &Path, why: &dyn fmt::Display| format!("{}: {why}", path.display());
+    let pem = async |path: &Path| tokio::fs::read(path).await.map_err(|e| wrong(path, &e));
+    let (certificates, private) = (pem(&certificate).await?, pem(&key).await?);
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&certificates)
+        .collect::<Result<_, _>>()
+        .map_err(|e| wrong(&certificate, &format!("cannot parse a certificate: {e}")))?;
+    if certificates.is_empty() {
+        return Err(wrong(&certificate, &"the file contains no certificate"));
+    }
+    let private = PrivateKeyDer::from_pem_slice(&private);
+    let private =
+        private.map_err(|e| wrong(&key, &format!("cannot parse the private key: {e}")))?;
+    Ok(Identity {
+        certificates,
+        key: private,
+    })
+}
+
+/// A client that trusts these authorities, and proves who it is if a server asks.
+pub fn client(
+    roots: Arc<RootCertStore>,
+    identity: Option<Identity>,
+) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let versions = ClientConfig::builder_with_provider(provider);
     let versions = versions.with_safe_default_protocol_versions()?;
-    Ok(versions.with_root_certificates(roots).with_no_client_auth())
+    let trusting = versions.with_root_certificates(roots);
+    match identity {
+        None => Ok(trusting.with_no_client_auth()),
+        Some(of) => trusting.with_client_auth_cert(of.certificates, of.key),
+    }
 }
 
 pub type Encrypted = TlsStream<BufReader<TcpStream>>;

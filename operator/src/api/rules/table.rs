@@ -124,6 +124,47 @@ fn redis() -> Vec<Rule> {
                     || redis.shards <= SERVERS as i64 / redis.replicas_per_shard.saturating_add(1)
             },
         ),
+        size(
+            "spec.shared.redis.managed.persistence.size",
+            128 * MI..=64 * TI,
+        ),
+        optional_text(
+            "spec.shared.redis.managed.persistence.storageClassName",
+            &NAME,
+        ),
+        time(
+            "spec.shared.redis.managed.persistence.snapshotInterval",
+            60_000..=24 * HOUR_MS,
+        ),
+        of_managed(
+            "self.mode != 'Cluster' || !has(self.persistence)".to_string(),
+            "write persistence with mode Standalone only: a server of a cluster that starts again gets its chunks from its replicas".to_string(),
+            |redis| redis.mode != RedisMode::Cluster || redis.persistence.is_none(),
+        ),
+        of_managed(
+            format!(
+                "!has(self.persistence) || {} >= 2.0 * {}",
+                float("self.persistence.size"),
+                float("self.memoryPerShard")
+            ),
+            "write a persistence.size of at least twice memoryPerShard, because the volume holds the last snapshot beside the next one".to_string(),
+            |redis| {
+                let bytes = |size: &Size| size.bytes().map_or(0, |bytes| bytes.0);
+                let volume = redis.persistence.as_ref().map(|one| bytes(&one.size));
+                volume.is_none_or(|volume| volume / 2 >= bytes(&redis.memory_per_shard))
+            },
+        ),
+        of_managed(
+            "has(self.persistence) == has(oldSelf.persistence) && (!has(self.persistence) || \
+             self.persistence.size == oldSelf.persistence.size && \
+             self.persistence.storageClassName == oldSelf.persistence.storageClassName)"
+                .to_string(),
+            "persistence cannot be changed except for its snapshotInterval, because Kubernetes does not replace the volumes of running servers: \
+             remove spec.shared.redis, apply, then add it again"
+                .to_string(),
+            // Applies to changes only, as above.
+            |_| true,
+        ),
         optional_text("spec.shared.redis.managed.priorityClassName", &NAME),
         one_of("spec.shared.redis.external", ["url", "urls"]),
         text("spec.shared.redis.external.url", &REDIS_URL),
@@ -138,6 +179,10 @@ fn redis() -> Vec<Rule> {
         },
         text("spec.shared.redis.external.auth.secretName", &NAME),
         text("spec.shared.redis.external.ca.name", &NAME),
+        text(
+            "spec.shared.redis.external.clientCertificate.secretName",
+            &NAME,
+        ),
     ]
 }
 

@@ -194,6 +194,28 @@ fn the_mode_of_managed_servers_cannot_be_changed() {
 }
 
 #[test]
+fn volumes_of_managed_servers_cannot_be_changed() {
+    let of_change = |rule: &&super::Rule| {
+        rule.cel.contains("oldSelf") && rule.message.starts_with("persistence ")
+    };
+    let rule = rules().iter().find(of_change).unwrap();
+    let of = |size: &str, class: &str, interval: &str| json!({"persistence": {"size": size, "storageClassName": class, "snapshotInterval": interval}});
+    let without = json!({});
+    let before = of("40Gi", "", "");
+    for (after, holds) in [
+        (&before, true),
+        (&of("40Gi", "", "2h"), true),
+        (&of("80Gi", "", ""), false),
+        (&of("40Gi", "nvme", ""), false),
+        (&without, false),
+    ] {
+        assert_eq!(evaluate(&rule.cel, after, Some(&before)), holds, "{after}");
+    }
+    assert!(evaluate(&rule.cel, &without, Some(&without)));
+    assert!(!evaluate(&rule.cel, &before, Some(&without)));
+}
+
+#[test]
 fn the_smallest_pool_is_accepted() {
     let pool: KVCachePool = serde_json::from_value(table().pool("smallest")).unwrap();
     assert_eq!(check(&pool), []);

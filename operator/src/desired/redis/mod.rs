@@ -1,5 +1,4 @@
-//! The managed servers of a pool, without persistence: standalone, each with its part of the chunks, or one Redis Cluster with a manager
-//! pod. Sidecars reach them by the stable names of a StatefulSet's pods. The wire protocol is not part of this module.
+//! The managed servers of a pool: standalone, each with its part of the chunks, or one Redis Cluster with a manager pod. Sidecars reach them by the stable names of a StatefulSet's pods. The wire protocol is not part of this module.
 
 mod disruption_budget;
 mod manager;
@@ -26,6 +25,9 @@ pub const PORT: u16 = 6379;
 const PORT_NAME: &str = "redis";
 /// Port of the servers' own traffic in a cluster: always 10,000 above.
 const BUS_PORT: u16 = PORT + 10_000;
+/// Port of an exporter's metrics, and its name.
+const METRICS_PORT: u16 = 9121;
+pub(super) const METRICS_PORT_NAME: &str = "metrics";
 /// User of the manager, and of servers that log in to each other.
 const MANAGER: &str = "manager";
 /// Servers of a cluster in a sidecar's config. The sidecar learns the others from them. Few, so that most changes of `shards` do not change
@@ -111,7 +113,7 @@ fn name(pool: &KVCachePool) -> String {
 }
 
 /// Labels of the servers' pods. They exclude the pool's own label, which would cause injection.
-fn selector(pool: &KVCachePool) -> Value {
+pub(super) fn selector(pool: &KVCachePool) -> Value {
     json!({
         (names::NAME): names::SERVERS,
         (names::INSTANCE): pool.name_any(),

@@ -1,6 +1,6 @@
 //! The NetworkPolicy of the servers. It selects only them: a policy that selected pods of vLLM would block all their other traffic.
 
-use super::{BUS_PORT, PORT, child, is_cluster, manager_selector, selector};
+use super::{BUS_PORT, METRICS_PORT, PORT, child, is_cluster, manager_selector, selector};
 use crate::api::{KVCachePool, ManagedRedis};
 use crate::names;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -8,8 +8,8 @@ use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-/// Only pods of the pool, and those of its tools, reach the port; in a cluster also its servers and its manager. Only the servers of a
-/// cluster open connections. Egress is left to Kubernetes.
+/// Only pods of the pool, and those of its tools, reach the port; in a cluster also its servers and its manager. Everybody reaches the
+/// metrics of an exporter, because Prometheus can be anywhere. Only the servers of a cluster open connections. Egress is left to Kubernetes.
 pub(super) fn network_policy(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicObject {
     let pods = |labels: Value| json!({"podSelector": {"matchLabels": labels}});
     let port = |port: u16| json!([{"protocol": "TCP", "port": port}]);
@@ -23,7 +23,11 @@ pub(super) fn network_policy(pool: &KVCachePool, redis: &ManagedRedis) -> Dynami
         bus = Some(json!({"from": [servers], "ports": port(BUS_PORT)}));
     }
     let client = json!({"from": clients, "ports": port(PORT)});
-    let ingress: Vec<Value> = std::iter::once(client).chain(bus).collect();
+    let metrics = redis
+        .exporter
+        .is_some()
+        .then(|| json!({"ports": port(METRICS_PORT)}));
+    let ingress: Vec<Value> = std::iter::once(client).chain(bus).chain(metrics).collect();
     child::<NetworkPolicy>(
         pool,
         json!({
@@ -42,6 +46,14 @@ mod tests {
     #[test]
     fn only_the_pools_pods_reach_the_servers() {
         insta::assert_yaml_snapshot!(of(&managing(json!({})), "NetworkPolicy"));
+    }
+
+    #[test]
+    fn metrics_have_no_password_and_everybody_reaches_them() {
+        let policy = of(&managing(json!({"exporter": {}})), "NetworkPolicy");
+        let ingress = policy.data["spec"]["ingress"].as_array().unwrap();
+        let metrics = json!({"ports": [{"protocol": "TCP", "port": 9121}]});
+        assert_eq!(ingress[1..], [metrics]);
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! What a server runs: its start script, its arguments and its probes. The image has Valkey or Redis under one of two names, and `sh`.
 
 use super::password::{CERTIFICATE, KEY, MANAGER_PASSWORD, PASSWORD};
-use super::{BUS_PORT, MANAGER, PORT, domain, is_cluster};
-use crate::api::{KVCachePool, ManagedRedis};
+use super::{BUS_PORT, MANAGER, METRICS_PORT, PORT, domain, is_cluster};
+use crate::api::{KVCachePool, ManagedRedis, Persistence};
 use serde_json::{Value, json};
 
 /// Mount path of the Secret.
 pub(super) const SECRET_PATH: &str = "/etc/kvcachepool";
 /// Mount path of the memory volume with the files that the start script writes.
 pub(super) const RUN_PATH: &str = "/run/kvcachepool";
-/// Working folder of the servers of a cluster.
+/// Working folder: nodes of a cluster, or snapshots.
 pub(super) const DATA_PATH: &str = "/data";
+/// Mount path of the memory volume with the exporter's login.
+pub(super) const EXPORTER_PATH: &str = "/run/kvcachepool-exporter";
 
 /// Environment of the servers of a cluster: names of their pod and node.
 pub(super) const POD_NAME: &str = "POD_NAME";
@@ -31,6 +33,18 @@ const TAKEOVER_SECONDS: u32 = 30;
 
 /// What probes may do to follow the passwords, as a user whose password exists only in the pod's memory.
 const LOCAL_COMMANDS: &str = "+acl|setuser +config|set";
+/// What the exporter reads, as a user of that kind. Not the settings, which include a password, nor slow commands, which include values.
+const EXPORTER_COMMANDS: &str =
+    "+ping +info +cluster|info +latency|latest +latency|histogram +slowlog|len";
+/// Name of that user.
+const EXPORTER: &str = "exporter";
+
+/// Starts in a row that did not end in service, after which the server starts without its snapshot.
+const STARTS: u32 = 3;
+/// File of the snapshot in the working folder.
+const SNAPSHOT: &str = "chunks.rdb";
+/// Bytes of a snapshot that a slow volume takes in a second.
+const VOLUME_BYTES_PER_SECOND: u64 = 100 << 20;
 
 /// Time in seconds from a change of a password until servers log in to each other with it. By then every server accepts it. A replica whose
 /// master refuses one password, because it started before or after the change, tries the other one at once.
@@ -115,14 +129,16 @@ fi
 }
 
 /// The command that starts a server. It writes the users into memory at each start, so that their rights are those of the operator's version
-/// and not of the Secret's age, and no password is part of a command line.
+/// and not of the Secret's age, and no password is part of a command line. Passwords that exist only in the pod's memory stay the same when
+/// the container starts again, because the exporter reads its own once.
 pub(super) fn command(redis: &ManagedRedis) -> [String; 4] {
     let mut script = format!(
         r#"set -eu
 umask 077
-{COMMON}local="$(head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1)"
-echo "$local" > {RUN_PATH}/local
-printf 'user local on %s -@all {LOCAL_COMMANDS}\n' "$(rule "$local")" > {RUN_PATH}/users.acl
+{COMMON}own() {{
+test -s {RUN_PATH}/$1 || head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1 | write {RUN_PATH}/$1
+printf 'user %s on %s -@all %s\n' "$1" "$(rule "$(cat {RUN_PATH}/$1)")" "$2" >> {RUN_PATH}/users.acl
+}}
 accept() {{
 password="$(cat {SECRET_PATH}/$2)"
 usable "$password" || {{ echo "$2 in the Secret is not usable: expected no spaces, quotes and backslashes" >&2; exit 1; }}
@@ -130,10 +146,23 @@ printf '%s\n' "$password" > {RUN_PATH}/$2
 date +%s > {RUN_PATH}/$2.since
 printf 'user %s on %s ~kvcp:* -@all %s\n' "$1" "$(rule "$password")" "$3" >> {RUN_PATH}/users.acl
 }}
+rm -f {RUN_PATH}/users.acl
+own local '{LOCAL_COMMANDS}'
 "#
     );
     for (user, key, commands) in users(redis) {
         script += &format!("accept {user} {key} '{commands}'\n");
+    }
+    if redis.exporter.is_some() {
+        let address = address_for_exporter(redis, &format!("{EXPORTER}@"));
+        script += &format!(
+            r#"own {EXPORTER} '{EXPORTER_COMMANDS}'
+printf '{{"{address}":"%s"}}\n' "$(cat {RUN_PATH}/{EXPORTER})" | write {EXPORTER_PATH}/passwords.json
+"#
+        );
+    }
+    if redis.persistence.is_some() {
+        script += &check_snapshot(redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0));
     }
     if is_cluster(redis) {
         // Every start is a new, empty node: a master that came back empty under its old id would empty its replicas. A container that starts
@@ -151,7 +180,60 @@ set -- {RUN_PATH}/server.conf "$@"
     ["sh", "-c", &script, "redis"].map(str::to_owned)
 }
 
-/// Cache settings: least recently used values are evicted, and nothing is written to disk.
+/// Discards a snapshot with which the server does not start: it is broken, it is of a newer server, or it was made with a larger
+/// `memoryPerShard`, because loading evicts nothing. The readiness probe and a stop by the kubelet end the count of starts. A volume that
+/// cannot be written to keeps no server from starting.
+fn check_snapshot(maxmemory: u64) -> String {
+    let most = maxmemory + maxmemory / 8;
+    format!(
+        r#"rm -f {DATA_PATH}/temp-*.rdb {RUN_PATH}/served || true
+discard() {{ echo "starting without the snapshot: $1" >&2; rm -f {DATA_PATH}/{SNAPSHOT} {DATA_PATH}/starts || true; }}
+echo >> {DATA_PATH}/starts || true
+if test -n "$(find {DATA_PATH}/{SNAPSHOT} -size +{most}c 2>/dev/null)"; then discard "it is larger than memoryPerShard"
+elif test "$(wc -l < {DATA_PATH}/starts)" -gt {STARTS}; then discard "the last {STARTS} starts failed"
+fi
+"#
+    )
+}
+
+/// The hook before the kubelet stops a server: a start that it ends has not failed.
+pub(super) fn before_stop(redis: &ManagedRedis) -> Option<Value> {
+    let command = ["rm", "-f", &format!("{DATA_PATH}/starts")];
+    (redis.persistence.is_some()).then(|| json!({"preStop": {"exec": {"command": command}}}))
+}
+
+/// Address of the server in its own pod.
+fn address_for_exporter(redis: &ManagedRedis, user: &str) -> String {
+    let scheme = if redis.tls { "rediss" } else { "redis" };
+    format!("{scheme}://{user}localhost:{PORT}")
+}
+
+/// Arguments of redis_exporter.
+pub(super) fn exporter_arguments(redis: &ManagedRedis) -> Vec<String> {
+    let mut arguments = vec![
+        format!("--web.listen-address=:{METRICS_PORT}"),
+        format!("--redis.addr={}", address_for_exporter(redis, "")),
+        format!("--redis.user={EXPORTER}"),
+        format!("--redis.password-file={EXPORTER_PATH}/passwords.json"),
+        "--config-command=-".to_owned(),
+        "--set-client-name=false".to_owned(),
+        // It would connect to any address that a client names.
+        "--disable-scrape-endpoint".to_owned(),
+    ];
+    // The certificate has no name for the pod's own loopback address.
+    arguments.extend(redis.tls.then(|| "--skip-tls-verification".to_owned()));
+    arguments
+}
+
+/// Time in seconds in which a server that is stopped writes its snapshot.
+pub(super) fn seconds_to_stop(redis: &ManagedRedis, maxmemory: u64) -> u64 {
+    match redis.persistence {
+        None => 10,
+        Some(_) => 30 + maxmemory / VOLUME_BYTES_PER_SECOND,
+    }
+}
+
+/// Cache settings: least recently used values are evicted, and nothing is written to disk except snapshots.
 pub(super) fn arguments(pool: &KVCachePool, redis: &ManagedRedis, maxmemory: u64) -> Vec<String> {
     let port = match redis.tls {
         false => vec![("--port", PORT.to_string())],
@@ -168,7 +250,6 @@ pub(super) fn arguments(pool: &KVCachePool, redis: &ManagedRedis, maxmemory: u64
         ("--aclfile", format!("{RUN_PATH}/users.acl")),
         ("--maxmemory", maxmemory.to_string()),
         ("--maxmemory-policy", "allkeys-lru".to_string()),
-        ("--save", String::new()),
         ("--appendonly", "no".to_string()),
         ("--lazyfree-lazy-eviction", "yes".to_string()),
         ("--tcp-keepalive", "60".to_string()),
@@ -177,10 +258,39 @@ pub(super) fn arguments(pool: &KVCachePool, redis: &ManagedRedis, maxmemory: u64
     let mut arguments: Vec<String> = arguments
         .flat_map(|(key, value)| [key.to_string(), value])
         .collect();
+    match &redis.persistence {
+        None => arguments.extend(["--save", ""].map(str::to_owned)),
+        Some(persistence) => arguments.extend(snapshot_arguments(persistence)),
+    }
     if is_cluster(redis) {
         arguments.extend(cluster_arguments(pool, redis, maxmemory));
     }
     arguments
+}
+
+/// Settings of a server with a volume. A snapshot that cannot be written, because the volume is full or slow, stops neither writes nor the
+/// end of the server. Chunks hardly shrink by compression.
+fn snapshot_arguments(persistence: &Persistence) -> impl Iterator<Item = String> {
+    let interval = persistence.snapshot_interval.as_ref();
+    let save = match interval.and_then(|interval| interval.time().ok()) {
+        None => vec![String::new()],
+        Some(time) => vec![(time.ms / 1000).to_string(), "1".to_owned()],
+    };
+    let save = std::iter::once("--save".to_owned()).chain(save);
+    let arguments = [
+        "--dir",
+        DATA_PATH,
+        "--dbfilename",
+        SNAPSHOT,
+        "--rdbcompression",
+        "no",
+        "--stop-writes-on-bgsave-error",
+        "no",
+        "--shutdown-on-sigterm",
+        "save",
+        "force",
+    ];
+    arguments.map(str::to_owned).into_iter().chain(save)
 }
 
 /// Settings of a cluster whose replicas the manager assigns. Clients connect to the names of the pods. The name of the node tells the manager
@@ -231,7 +341,14 @@ fn cluster_arguments(
 
 /// Readiness and liveness. A server that is not part of the cluster yet is alive. The first one also follows the passwords of the Secret.
 pub(super) fn probes(redis: &ManagedRedis) -> [Value; 2] {
-    let ready = if is_cluster(redis) { JOINED } else { PING };
+    let ready = match redis.persistence {
+        None if is_cluster(redis) => JOINED.to_owned(),
+        None => PING.to_owned(),
+        // Once per start: a volume that hangs must not hold up the probe of a server that needs it no more.
+        Some(_) => format!(
+            "{PING} || exit 1\ntest -e {RUN_PATH}/served || {{ rm -f {DATA_PATH}/starts; touch {RUN_PATH}/served; }}"
+        ),
+    };
     let ready = format!("{}{ready}", rotate(redis));
     [
         probe(&ready, redis.tls, 5, 2),
@@ -262,7 +379,7 @@ pub(super) fn ports(redis: &ManagedRedis) -> Vec<Value> {
 }
 
 #[cfg(test)]
-mod rotation_tests;
+mod real_server_tests;
 
 #[cfg(test)]
 mod tests {
@@ -333,7 +450,7 @@ mod tests {
             );
             assert!(script.contains("~kvcp:* -@all %s"), "{script}");
             assert!(users.iter().all(|user| user.contains(" '+")));
-            assert!(script.contains("'user local on %s -@all +acl|setuser +config|set"));
+            assert!(script.contains("\nown local '+acl|setuser +config|set'\n"));
             assert!(!users[0].contains("+cluster ") && !users[0].contains("migrate"));
         }
     }

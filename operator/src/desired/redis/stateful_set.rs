@@ -1,9 +1,9 @@
 //! The servers: Valkey or Redis, admitted by Pod Security `restricted`, with a memory limit that they keep by evicting.
 
 use super::password::secret_name;
-use super::server::{self, DATA_PATH, NODE_NAME, POD_NAME, RUN_PATH, SECRET_PATH};
-use super::{child, is_cluster, name, selector, servers};
-use crate::api::{KVCachePool, ManagedRedis};
+use super::server::{self, DATA_PATH, EXPORTER_PATH, NODE_NAME, POD_NAME, RUN_PATH, SECRET_PATH};
+use super::{METRICS_PORT, METRICS_PORT_NAME, child, is_cluster, name, selector, servers};
+use crate::api::{Exporter, KVCachePool, ManagedRedis, Persistence};
 use crate::defaults::Defaults;
 use crate::desired::settings::image_pull_secrets;
 use crate::inject::Quantity;
@@ -17,10 +17,12 @@ const CONTAINER: &str = "redis";
 const SECRET_VOLUME: &str = "secret";
 const RUN_VOLUME: &str = "run";
 const DATA_VOLUME: &str = "data";
+const EXPORTER_CONTAINER: &str = "exporter";
+const EXPORTER_VOLUME: &str = "exporter";
 /// Memory besides the data: the process, and buffers of connections that write large values.
 const SPARE_BYTES: u64 = 128 << 20;
-/// As above, in a cluster: also buffers between servers.
-const CLUSTER_SPARE_BYTES: u64 = 384 << 20;
+/// As above, for a server that forks: also buffers between the servers of a cluster.
+const FORK_SPARE_BYTES: u64 = 384 << 20;
 /// Default cpu request of a server.
 const CPU: &str = "500m";
 
@@ -35,12 +37,12 @@ pub(super) fn stateful_set(
     let mut spec = json!({
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
-        "terminationGracePeriodSeconds": 10,
+        "terminationGracePeriodSeconds": server::seconds_to_stop(redis, maxmemory(redis)),
         "securityContext": {
             "runAsNonRoot": true,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [container(pool, redis, defaults)],
+        "containers": containers(pool, redis, defaults),
         "volumes": volumes(pool, redis),
         "topologySpreadConstraints": spread(pool, redis),
     });
@@ -48,6 +50,10 @@ pub(super) fn stateful_set(
     if let Some(user) = defaults.redis_run_as_user {
         spec["securityContext"]["runAsUser"] = user.into();
         spec["securityContext"]["runAsGroup"] = user.into();
+        if redis.persistence.is_some() {
+            spec["securityContext"]["fsGroup"] = user.into();
+            spec["securityContext"]["fsGroupChangePolicy"] = "OnRootMismatch".into();
+        }
     }
     let mut set = |key: &str, value: Value, is_set: bool| {
         if is_set {
@@ -72,7 +78,7 @@ pub(super) fn stateful_set(
     );
     let class = &redis.priority_class_name;
     set("priorityClassName", json!(class), !class.is_empty());
-    let set = child::<StatefulSet>(
+    let mut set = child::<StatefulSet>(
         pool,
         json!({
             "serviceName": name(pool),
@@ -83,6 +89,12 @@ pub(super) fn stateful_set(
             "template": {"metadata": {"labels": selector(pool)}, "spec": spec},
         }),
     );
+    if let Some(persistence) = &redis.persistence {
+        set.data["spec"]["volumeClaimTemplates"] = json!([claim(persistence)]);
+        // Another server has the chunks of a removed one, and a deleted pool none.
+        set.data["spec"]["persistentVolumeClaimRetentionPolicy"] =
+            json!({"whenDeleted": "Delete", "whenScaled": "Delete"});
+    }
     match is_cluster(redis) {
         true => with_servers(&set, servers(redis)),
         false => set,
@@ -99,13 +111,28 @@ pub fn with_servers(set: &DynamicObject, number: i64) -> DynamicObject {
     set
 }
 
-/// The Secret, a memory volume for what the start script writes, and the working folder of a cluster's servers.
+/// The claim of each server's volume.
+fn claim(persistence: &Persistence) -> Value {
+    let mut spec = json!({
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": persistence.size}},
+    });
+    if !persistence.storage_class_name.is_empty() {
+        spec["storageClassName"] = json!(persistence.storage_class_name);
+    }
+    json!({"metadata": {"name": DATA_VOLUME}, "spec": spec})
+}
+
+/// The Secret, memory volumes for what the start script writes, and the working folder of a cluster's servers.
 fn volumes(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<Value> {
+    let memory =
+        |name: &str| json!({"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}});
     let mut volumes = vec![
         json!({"name": SECRET_VOLUME, "secret": {"secretName": secret_name(pool)}}),
-        json!({"name": RUN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
+        memory(RUN_VOLUME),
     ];
     volumes.extend(is_cluster(redis).then(|| json!({"name": DATA_VOLUME, "emptyDir": {}})));
+    volumes.extend(redis.exporter.is_some().then(|| memory(EXPORTER_VOLUME)));
     volumes
 }
 
@@ -114,7 +141,10 @@ fn mounts(redis: &ManagedRedis) -> Vec<Value> {
         json!({"name": SECRET_VOLUME, "mountPath": SECRET_PATH, "readOnly": true}),
         json!({"name": RUN_VOLUME, "mountPath": RUN_PATH}),
     ];
-    mounts.extend(is_cluster(redis).then(|| json!({"name": DATA_VOLUME, "mountPath": DATA_PATH})));
+    let works = is_cluster(redis) || redis.persistence.is_some();
+    mounts.extend(works.then(|| json!({"name": DATA_VOLUME, "mountPath": DATA_PATH})));
+    let mount = || json!({"name": EXPORTER_VOLUME, "mountPath": EXPORTER_PATH});
+    mounts.extend(redis.exporter.is_some().then(mount));
     mounts
 }
 
@@ -131,12 +161,55 @@ fn spread(pool: &KVCachePool, redis: &ManagedRedis) -> Value {
     }])
 }
 
+fn maxmemory(redis: &ManagedRedis) -> u64 {
+    redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0)
+}
+
+fn containers(pool: &KVCachePool, redis: &ManagedRedis, defaults: &Defaults) -> Vec<Value> {
+    let exporter = redis.exporter.as_ref();
+    let exporter = exporter.map(|spec| exporter_container(redis, spec, defaults));
+    std::iter::once(container(pool, redis, defaults))
+        .chain(exporter)
+        .collect()
+}
+
+/// After the server, which writes its login.
+fn exporter_container(redis: &ManagedRedis, exporter: &Exporter, defaults: &Defaults) -> Value {
+    let image = match exporter.image.as_str() {
+        "" => &defaults.redis_exporter_image,
+        image => image,
+    };
+    let resources = match exporter.resources == Default::default() {
+        true => {
+            json!({"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}})
+        }
+        false => json!(exporter.resources),
+    };
+    json!({
+        "name": EXPORTER_CONTAINER,
+        "image": image,
+        "args": server::exporter_arguments(redis),
+        "ports": [{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}],
+        "resources": resources,
+        "securityContext": security_context(),
+        "volumeMounts": [{"name": EXPORTER_VOLUME, "mountPath": EXPORTER_PATH, "readOnly": true}],
+    })
+}
+
+fn security_context() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": true,
+    })
+}
+
 fn container(pool: &KVCachePool, redis: &ManagedRedis, defaults: &Defaults) -> Value {
     let image = match redis.image.as_str() {
         "" => &defaults.redis_image,
         image => image,
     };
-    let maxmemory = redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0);
+    let maxmemory = maxmemory(redis);
     let [ready, alive] = server::probes(redis);
     let mut container = json!({
         "name": CONTAINER,
@@ -147,13 +220,13 @@ fn container(pool: &KVCachePool, redis: &ManagedRedis, defaults: &Defaults) -> V
         "resources": resources(redis, maxmemory),
         "readinessProbe": ready,
         "livenessProbe": alive,
-        "securityContext": {
-            "allowPrivilegeEscalation": false,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": true,
-        },
+        "securityContext": security_context(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts(redis),
     });
+    if let Some(hook) = server::before_stop(redis) {
+        container["lifecycle"] = hook;
+    }
     if is_cluster(redis) {
         let variable = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
         container["env"] = json!([
@@ -165,11 +238,16 @@ fn container(pool: &KVCachePool, redis: &ManagedRedis, defaults: &Defaults) -> V
 }
 
 /// The pool's resources, but at least the memory that the data needs, with the allocator's fragmentation. In a cluster also with what a fork
-/// for the synchronization of a replica copies, and with what is written meanwhile.
+/// for the synchronization of a replica copies, and with what is written meanwhile. A fork for a snapshot lasts as long as the volume takes,
+/// and a busy cache replaces everything meanwhile.
 fn resources(redis: &ManagedRedis, maxmemory: u64) -> Value {
-    let memory = match is_cluster(redis) {
-        false => maxmemory + maxmemory / 4 + SPARE_BYTES,
-        true => maxmemory + maxmemory / 2 + CLUSTER_SPARE_BYTES,
+    let snapshots = redis.persistence.as_ref();
+    let memory = if snapshots.is_some_and(|one| one.snapshot_interval.is_some()) {
+        2 * maxmemory + FORK_SPARE_BYTES
+    } else if is_cluster(redis) {
+        maxmemory + maxmemory / 2 + FORK_SPARE_BYTES
+    } else {
+        maxmemory + maxmemory / 4 + SPARE_BYTES
     };
     let memory = Quantity::bytes(memory);
     let mut resources = json!(redis.resources);
@@ -262,6 +340,60 @@ mod tests {
             json!({"requests": {"cpu": "2", "memory": "20608Mi"}, "limits": {"cpu": "4", "memory": "64Gi"}}),
             "no less than the data needs"
         );
+    }
+
+    #[test]
+    fn snapshots_survive_the_pod_but_not_the_pool() {
+        let persistence =
+            json!({"size": "40Gi", "storageClassName": "nvme", "snapshotInterval": "90m"});
+        let set = of(
+            &managing(json!({"persistence": persistence})),
+            "StatefulSet",
+        );
+        let spec = &set.data["spec"];
+        let pod = &spec["template"]["spec"];
+        let container = ["args", "lifecycle", "resources", "volumeMounts"];
+        let container = container.map(|key| (key, &pod["containers"][0][key]));
+        let claims = [
+            "volumeClaimTemplates",
+            "persistentVolumeClaimRetentionPolicy",
+        ];
+        let claims = claims.map(|key| (key, &spec[key]));
+        let stops = &pod["terminationGracePeriodSeconds"];
+        insta::assert_yaml_snapshot!((claims, &pod["securityContext"], stops, container));
+        let set = of(
+            &managing(json!({"persistence": {"size": "40Gi"}})),
+            "StatefulSet",
+        );
+        let container = &set.data["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(
+            container["resources"]["limits"]["memory"], "20608Mi",
+            "it does not fork"
+        );
+        let claim = &set.data["spec"]["volumeClaimTemplates"][0]["spec"];
+        assert_eq!(claim.get("storageClassName"), None, "the cluster's default");
+        let defaults = Defaults {
+            redis_run_as_user: None,
+            ..crate::desired::tests::defaults()
+        };
+        let pool = managing(json!({"persistence": {"size": "40Gi"}}));
+        let redis = crate::desired::redis::managed(&pool).unwrap();
+        let set = stateful_set(&pool, redis, &defaults);
+        let context = &set.data["spec"]["template"]["spec"]["securityContext"];
+        assert_eq!(context.get("fsGroup"), None, "the platform assigns it");
+    }
+
+    #[test]
+    fn an_exporter_reads_only_its_own_login() {
+        let pod = pod(&managing(json!({"tls": true, "exporter": {}})));
+        insta::assert_yaml_snapshot!(pod["containers"][1]);
+        let given = json!({"image": "mine:1", "resources": {"limits": {"memory": "1Gi"}}});
+        let container = self::pod(&managing(json!({"exporter": given})))["containers"][1].clone();
+        for (key, value) in given.as_object().unwrap() {
+            assert_eq!(container[key], *value);
+        }
+        let arguments = container["args"].to_string();
+        assert!(arguments.contains("=redis://localhost:6379") && !arguments.contains("tls"));
     }
 
     #[test]

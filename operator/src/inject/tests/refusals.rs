@@ -308,4 +308,27 @@ fn a_pod_for_nodes_of_another_architecture_is_refused() {
     injected(&selecting("arm64"), &settings());
     let (reason, _) = refused(&selecting("ppc64le"), &settings());
     assert_eq!(reason, Reason::ArchUnsupported);
+    let term = |operator: &str, values: &[&str]| {
+        json!({"matchExpressions": [
+            {"key": "gpu", "operator": "Exists"},
+            {"key": "kubernetes.io/arch", "operator": operator, "values": values},
+        ]})
+    };
+    let requiring = |terms: &[Value]| {
+        with("plain", |pod| {
+            let required = json!({"nodeSelectorTerms": terms});
+            pod["spec"]["affinity"]["nodeAffinity"] =
+                json!({"requiredDuringSchedulingIgnoredDuringExecution": required});
+        })
+    };
+    let power = term("In", &["ppc64le", "s390x"]);
+    let (reason, _) = refused(&requiring(std::slice::from_ref(&power)), &settings());
+    assert_eq!(reason, Reason::ArchUnsupported);
+    for other in [
+        term("In", &["ppc64le", "arm64"]),
+        term("NotIn", &["s390x"]),
+        json!({"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}),
+    ] {
+        injected(&requiring(&[power.clone(), other]), &settings());
+    }
 }

@@ -353,6 +353,14 @@ fn the_trouble_of_a_managed_server_is_its_image_its_node_or_its_last_exit() {
     assert_eq!(container(running, none), None);
     let creating = json!({"waiting": {"reason": "ContainerCreating"}});
     assert_eq!(container(creating, json!({})), None);
+    // A server that ran again after an exit is not what is wrong.
+    let exporter = json!({"name": "exporter", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}});
+    let last = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
+    let redis = json!({"name": "redis", "state": {"running": {}}, "lastState": last});
+    assert_eq!(
+        of(json!({"containerStatuses": [exporter, redis]})),
+        is("ErrImagePull", "container exporter: not found")
+    );
     let message = "0/3 nodes are available: 3 Insufficient memory.";
     assert_eq!(
         of(

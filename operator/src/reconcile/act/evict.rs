@@ -43,7 +43,7 @@ impl Executor<'_> {
         let now = self.observed.now;
         let mut objection = self.template_objection(pod).await;
         if objection.is_none() {
-            objection = self.namespace_objection(pod).await;
+            objection = self.selector_objection(pod).await;
         }
         if let Some(why) = objection {
             let why = SkipReason::Objection(why);

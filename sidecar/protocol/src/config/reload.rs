@@ -1,14 +1,14 @@
 //! Compares configs: which changes take effect immediately, and which of two files is in effect.
 
-use super::{Config, HugePages, TransferMode};
+use super::{Config, HugePages, Redis, TransferMode};
 
 /// How a changed value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reload {
     /// Takes effect immediately.
     Live,
-    /// Takes effect immediately if the list had Redis servers before, still has servers, and `redis.auth` and `redis.ca` are unchanged.
-    /// Otherwise like [`Reload::Restart`].
+    /// Takes effect immediately if the list had Redis servers before, still has servers, and `redis.auth`, `redis.ca` and
+    /// `redis.clientCertificate` are unchanged. Otherwise like [`Reload::Restart`].
     Servers,
     /// Takes effect once the container's memory limit has room and the slots behind a smaller arena's end are free, if the arena has normal
     /// pages and the sidecar does not copy through windows. Otherwise like [`Reload::Restart`].
@@ -39,7 +39,9 @@ impl Config {
             Reload::Live => true,
             Reload::Servers => {
                 let both = !ours.urls.is_empty() && !theirs.urls.is_empty();
-                both && (&ours.auth, &ours.ca) == (&theirs.auth, &theirs.ca)
+                let files =
+                    |of: &Redis| [&of.auth, &of.ca, &of.client_certificate].map(Clone::clone);
+                both && files(ours) == files(theirs)
             }
             Reload::Arena => self.has_live_size() && newer.has_live_size(),
             Reload::Restart => false,

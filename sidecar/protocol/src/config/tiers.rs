@@ -29,6 +29,9 @@ section! {
         "redis.auth" auth: Option<PathBuf>, File, Restart;
         /// PEM file with the trusted authorities for TLS. Empty: those of the system. A changed file is used for new connections.
         "redis.ca" ca: Option<PathBuf>, File, Restart;
+        /// Folder with the PEM files tls.crt and tls.key, for servers that ask clients for a certificate. Empty: none. Changed files are used
+        /// for new connections.
+        "redis.clientCertificate" client_certificate: Option<PathBuf>, File, Restart;
         /// Objects expire after this time without a read or a write. 0 disables expiry.
         "redis.ttl" ttl: Duration, Time(0..=8_784 * HOUR_MS), Live, field("spec.shared.redis.ttl").within(SECOND_MS..=YEAR_MS).or("24h");
         /// For debugging. Audit: every operation of the tier is logged. Blackhole: nothing is kept, and the tier is not used.

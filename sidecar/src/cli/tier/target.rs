@@ -25,6 +25,9 @@ pub struct Target {
     /// PEM file with the certificate authorities to trust for TLS. Default: for S3 the file in AWS_CA_BUNDLE, otherwise the system's.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
+    /// Folder with `tls.crt` and `tls.key`, for Redis servers that ask for a client's certificate.
+    #[arg(long, value_name = "FOLDER")]
+    client_certificate: Option<PathBuf>,
     #[command(flatten)]
     bucket: Bucket,
     /// Output format: text for people, json for programs.
@@ -75,6 +78,7 @@ impl Target {
             url,
             auth: None,
             ca: None,
+            client_certificate: None,
             bucket: Bucket::default(),
             output,
         }
@@ -130,6 +134,9 @@ impl Target {
         let of_redis = SCHEMES_OF_REDIS.contains(&scheme);
         if scheme == "file" && (self.auth.is_some() || self.ca.is_some()) {
             return Err("--auth and --ca are for servers; a folder has neither".into());
+        }
+        if !of_redis && self.client_certificate.is_some() {
+            return Err("--client-certificate is for Redis".into());
         }
         if scheme != "s3" && self.bucket != Bucket::default() {
             return Err("--endpoint, --region and --addressing-style are for S3".into());
@@ -195,7 +202,10 @@ impl Target {
         let settings = redis::Settings {
             urls: vec![self.url.clone()],
             auth: self.auth.clone(),
-            ca: self.ca.clone(),
+            tls_files: redis::TlsFiles {
+                ca: self.ca.clone(),
+                client_certificate: self.client_certificate.clone(),
+            },
             ttl: Duration::ZERO,
             options: redis::Options::default(),
         };
@@ -319,6 +329,8 @@ mod tests {
         for (url, option) in [
             ("file:///data", ["--ca", "/ca.crt"]),
             ("file:///data", ["--auth", "/auth"]),
+            ("file:///data", ["--client-certificate", "/client"]),
+            ("s3://bucket", ["--client-certificate", "/client"]),
             ("file:///data", ["--region", "eu-west-3"]),
             ("redis://host", ["--endpoint", "http://minio:9000"]),
             ("redis://host", ["--addressing-style", "Path"]),

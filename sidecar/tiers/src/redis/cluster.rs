@@ -7,11 +7,11 @@ mod slots;
 
 use super::fault::Fault;
 use super::node::{Dial, Node, Options, Reach};
+use super::tls::TlsFiles;
 use super::url::{Address, How};
 use parking_lot::Mutex;
 use slots::ask;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -26,7 +26,7 @@ const LEARN_EVERY: Duration = Duration::from_millis(500);
 pub struct Cluster {
     seeds: Vec<Address>,
     how: How,
-    ca: Option<PathBuf>,
+    tls_files: TlsFiles,
     options: Options,
     map: Mutex<Map>,
 }
@@ -58,11 +58,11 @@ impl Map {
 
 impl Cluster {
     /// A cluster with some known nodes.
-    pub fn new(seeds: Vec<Address>, how: How, ca: Option<PathBuf>, options: Options) -> Arc<Self> {
+    pub fn new(seeds: Vec<Address>, how: How, tls_files: TlsFiles, options: Options) -> Arc<Self> {
         Arc::new(Self {
             seeds,
             how,
-            ca,
+            tls_files,
             options,
             map: Mutex::default(),
         })
@@ -124,7 +124,7 @@ impl Cluster {
             let dial = Dial {
                 reach: Reach::Fixed(address.clone()),
                 how: self.how.clone(),
-                ca: self.ca.clone(),
+                tls_files: self.tls_files.clone(),
             };
             Node::new(address.to_string(), dial, self.options.clone(), true)
         });

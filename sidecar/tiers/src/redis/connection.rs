@@ -7,6 +7,7 @@ pub use transaction::{Open, Words};
 use super::fault::{Fault, is_denied, is_of_the_connection, is_of_the_server};
 use super::resp::{self, Head, Reader, Reply};
 use super::stream::Stream;
+use super::tls;
 use crate::raw::Around;
 use crate::{Cause, Span};
 use std::io;
@@ -462,7 +463,10 @@ impl Connection {
                 self.heard = Instant::now();
                 Ok(n)
             }
-            Err(e) => Err(self.breaks(e.to_string())),
+            Err(e) => {
+                let fault = self.breaks(e.to_string());
+                Err(tls::refusal(&e).unwrap_or(fault))
+            }
         }
     }
 

@@ -54,10 +54,10 @@ impl Node {
     }
 
     async fn stream_to(&self, address: &Address) -> Result<Connection, Fault> {
-        let (tls, ca) = (self.dial.how.tls, self.dial.ca.as_deref());
+        let (tls, files) = (self.dial.how.tls, &self.dial.tls_files);
         // A handshake that hangs must be reported before the whole time is over.
         let handshake = self.connect_longest() * 3 / 4;
-        let stream = Stream::connect(address, tls.then_some(handshake), ca).await?;
+        let stream = Stream::connect(address, tls.then_some(handshake), files).await?;
         let patience = self.one_of_many().then_some(self.options.answer * 2);
         Ok(Connection::new(stream, patience))
     }

@@ -37,6 +37,7 @@ mod window;
 
 pub use marks::Marks;
 pub use node::Options;
+pub use tls::TlsFiles;
 
 use super::{
     Cause, Get, Kind, Operation, Page, Put, Reading, Removal, Server, Stored, Tier, TierError,
@@ -65,8 +66,7 @@ pub struct Settings {
     pub urls: Vec<String>,
     /// Folder with `username` and `password`; replaces the credentials in the URLs.
     pub auth: Option<PathBuf>,
-    /// PEM file with the certificate authorities to trust.
-    pub ca: Option<PathBuf>,
+    pub tls_files: TlsFiles,
     /// Objects expire after this long without a read or a write; zero disables expiry.
     pub ttl: Duration,
     pub options: Options,

@@ -3,10 +3,10 @@
 
 use super::fault::Fault;
 use super::pool::{Lane, Lent, Pool};
+use super::tls::TlsFiles;
 use super::url::{Address, How};
 use crate::Cause;
 use parking_lot::Mutex;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
@@ -52,8 +52,7 @@ pub enum Reach {
 pub struct Dial {
     pub reach: Reach,
     pub how: How,
-    /// PEM file with the certificate authorities to trust.
-    pub ca: Option<PathBuf>,
+    pub tls_files: TlsFiles,
 }
 
 pub struct Node {

@@ -56,7 +56,7 @@ impl Way {
 impl Servers {
     /// The servers of the URLs. A shard that existed before is the same node, with its connections and state.
     pub fn new(named: url::Servers, settings: &Settings, before: Option<&Self>) -> Self {
-        let (ca, options) = (&settings.ca, &settings.options);
+        let (files, options) = (&settings.tls_files, &settings.options);
         // What servers accepted lately is remembered if the folder is the same.
         let auth = settings.auth.as_deref().map(Auth::folder);
         let known = before.and_then(|before| before.auth.clone());
@@ -80,7 +80,7 @@ impl Servers {
                     let dial = Dial {
                         reach: Reach::Fixed(address),
                         how: how(own),
-                        ca: ca.clone(),
+                        tls_files: files.clone(),
                     };
                     let known = before.and_then(|before| before.shard(&name));
                     let same = known.filter(|node| node.is(&dial, several));
@@ -95,14 +95,14 @@ impl Servers {
                 let dial = Dial {
                     reach: Reach::Sentinel(sentinels, master),
                     how: how(own),
-                    ca: ca.clone(),
+                    tls_files: files.clone(),
                 };
                 let node = Node::new(name.clone(), dial, options.clone(), false);
                 (name, Which::Shards(vec![node]))
             }
             url::Servers::Cluster(seeds, own) => {
                 let name = format!("cluster of {}", list(&seeds));
-                let cluster = Cluster::new(seeds, how(own), ca.clone(), options.clone());
+                let cluster = Cluster::new(seeds, how(own), files.clone(), options.clone());
                 (name, Which::Cluster(cluster))
             }
         };
@@ -237,6 +237,7 @@ mod tests {
     use super::*;
     use crate::redis::auth::Login;
     use crate::redis::node::Options;
+    use crate::redis::tls::TlsFiles;
     use crate::testing::suite::Sample;
     use std::time::Duration;
 
@@ -253,7 +254,7 @@ mod tests {
             let settings = Settings {
                 urls: vec!["redis://kv".to_owned()],
                 auth: Some(auth.into()),
-                ca: None,
+                tls_files: TlsFiles::default(),
                 ttl: Duration::ZERO,
                 options: Options::default(),
             };

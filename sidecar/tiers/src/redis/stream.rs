@@ -1,7 +1,7 @@
 //! A stream to a server: TCP, Unix socket or TLS.
 
 use super::fault::Fault;
-use super::tls;
+use super::tls::{self, TlsFiles};
 use super::url::Address;
 use crate::Span;
 use crate::raw::{self, Around};
@@ -12,7 +12,6 @@ use rustix::net::{RecvFlags, recv, sockopt};
 use rustls::ClientConnection;
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 use tokio::io::{
@@ -67,12 +66,12 @@ trait Both: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Both for T {}
 
 impl Stream {
-    /// Connects. With `tls` the server's certificate must match its host name and be signed by `ca`, or by the system's authorities, and
-    /// the handshake must finish within that time.
+    /// Connects. With a time for TLS, the server's certificate must match its host name and be signed by an authority of the files or of the
+    /// system, and the handshake must finish within that time.
     pub async fn connect(
         address: &Address,
         tls: Option<Duration>,
-        ca: Option<&Path>,
+        files: &TlsFiles,
     ) -> Result<Self, Fault> {
         let (host, port) = match address {
             Address::Unix(path) => {
@@ -90,7 +89,7 @@ impl Stream {
         match tls {
             None => Ok(Self::Tcp(stream)),
             Some((name, longest)) => {
-                let stream = tls::connect(name, stream, ca, longest).await?;
+                let stream = tls::connect(name, stream, files, longest).await?;
                 let piece = Vec::new();
                 Ok(Self::Tls(Box::new(Sealing { stream, piece })))
             }

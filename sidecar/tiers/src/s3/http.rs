@@ -92,7 +92,7 @@ impl Http {
         tcp.set_keepalive_interval(Some(DEAD / 3));
         tcp.set_keepalive_retries(Some(3));
         tcp.set_tcp_user_timeout(Some(DEAD));
-        let mut tls = tls::client(roots.into())
+        let mut tls = tls::client(roots.into(), None)
             .map_err(|e| TierError::new(Kind::S3, Cause::Config, e.to_string()))?;
         let transport = match version {
             HttpVersion::Auto | HttpVersion::Http1 => {

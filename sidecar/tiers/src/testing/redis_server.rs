@@ -5,7 +5,7 @@ use crate::testing::free_port;
 use crate::testing::suite::{Memory, Sample};
 use kvcachepool_tiers::Tier;
 use kvcachepool_tiers::layers::{self, layered};
-use kvcachepool_tiers::redis::{Options, Redis, Settings};
+use kvcachepool_tiers::redis::{Options, Redis, Settings, TlsFiles};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
@@ -249,7 +249,7 @@ pub fn settings(urls: &[String]) -> Settings {
     Settings {
         urls: urls.to_vec(),
         auth: None,
-        ca: None,
+        tls_files: TlsFiles::default(),
         ttl: Duration::ZERO,
         options: Options::default(),
     }

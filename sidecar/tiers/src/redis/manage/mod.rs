@@ -12,6 +12,7 @@ mod server;
 use super::auth::Auth;
 use super::fault::Fault;
 use super::node::{Dial, Node, Options, Reach};
+use super::tls::TlsFiles;
 use super::url::{Address, How};
 use crate::Cause;
 use act::Members;
@@ -235,7 +236,10 @@ impl Manager {
                 database: 0,
                 auth: self.auth.clone(),
             },
-            ca: self.settings.ca.clone(),
+            tls_files: TlsFiles {
+                ca: self.settings.ca.clone(),
+                client_certificate: None,
+            },
         };
         let options = Options {
             question_connections: MOVES_AT_ONCE,

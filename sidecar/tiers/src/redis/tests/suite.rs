@@ -63,7 +63,7 @@ impl Servers {
         let ca = Some(files.path("ca.crt"));
         let url = format!("rediss://{login}@[::1]:{port}/2");
         let mut servers = Self::of(vec![url], (server, files));
-        servers.settings.ca = ca;
+        servers.settings.tls_files.ca = ca;
         servers
     }
 

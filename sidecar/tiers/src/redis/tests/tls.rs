@@ -25,7 +25,10 @@ impl Certificates {
         let [certificate, key, ca] =
             ["tls.crt", "tls.key", "ca.crt"].map(|name| self.path(name).display().to_string());
         let shown = port.to_string();
-        let mut all = vec!["--tls-port", &shown, "--tls-auth-clients", "no"];
+        let mut all = vec!["--tls-port", &shown];
+        if !args.contains(&"--tls-auth-clients") {
+            all.extend(["--tls-auth-clients", "no"]);
+        }
         all.extend(["--tls-cert-file", &certificate, "--tls-key-file", &key]);
         all.extend(["--tls-ca-cert-file", &ca]);
         all.extend(args);
@@ -35,7 +38,7 @@ impl Certificates {
 
 pub fn over_tls(url: &str, ca: PathBuf) -> Redis {
     let mut trusting = settings(&[url.to_string()]);
-    trusting.ca = Some(ca);
+    trusting.tls_files.ca = Some(ca);
     Redis::open(&trusting).unwrap()
 }
 
@@ -107,6 +110,40 @@ async fn sentinels_and_the_master_that_they_name_are_spoken_to_by_tls() {
     });
     let url = format!("redis-sentinel://127.0.0.1:{at}/kv?tls=true");
     serves(&url, &files, &[&master]).await;
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_a_certificate_gets_one_that_may_be_replaced() {
+    let (files, other) = (Certificates::local(), Certificates::local());
+    let (_server, port) = files.server(&["--tls-auth-clients", "yes"]);
+    let mut settings = settings(&[format!("rediss://127.0.0.1:{port}")]);
+    settings.tls_files.ca = Some(files.path("ca.crt"));
+    let none = refused(Redis::open(&settings).unwrap()).await;
+    assert_eq!(none.cause, Cause::Unauthenticated, "{none}");
+    assert!(none.detail.contains("redis.clientCertificate"), "{none}");
+    let folder = tempfile::tempdir().unwrap();
+    settings.tls_files.client_certificate = Some(folder.path().into());
+    let spot = Spot::new(Redis::open(&settings).unwrap());
+    let put = |from: &Certificates, name: &str| {
+        std::fs::copy(from.path(name), folder.path().join(name)).unwrap();
+    };
+    let fails = async |cause: Cause, says: &str| {
+        let error = spot.tier.usage().await.unwrap_err();
+        assert_eq!(error.cause, cause, "{error}");
+        assert!(error.detail.contains(says), "{says}: {error}");
+    };
+    fails(Cause::Config, "tls.crt: No such file").await;
+    put(&files, "tls.crt");
+    fails(Cause::Config, "tls.key: No such file").await;
+    put(&other, "tls.key");
+    fails(Cause::Config, "redis.clientCertificate").await;
+    put(&other, "tls.crt");
+    fails(Cause::Unauthenticated, "redis.clientCertificate").await;
+    put(&files, "tls.crt");
+    put(&files, "tls.key");
+    let sample = Sample::new(1, 0, &[9_000]);
+    spot.put(&sample).await;
+    spot.check(&sample).await;
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The start script and the probes with a real server, whose passwords change.
+//! The start script and the probes with a real server, whose passwords change and which starts again.
 
 use super::*;
 use crate::desired::redis::managed;
@@ -15,16 +15,19 @@ use tempfile::TempDir;
 struct Pod {
     root: TempDir,
     port: String,
+    bus: String,
+    pool: KVCachePool,
     redis: ManagedRedis,
     server: Child,
 }
 
 impl Pod {
+    /// A pod whose server is ready.
     fn start(keys: Value) -> Self {
         let pool = managing(keys);
         let redis = managed(&pool).unwrap().clone();
         let root = tempfile::tempdir().unwrap();
-        for folder in [SECRET_PATH, RUN_PATH, DATA_PATH] {
+        for folder in [SECRET_PATH, RUN_PATH, DATA_PATH, EXPORTER_PATH] {
             fs::create_dir_all(below(&root, folder)).unwrap();
         }
         for key in [PASSWORD, MANAGER_PASSWORD] {
@@ -34,45 +37,65 @@ impl Pod {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             listener.local_addr().unwrap().port().to_string()
         });
-        let mut words = command(&redis).to_vec();
-        // Redis 7.0, which this machine may have, knows no names of nodes.
-        let arguments = arguments(&pool, &redis, 64 << 20);
-        let known = |pair: &[String]| pair[0] != "--cluster-announce-human-nodename";
-        let (pairs, rest) = arguments.split_at(arguments.len() / 2 * 2);
-        words.extend(
-            pairs
-                .chunks(2)
-                .filter(|pair| known(pair))
-                .flatten()
-                .cloned(),
-        );
-        words.extend_from_slice(rest);
-        if is_cluster(&redis) {
-            words.extend(["--cluster-port".to_owned(), bus]);
-        }
-        let mut start = here(&root, &port, &words);
-        let server = start.stdout(Stdio::null()).spawn().unwrap();
-        let pod = Self {
+        let server = Command::new("true").spawn().unwrap();
+        let mut pod = Self {
             root,
             port,
+            bus,
+            pool,
             redis,
             server,
         };
-        let end = Instant::now() + Duration::from_secs(30);
-        while pod.ask("default", "first", "ping") != "PONG" {
-            assert!(Instant::now() < end, "the server does not start");
-            sleep(Duration::from_millis(20));
-        }
+        pod.start_again();
         pod
     }
 
+    /// Starts the container, and waits until its server answers.
+    fn start_again(&mut self) {
+        self.spawn();
+        let end = Instant::now() + Duration::from_secs(30);
+        while self.ask("default", "first", "ping") != "PONG" {
+            assert!(Instant::now() < end, "the server does not start");
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts the container, whose last process has ended.
+    fn spawn(&mut self) {
+        self.server.wait().unwrap();
+        let mut words = command(&self.redis).to_vec();
+        let mut arguments = arguments(&self.pool, &self.redis, 64 << 20);
+        // Redis 7.0, which this machine may have, knows no names of nodes.
+        let unknown = "--cluster-announce-human-nodename";
+        if let Some(at) = arguments.iter().position(|word| word == unknown) {
+            arguments.drain(at..at + 2);
+        }
+        words.extend(arguments);
+        if is_cluster(&self.redis) {
+            words.extend(["--cluster-port".to_owned(), self.bus.clone()]);
+        }
+        let mut start = here(&self.root, &self.port, &words);
+        self.server = start.stdout(Stdio::null()).spawn().unwrap();
+    }
+
+    /// Ends the server as the kubelet does.
+    fn stop(&mut self) {
+        let id = self.server.id().to_string();
+        Command::new("kill").arg(id).status().unwrap();
+        self.server.wait().unwrap();
+    }
+
+    fn file(&self, folder: &str, name: &str) -> PathBuf {
+        below(&self.root, folder).join(name)
+    }
+
     fn change(&self, key: &str, password: &str) {
-        fs::write(below(&self.root, SECRET_PATH).join(key), password).unwrap();
+        fs::write(self.file(SECRET_PATH, key), password).unwrap();
     }
 
     /// The last change of this password is older.
     fn age(&self, key: &str, seconds: u64) {
-        let file = below(&self.root, RUN_PATH).join(format!("{key}.since"));
+        let file = self.file(RUN_PATH, &format!("{key}.since"));
         let since: u64 = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
         fs::write(file, format!("{}\n", since - seconds)).unwrap();
     }
@@ -103,7 +126,7 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        self.server.kill().unwrap();
+        let _ = self.server.kill();
         self.server.wait().unwrap();
     }
 }
@@ -211,4 +234,132 @@ fn servers_of_a_cluster_use_a_new_password_only_when_all_accept_it() {
     pod.age(MANAGER_PASSWORD, u64::from(REFUSED_AFTER));
     pod.probe();
     assert_eq!(pod.accepted(MANAGER, &ALL), ["second"]);
+}
+
+#[test]
+fn a_stopped_server_has_its_chunks_when_it_starts_again() {
+    let mut pod = Pod::start(json!({"persistence": {"size": "1Gi"}}));
+    assert_eq!(pod.ask("default", "first", "set kvcp:a 1"), "OK");
+    assert_eq!(pod.ask("default", "first", "set kvcp:old 1 px 1000"), "OK");
+    let killed = pod.file(DATA_PATH, "temp-7.rdb");
+    fs::write(&killed, "part of a snapshot").unwrap();
+    pod.stop();
+    sleep(Duration::from_millis(1100));
+    pod.start_again();
+    assert_eq!(pod.ask("default", "first", "get kvcp:a"), "1");
+    assert_eq!(pod.ask("default", "first", "get kvcp:old"), "");
+    assert!(!killed.exists(), "the volume does not fill");
+    assert!(pod.probe().iter().all(|probe| probe.status.success()));
+    assert!(!pod.file(DATA_PATH, "starts").exists());
+}
+
+#[test]
+fn a_server_whose_snapshot_cannot_be_loaded_serves_without_it() {
+    let mut pod = Pod::start(json!({"persistence": {"size": "1Gi"}}));
+    assert_eq!(pod.ask("default", "first", "set kvcp:a 1"), "OK");
+    pod.probe();
+    pod.stop();
+    let snapshot = pod.file(DATA_PATH, SNAPSHOT);
+    let mut bytes = fs::read(&snapshot).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&snapshot, bytes).unwrap();
+    for _ in 0..STARTS {
+        pod.spawn();
+        assert!(!pod.server.wait().unwrap().success());
+        assert!(snapshot.exists(), "the next start tries again");
+    }
+    pod.start_again();
+    assert_eq!(pod.ask("default", "first", "get kvcp:a"), "");
+    assert_eq!(pod.ask("default", "first", "set kvcp:a 2"), "OK");
+    pod.probe();
+    pod.stop();
+    pod.start_again();
+    assert_eq!(pod.ask("default", "first", "get kvcp:a"), "2");
+}
+
+#[test]
+fn a_snapshot_of_a_server_with_more_memory_is_discarded() {
+    let mut pod = Pod::start(json!({"persistence": {"size": "1Gi"}, "memoryPerShard": "64Mi"}));
+    let snapshot = fs::File::create(pod.file(DATA_PATH, SNAPSHOT)).unwrap();
+    // Had it been loaded, the server would not start: it is no snapshot.
+    snapshot.set_len(72 << 20).unwrap();
+    pod.server.kill().unwrap();
+    pod.spawn();
+    assert!(!pod.server.wait().unwrap().success(), "it is small enough");
+    snapshot.set_len((72 << 20) + 1).unwrap();
+    pod.start_again();
+    assert_eq!(pod.ask("default", "first", "set kvcp:a 1"), "OK");
+}
+
+#[test]
+fn starts_that_the_kubelet_ends_do_not_count() {
+    let mut pod = Pod::start(json!({"persistence": {"size": "1Gi"}}));
+    let hook = before_stop(&pod.redis).unwrap()["preStop"]["exec"]["command"].clone();
+    let hook: Vec<String> = serde_json::from_value(hook).unwrap();
+    assert_eq!(pod.ask("default", "first", "set kvcp:a 1"), "OK");
+    for _ in 0..=STARTS {
+        assert!(
+            here(&pod.root, &pod.port, &hook)
+                .status()
+                .unwrap()
+                .success()
+        );
+        pod.stop();
+        pod.start_again();
+        assert!(pod.file(DATA_PATH, "starts").exists(), "no probe has run");
+    }
+    assert_eq!(pod.ask("default", "first", "get kvcp:a"), "1");
+}
+
+#[test]
+fn a_volume_that_cannot_be_written_to_keeps_no_server_from_starting() {
+    let mut pod = Pod::start(json!({"persistence": {"size": "1Gi"}}));
+    pod.stop();
+    let starts = pod.file(DATA_PATH, "starts");
+    fs::remove_file(&starts).unwrap();
+    // Root may write to any file, but not into a folder.
+    fs::create_dir(&starts).unwrap();
+    pod.start_again();
+    assert_eq!(pod.ask("default", "first", "set kvcp:a 1"), "OK");
+}
+
+#[test]
+fn a_server_without_a_volume_writes_nothing() {
+    let mut pod = Pod::start(json!({}));
+    assert_eq!(pod.ask("default", "first", "set kvcp:a 1"), "OK");
+    pod.stop();
+    assert_eq!(
+        fs::read_dir(below(&pod.root, DATA_PATH)).unwrap().count(),
+        0
+    );
+    assert!(!pod.root.path().join("dump.rdb").exists());
+}
+
+#[test]
+fn an_exporter_may_read_counters_and_keeps_its_login() {
+    let mut pod = Pod::start(json!({"exporter": {}}));
+    let login = |pod: &Pod| -> Value {
+        let file = fs::read(pod.file(EXPORTER_PATH, "passwords.json")).unwrap();
+        serde_json::from_slice(&file).unwrap()
+    };
+    let before = login(&pod);
+    let (address, password) = before.as_object().unwrap().iter().next().unwrap();
+    assert_eq!(*address, format!("redis://exporter@localhost:{}", pod.port));
+    let ask = |pod: &Pod, command| pod.ask(EXPORTER, password.as_str().unwrap(), command);
+    for read in ["ping", "info all", "latency latest", "slowlog len"] {
+        assert!(!ask(&pod, read).contains("NOPERM"), "{read}");
+    }
+    for denied in [
+        "get kvcp:a",
+        "slowlog get",
+        "config get maxmemory",
+        "scan 0",
+    ] {
+        assert!(ask(&pod, denied).contains("NOPERM"), "{denied}");
+    }
+    pod.stop();
+    pod.start_again();
+    assert_eq!(login(&pod), before, "the exporter has read it already");
+    assert_eq!(ask(&pod, "ping"), "PONG");
 }
