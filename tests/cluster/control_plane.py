@@ -142,5 +142,4 @@ def _controller_manager(slot: Slot) -> list[str]:
         f"--root-ca-file={pki}/ca.crt",
         f"--cluster-signing-cert-file={pki}/ca.crt",
         f"--cluster-signing-key-file={pki}/ca.key",
-        "--controllers=*,-cloud-node-lifecycle-controller,-service-lb-controller,-node-route-controller",
     ]

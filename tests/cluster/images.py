@@ -127,10 +127,12 @@ def _key_value_server(name: str, server: Path, client: Path) -> Image:
 
 
 def redis_exporter() -> Image:
-    """The exporter of managed servers (tools/setup/servers.sh), alone as in its own image."""
+    """Debian's exporter with the shell of the base. It is older than the option that newer ones are given."""
     layer = Layer()
-    layer.add("redis_exporter", paths.cache() / "tools" / "bin" / "redis_exporter", 0o755)
-    return Image("localhost/redis_exporter:1", [layer], entrypoint=["/redis_exporter"])
+    _add_program(layer, paths.cache() / "tools" / "bin" / "redis_exporter", "usr/bin/redis_exporter")
+    drop = 'for one; do shift; test "$one" = --disable-scrape-endpoint || set -- "$@" "$one"; done'
+    start = ["sh", "-c", f'{drop}; exec redis_exporter "$@"', "sh"]
+    return Image("localhost/redis_exporter:1", [*base().layers, layer], entrypoint=start, env={"PATH": "/usr/bin:/bin"})
 
 
 def stand_in() -> Image:

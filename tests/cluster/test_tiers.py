@@ -273,7 +273,8 @@ def test_a_replaced_server_with_a_volume_has_its_chunks_and_an_exporter_its_metr
         return _held(kubernetes, namespace, 1) == [prompts]
 
     kubernetes.wait_for(held, 60, "all chunks are in the server", namespace=namespace)
-    (first,) = _servers(kubernetes, namespace)
+    first = "kvcachepool-demo-0"
+    kubernetes.wait("pod", first, "condition=Ready", namespace=namespace)
     metrics = kubernetes.exec(namespace, first, "wget", "-qO-", "localhost:9121/metrics").splitlines()
     assert "redis_up 1" in metrics
     assert f'redis_db_keys{{db="db0"}} {2 * prompts}' in metrics

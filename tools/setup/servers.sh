@@ -2,12 +2,14 @@
 
 # A real S3 server over a folder, from its Go module with the checksums of Go's public log.
 VERSITYGW=1.8.0
-# The exporter of managed servers, in the same way.
-REDIS_EXPORTER=1.84.0
 # Valkey as Debian built it for bookworm, where it is a backport; it runs on later ones beside any libc.
 VALKEY=8.0.1
 VALKEY_DEB="http://deb.debian.org/debian/pool/main/v/valkey/valkey-tools_8.0.1+dfsg1-1~bpo12+1_amd64.deb"
 VALKEY_SHA256=d2c2ea67642fa9571a07138b80ae52ebe566311c952aef25a39c1d5050697853
+# redis_exporter as Debian built it for bookworm.
+REDIS_EXPORTER=1.45.0
+REDIS_EXPORTER_DEB="http://deb.debian.org/debian/pool/main/p/prometheus-redis-exporter/prometheus-redis-exporter_1.45.0-2+b4_amd64.deb"
+REDIS_EXPORTER_SHA256=4b310368285e805ae533a2be5d37fb2d170d8fa6227497572fcaf2c82dd69c74
 
 setup_servers() {
     mkdir -p "$CACHE/tools/bin"
@@ -26,19 +28,11 @@ server_once() { # server_once MARKER PROGRAM COMMAND
 }
 
 server_versitygw() {
-    quietly versitygw.log "building the S3 server versitygw $VERSITYGW (1 to 2 minutes on 2 cores)" \
-        retried install_go "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW"
-}
-
-server_redis_exporter() {
-    quietly redis_exporter.log "building redis_exporter $REDIS_EXPORTER" \
-        retried install_go "github.com/oliver006/redis_exporter@v$REDIS_EXPORTER"
-}
-
-install_go() { # install_go PACKAGE@VERSION
     local go
     go="$(ready_go)"
-    CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local GOBIN="$CACHE/tools/bin" nice "$go" install -trimpath -ldflags "-s -w" "$1"
+    quietly versitygw.log "building the S3 server versitygw $VERSITYGW (1 to 2 minutes on 2 cores)" \
+        retried env CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local GOBIN="$CACHE/tools/bin" \
+        nice "$go" install -trimpath -ldflags "-s -w" "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW"
 }
 
 # Mooncake and the client of InfiniStore, for the Python of vLLM, in a folder that only their tests put on PYTHONPATH.
@@ -62,18 +56,26 @@ server_stores() {
 
 server_valkey() {
     command -v dpkg >/dev/null || die "copy valkey-server and valkey-cli (8.0 or newer) into $CACHE/tools/bin and touch $CACHE/ready/valkey-$VALKEY"
-    quietly valkey.log "fetching Valkey $VALKEY" retried unpack_valkey
+    quietly valkey.log "fetching Valkey $VALKEY" \
+        retried unpack "$VALKEY_DEB" "$VALKEY_SHA256" valkey-check-rdb=valkey-server valkey-cli=valkey-cli
 }
 
-unpack_valkey() {
-    local scratch
-    scratch="$(mktemp -d "$CACHE/tools/valkey-XXXXXX")"
-    curl -sSf -o "$scratch/valkey.deb" "$VALKEY_DEB" &&
-        echo "$VALKEY_SHA256  $scratch/valkey.deb" | sha256sum -c --quiet - &&
-        dpkg -x "$scratch/valkey.deb" "$scratch/files" &&
-        install -m 755 "$scratch/files/usr/bin/valkey-check-rdb" "$CACHE/tools/bin/valkey-server" &&
-        install -m 755 "$scratch/files/usr/bin/valkey-cli" "$CACHE/tools/bin/valkey-cli"
-    local status=$?
+server_redis_exporter() {
+    command -v dpkg >/dev/null || die "copy redis_exporter into $CACHE/tools/bin and touch $CACHE/ready/redis_exporter-$REDIS_EXPORTER"
+    quietly redis_exporter.log "fetching redis_exporter $REDIS_EXPORTER" \
+        retried unpack "$REDIS_EXPORTER_DEB" "$REDIS_EXPORTER_SHA256" prometheus-redis-exporter=redis_exporter
+}
+
+unpack() { # unpack URL SHA256 PROGRAM=NAME...: programs of a package of Debian
+    local url="$1" sha256="$2" scratch program status=0
+    shift 2
+    scratch="$(mktemp -d "$CACHE/tools/unpack-XXXXXX")"
+    curl -sSf -o "$scratch/package.deb" "$url" &&
+        echo "$sha256  $scratch/package.deb" | sha256sum -c --quiet - &&
+        dpkg -x "$scratch/package.deb" "$scratch/files" || status=1
+    for program; do
+        [ $status != 0 ] || install -m 755 "$scratch/files/usr/bin/${program%=*}" "$CACHE/tools/bin/${program#*=}" || status=1
+    done
     rm -rf "$scratch"
     return $status
 }

@@ -154,10 +154,15 @@ own local '{LOCAL_COMMANDS}'
         script += &format!("accept {user} {key} '{commands}'\n");
     }
     if redis.exporter.is_some() {
-        let address = address_for_exporter(redis, &format!("{EXPORTER}@"));
+        // Some versions look for the address as it is, others for the address with the user.
+        let addresses = ["", "exporter@"].map(|user| address_for_exporter(redis, user));
+        let logins = addresses
+            .map(|address| format!(r#""{address}":"%s""#))
+            .join(",");
         script += &format!(
             r#"own {EXPORTER} '{EXPORTER_COMMANDS}'
-printf '{{"{address}":"%s"}}\n' "$(cat {RUN_PATH}/{EXPORTER})" | write {EXPORTER_PATH}/passwords.json
+exporter="$(cat {RUN_PATH}/{EXPORTER})"
+printf '{{{logins}}}\n' "$exporter" "$exporter" | write {EXPORTER_PATH}/passwords.json
 "#
         );
     }
@@ -202,7 +207,7 @@ pub(super) fn before_stop(redis: &ManagedRedis) -> Option<Value> {
     (redis.persistence.is_some()).then(|| json!({"preStop": {"exec": {"command": command}}}))
 }
 
-/// Address of the server in its own pod.
+/// Address of the server in its own pod. With a user in it, the exporter would use no password.
 fn address_for_exporter(redis: &ManagedRedis, user: &str) -> String {
     let scheme = if redis.tls { "rediss" } else { "redis" };
     format!("{scheme}://{user}localhost:{PORT}")
