@@ -21,7 +21,7 @@ crate::reasons::reasons! {
     HookUnsupported = "`kvcachepool.io/hook: args` needs a container that starts its engine with plain `args`. Without the annotation, injection adds no argument.",
     AlreadyInjectedByOther = "The pod has containers, volumes or mounts of its own with names or paths that injection uses. Rename them, or remove the label.",
     OsUnsupported = "The pod does not run on Linux. Remove the label.",
-    ArchUnsupported = "The pod's nodeSelector requests nodes of another architecture than amd64 and arm64, for which there is no sidecar. Remove the label.",
+    ArchUnsupported = "The pod's nodeSelector or required node affinity allows only nodes of another architecture than amd64 and arm64, for which there is no sidecar. Remove the label.",
     PodTooLarge = "With a sidecar the pod would exceed the API server's size limit. Shorten its annotations or environment variables.",
     InjectionBroken = "The patch would have made an invalid pod, so the webhook sent none. The message has the details; please report it.",
 }

@@ -154,17 +154,7 @@ own local '{LOCAL_COMMANDS}'
         script += &format!("accept {user} {key} '{commands}'\n");
     }
     if redis.exporter.is_some() {
-        // Some versions look for the address as it is, others for the address with the user.
-        let addresses = ["", "exporter@"].map(|user| address_for_exporter(redis, user));
-        let logins = addresses
-            .map(|address| format!(r#""{address}":"%s""#))
-            .join(",");
-        script += &format!(
-            r#"own {EXPORTER} '{EXPORTER_COMMANDS}'
-exporter="$(cat {RUN_PATH}/{EXPORTER})"
-printf '{{{logins}}}\n' "$exporter" "$exporter" | write {EXPORTER_PATH}/passwords.json
-"#
-        );
+        script += &exporter_login(redis);
     }
     if redis.persistence.is_some() {
         script += &check_snapshot(redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0));
@@ -183,6 +173,21 @@ set -- {RUN_PATH}/server.conf "$@"
     }
     script += r#"exec "$(command -v valkey-server || command -v redis-server)" "$@""#;
     ["sh", "-c", &script, "redis"].map(str::to_owned)
+}
+
+/// Makes a user for the exporter, and the file with its password. Some versions of the exporter look for the server's address in it, others
+/// for the address with the user.
+fn exporter_login(redis: &ManagedRedis) -> String {
+    let user = format!("{EXPORTER}@");
+    let addresses = ["", &user].map(|user| address_for_exporter(redis, user));
+    let logins = addresses.map(|address| format!(r#""{address}":"%s""#));
+    format!(
+        r#"own {EXPORTER} '{EXPORTER_COMMANDS}'
+password="$(cat {RUN_PATH}/{EXPORTER})"
+printf '{{{}}}\n' "$password" "$password" | write {EXPORTER_PATH}/passwords.json
+"#,
+        logins.join(",")
+    )
 }
 
 /// Discards a snapshot with which the server does not start: it is broken, it is of a newer server, or it was made with a larger
