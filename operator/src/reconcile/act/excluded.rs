@@ -5,6 +5,7 @@ use crate::pods::Pod;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::{Namespace, Pod as FullPod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::api::ListParams;
 use kube::core::{Selector, SelectorExt};
 use kube::{Api, ResourceExt};
 use std::collections::BTreeMap;
@@ -31,10 +32,14 @@ impl Executor<'_> {
             Err(e) => return Some(format!("namespace {} cannot be read: {e}", pod.namespace)),
         };
         let pods: Api<FullPod> = Api::namespaced(client.clone(), &pod.namespace);
-        match pods.get_metadata(&pod.name).await {
-            Ok(full) => objection(&configuration, namespace.labels(), full.labels()),
-            Err(e) => Some(format!("the pod cannot be read: {e}")),
-        }
+        // The operator may list pods, and not get one.
+        let this = ListParams::default().fields(&format!("metadata.name={}", pod.name));
+        let found = match pods.list_metadata(&this).await {
+            Ok(found) => found.items.into_iter().next(),
+            Err(e) => return Some(format!("the pod cannot be read: {e}")),
+        };
+        // Without the pod there is nothing to evict.
+        objection(&configuration, namespace.labels(), found?.labels())
     }
 }
 
