@@ -60,7 +60,7 @@ BARS: dict[str, tuple[float | None, float | None]] = {
 }
 # Maximum of the value, even if the row has a ratio.
 VALUE_BARS = {
-    "operator_rss_mib": 150.0,
+    "operator_rss_mib": 100.0,
     "api_writes_per_min_unchanged": 0.0,
     "api_writes_per_min_changed_pool": 1.0,
     "webhook_p99_ms": 10.0,
