@@ -157,7 +157,7 @@ own local '{LOCAL_COMMANDS}'
         script += &exporter_login(redis);
     }
     if redis.persistence.is_some() {
-        script += &check_snapshot(redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0));
+        script += &check_snapshot(maxmemory(redis));
     }
     if is_cluster(redis) {
         // Every start is a new, empty node: a master that came back empty under its old id would empty its replicas. A container that starts
@@ -235,11 +235,16 @@ pub(super) fn exporter_arguments(redis: &ManagedRedis) -> Vec<String> {
     arguments
 }
 
+/// Bytes of chunks in a server.
+pub(super) fn maxmemory(redis: &ManagedRedis) -> u64 {
+    redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0)
+}
+
 /// Time in seconds in which a server that is stopped writes its snapshot.
-pub(super) fn seconds_to_stop(redis: &ManagedRedis, maxmemory: u64) -> u64 {
+pub(super) fn seconds_to_stop(redis: &ManagedRedis) -> u64 {
     match redis.persistence {
         None => 10,
-        Some(_) => 30 + maxmemory / VOLUME_BYTES_PER_SECOND,
+        Some(_) => 30 + maxmemory(redis) / VOLUME_BYTES_PER_SECOND,
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn stateful_set(
     let mut spec = json!({
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
-        "terminationGracePeriodSeconds": server::seconds_to_stop(redis, maxmemory(redis)),
+        "terminationGracePeriodSeconds": server::seconds_to_stop(redis),
         "securityContext": {
             "runAsNonRoot": true,
             "seccompProfile": {"type": "RuntimeDefault"},
@@ -161,10 +161,6 @@ fn spread(pool: &KVCachePool, redis: &ManagedRedis) -> Value {
     }])
 }
 
-fn maxmemory(redis: &ManagedRedis) -> u64 {
-    redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0)
-}
-
 fn containers(pool: &KVCachePool, redis: &ManagedRedis, defaults: &Defaults) -> Vec<Value> {
     let exporter = redis.exporter.as_ref();
     let exporter = exporter.map(|spec| exporter_container(redis, spec, defaults));
@@ -175,10 +171,6 @@ fn containers(pool: &KVCachePool, redis: &ManagedRedis, defaults: &Defaults) -> 
 
 /// After the server, which writes its login.
 fn exporter_container(redis: &ManagedRedis, exporter: &Exporter, defaults: &Defaults) -> Value {
-    let image = match exporter.image.as_str() {
-        "" => &defaults.redis_exporter_image,
-        image => image,
-    };
     let resources = match exporter.resources == Default::default() {
         true => {
             json!({"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}})
@@ -187,13 +179,18 @@ fn exporter_container(redis: &ManagedRedis, exporter: &Exporter, defaults: &Defa
     };
     json!({
         "name": EXPORTER_CONTAINER,
-        "image": image,
+        "image": image(&exporter.image, &defaults.redis_exporter_image),
         "args": server::exporter_arguments(redis),
         "ports": [{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}],
         "resources": resources,
         "securityContext": security_context(),
         "volumeMounts": [{"name": EXPORTER_VOLUME, "mountPath": EXPORTER_PATH, "readOnly": true}],
     })
+}
+
+/// The image of the pool, if it names one.
+fn image<'a>(own: &'a str, default: &'a str) -> &'a str {
+    if own.is_empty() { default } else { own }
 }
 
 fn security_context() -> Value {
@@ -205,15 +202,11 @@ fn security_context() -> Value {
 }
 
 fn container(pool: &KVCachePool, redis: &ManagedRedis, defaults: &Defaults) -> Value {
-    let image = match redis.image.as_str() {
-        "" => &defaults.redis_image,
-        image => image,
-    };
-    let maxmemory = maxmemory(redis);
+    let maxmemory = server::maxmemory(redis);
     let [ready, alive] = server::probes(redis);
     let mut container = json!({
         "name": CONTAINER,
-        "image": image,
+        "image": image(&redis.image, &defaults.redis_image),
         "command": server::command(redis),
         "args": server::arguments(pool, redis, maxmemory),
         "ports": server::ports(redis),
@@ -302,14 +295,16 @@ mod tests {
             redis_run_as_user: None,
             ..crate::desired::tests::defaults()
         };
-        let pool = managing(json!({}));
-        let redis = crate::desired::redis::managed(&pool).unwrap();
-        let set = stateful_set(&pool, redis, &defaults);
-        let context = &set.data["spec"]["template"]["spec"]["securityContext"];
-        assert_eq!(
-            *context,
-            json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}})
-        );
+        for keys in [json!({}), json!({"persistence": {"size": "40Gi"}})] {
+            let pool = managing(keys);
+            let redis = crate::desired::redis::managed(&pool).unwrap();
+            let set = stateful_set(&pool, redis, &defaults);
+            let context = &set.data["spec"]["template"]["spec"]["securityContext"];
+            assert_eq!(
+                *context,
+                json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}})
+            );
+        }
     }
 
     #[test]
@@ -372,15 +367,6 @@ mod tests {
         );
         let claim = &set.data["spec"]["volumeClaimTemplates"][0]["spec"];
         assert_eq!(claim.get("storageClassName"), None, "the cluster's default");
-        let defaults = Defaults {
-            redis_run_as_user: None,
-            ..crate::desired::tests::defaults()
-        };
-        let pool = managing(json!({"persistence": {"size": "40Gi"}}));
-        let redis = crate::desired::redis::managed(&pool).unwrap();
-        let set = stateful_set(&pool, redis, &defaults);
-        let context = &set.data["spec"]["template"]["spec"]["securityContext"];
-        assert_eq!(context.get("fsGroup"), None, "the platform assigns it");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Compares configs: which changes take effect immediately, and which of two files is in effect.
 
-use super::{Config, HugePages, Redis, TransferMode};
+use super::{Config, HugePages, TransferMode};
 
 /// How a changed value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +39,8 @@ impl Config {
             Reload::Live => true,
             Reload::Servers => {
                 let both = !ours.urls.is_empty() && !theirs.urls.is_empty();
-                let files =
-                    |of: &Redis| [&of.auth, &of.ca, &of.client_certificate].map(Clone::clone);
-                both && files(ours) == files(theirs)
+                let files = (&ours.auth, &ours.ca, &ours.client_certificate);
+                both && files == (&theirs.auth, &theirs.ca, &theirs.client_certificate)
             }
             Reload::Arena => self.has_live_size() && newer.has_live_size(),
             Reload::Restart => false,

@@ -354,11 +354,15 @@ fn other_redis_servers_are_taken_at_once_but_not_the_first_the_last_or_with_othe
     assert_eq!(changes.live, ["redis.urls", "redis.ttl"]);
     assert!(changes.restart.is_empty());
     assert_eq!(one.with_live_from(&three), three);
-    let other_files = redis("urls: ['redis://b'], auth: /auth");
+    let with_file = |file: &str| redis(&format!("urls: ['redis://b'], {file}"));
+    let files = ["auth: /auth", "ca: /ca.pem", "clientCertificate: /client"].map(with_file);
+    let [auth, ca, client] = &files;
     for (old, new) in [
         (&Config::default(), &one),
         (&one, &Config::default()),
-        (&one, &other_files),
+        (&one, auth),
+        (&one, ca),
+        (&one, client),
     ] {
         let changes = old.changes(new);
         assert_eq!(changes.live, [""; 0]);
