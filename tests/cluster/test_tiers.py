@@ -265,16 +265,17 @@ def test_a_replaced_server_with_a_volume_has_its_chunks_and_an_exporter_its_metr
     managed = demo["spec"]["shared"]["redis"]["managed"]
     managed["persistence"] = {"size": "1Gi", "storageClassName": storage_class}
     managed["exporter"] = {"image": exporter_image}
+    kubernetes.apply(demo, namespace=namespace)
+    first = "kvcachepool-demo-0"
+    kubernetes.wait_for(lambda: first in _servers(kubernetes, namespace), 90, "a server", namespace=namespace)
     one, two = (Engine(cluster, namespace, name) for name in ("one", "two"))
-    kubernetes.apply([demo, one.manifest("demo", tiers=1, prompts=prompts, chunks=1)], namespace=namespace)
-    one.wait_warm(120)
+    kubernetes.apply(one.manifest("demo", tiers=1, prompts=prompts, chunks=1), namespace=namespace)
+    one.wait_warm(60)
 
     def held() -> bool:
         return _held(kubernetes, namespace, 1) == [prompts]
 
     kubernetes.wait_for(held, 60, "all chunks are in the server", namespace=namespace)
-    first = "kvcachepool-demo-0"
-    kubernetes.wait("pod", first, "condition=Ready", namespace=namespace)
     metrics = kubernetes.exec(namespace, first, "wget", "-qO-", "localhost:9121/metrics").splitlines()
     assert "redis_up 1" in metrics
     assert f'redis_db_keys{{db="db0"}} {2 * prompts}' in metrics

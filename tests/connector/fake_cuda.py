@@ -7,6 +7,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -145,10 +146,11 @@ def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return int(driver.cuMemHostRegister_v2(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), 1))
 
     def pinned(count: int, dtype: torch.dtype, pin_memory: bool = False) -> torch.Tensor:
-        ring = torch.from_numpy(np.empty(count, dtype=np.uint8))
+        memory = np.empty(count, dtype=np.uint8)
         assert pin_memory
-        assert register(ring.data_ptr(), count, 0) == 0
-        return ring
+        assert register(memory.ctypes.data, count, 0) == 0
+        weakref.finalize(memory, driver.fake_freed, ctypes.c_void_p(memory.ctypes.data))
+        return torch.from_numpy(memory)
 
     monkeypatch.setenv("FAKE_CURRENT", "1")
     monkeypatch.setattr(cuda_driver, "library", lambda: recorded)

@@ -44,10 +44,17 @@ class Family(NamedTuple):
     cpu_flag: str | None = None
     #: First version of vLLM that runs the family on CPUs.
     since: tuple[int, int] = OLDEST
+    #: Arguments of vLLM besides `dtype`.
+    more: dict[str, Any] = {}
     #: Model whose stages both have every kind of layer, if the other one has too few.
     staged: str | None = None
     #: Bytes of a token and of a state, for a model that `kvcachepool-sidecar size` does not know.
     theory: tuple[int, int] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of vLLM."""
+        return {"dtype": self.dtype, **self.more}
 
     def needed_bytes(self, tokens: int) -> tuple[int, int]:
         """(bytes of a chunk, bytes that a hit of this many tokens needs) with one rank, from the model's config."""
@@ -70,8 +77,14 @@ class Untested(NamedTuple):
     model: str
     #: In vLLM's error.
     error: str
+    #: In its error on CPUs without AVX512-BF16, if that differs.
+    error_of_older_cpus: str | None = None
     #: Flag of /proc/cpuinfo with which vLLM for CPUs may run it.
     cpu_flag: str | None = None
+
+    def errors(self) -> list[str]:
+        """Parts of vLLM's error on any CPU, of which it has one."""
+        return [error for error in (self.error, self.error_of_older_cpus) if error]
 
     def fails_here(self) -> bool:
         """Whether the vLLM of the record fails on this machine's CPU."""
@@ -135,6 +148,8 @@ FAMILIES = (
         256,
         (ONE_RANK, TWO_RANKS, TWO_STAGES),
         {N_GRAMS: _STATES_NEED_TRITON, DRAFT_MODEL: _DRAFTS_IN_ONE_GROUP},
+        # What vLLM chooses on CPUs with AVX512-BF16.
+        more={"mamba_ssm_cache_dtype": "float32"},
         staged="gdn-deep",
     ),
     Family(
@@ -156,14 +171,14 @@ FAMILIES = (
 
 UNTESTED = (
     Untested("Mamba 2 beside full attention", "a Falcon-H1", "mamba2", "out of bounds for dimension 0 with size 1"),
-    Untested("Mamba 1 beside full attention", "a Jamba", "mamba1", "Dimension out of range"),
+    Untested("Mamba 1 beside full attention", "a Jamba", "mamba1", "Dimension out of range", "selective_scan_fwd"),
     Untested("MLA with an indexer", "a DeepSeek V3.2", "indexer", "Sparse Attention is not supported on CPU"),
     Untested(
         "KDA beside MLA",
         "a Kimi Linear",
         "kda",
         "--mamba-block-size can only be set with --enable-prefix-caching",
-        "amx_tile",
+        cpu_flag="amx_tile",
     ),
 )
 

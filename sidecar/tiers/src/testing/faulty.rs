@@ -38,6 +38,9 @@ impl Asked {
     }
 }
 
+/// Longest wait at the barrier of [`Reply::Together`].
+const TOGETHER_WITHIN: Duration = Duration::from_secs(20);
+
 /// A scripted response.
 #[derive(Debug, Clone)]
 pub enum Reply {
@@ -55,6 +58,8 @@ pub enum Reply {
     Twice(Vec<u8>, Arc<Barrier>, Vec<u8>),
     /// Another response after a delay.
     Later(Duration, Box<Reply>),
+    /// Another response, or status 500 if too few requests meet at the barrier.
+    Together(Arc<Barrier>, Box<Reply>),
     /// No response.
     Hang,
     /// The connection ends without a response.
@@ -213,6 +218,10 @@ async fn serve(mut stream: impl Connection, script: &Script, heard: &Heard) -> i
                 tokio::time::sleep(pause).await;
                 *reply
             }
+            Reply::Together(barrier, reply) => {
+                let met = tokio::time::timeout(TOGETHER_WITHIN, barrier.wait()).await;
+                met.map_or(Reply::status(500), |_| *reply)
+            }
             reply => reply,
         };
         // The response may be read before the next line runs.
@@ -255,7 +264,7 @@ async fn serve(mut stream: impl Connection, script: &Script, heard: &Heard) -> i
                     between.wait().await;
                 }
             }
-            Reply::Hang | Reply::Later(..) => std::future::pending().await,
+            Reply::Hang | Reply::Later(..) | Reply::Together(..) => std::future::pending().await,
             Reply::Close => return Ok(()),
         }
         stream.flush().await?;
