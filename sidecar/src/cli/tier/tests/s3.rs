@@ -8,12 +8,12 @@ use kvcachepool_tiers::s3::S3;
 use kvcachepool_tiers::{PAGE, Tier};
 use serde_json::Value;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Barrier;
 
 /// More than are read at once.
 const OBJECTS: u64 = 100;
-/// Heads that are read at once, at least. Divides `OBJECTS`.
+/// Heads that are read at once, at least.
 const HEADS_AT_ONCE: usize = 20;
 
 /// The hour of its server: ten minutes after all of its objects were written.
@@ -24,8 +24,8 @@ const NOW: &str = "Thu, 01 Jan 2026 00:10:00 GMT";
 struct Behaviour {
     /// It lists what others removed.
     gone: AtomicBool,
-    /// It serves ranges of objects to several requests at once only.
-    together: AtomicBool,
+    /// It answers this many reads of objects together, and later ones at once.
+    together: AtomicUsize,
 }
 
 /// A server of a bucket with objects.
@@ -40,7 +40,14 @@ async fn bucket(behaviour: Arc<Behaviour>) -> Faulty {
         if let Reply::Full(_, headers, _) = &mut reply {
             headers.push(("date", NOW.into()));
         }
-        match reads && behaviour.together.load(Ordering::Relaxed) {
+        let waits = |left: usize| left.checked_sub(1);
+        let relaxed = Ordering::Relaxed;
+        match reads
+            && behaviour
+                .together
+                .fetch_update(relaxed, relaxed, waits)
+                .is_ok()
+        {
             true => Reply::Together(barrier.clone(), Box::new(reply)),
             false => reply,
         }
@@ -73,9 +80,8 @@ fn a_bucket_is_looked_into_verified_and_emptied_by_options_alone() {
     let behaviour = Arc::new(Behaviour::default());
     let server = runtime.block_on(bucket(behaviour.clone()));
     let ask = |command: &str, more: &[&str]| asked_of(&server, command, more);
-    behaviour.together.store(true, Ordering::Relaxed);
+    behaviour.together.store(HEADS_AT_ONCE, Ordering::Relaxed);
     let rows = ask("inspect", &["--objects"]);
-    behaviour.together.store(false, Ordering::Relaxed);
     let objects: Vec<_> = rows
         .iter()
         .filter(|row| row["object"].is_string())
