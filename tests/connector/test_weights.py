@@ -69,6 +69,43 @@ def test_blocks_computed_across_a_change_of_weights_are_not_stored(scripted: Scr
     assert engine.generate("warm", tokens) == 1024
 
 
+def test_a_request_that_resumes_in_the_step_of_its_preemption_gets_no_old_kv(scripted: ScriptedPool, loop: Make) -> None:
+    """vLLM tells of a preemption by `reset_running_requests` with the step in which the request has resumed already."""
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    for turn in range(5):
+        name = f"running {turn}"
+        engine.add(name, tokens, output=20)
+        engine.until(lambda name=name: engine.requests[name].num_output_tokens > 1)
+        engine.drain()
+        assert engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        engine.reload_weights()
+        engine.run(name)
+        engine.forget_local()
+        assert engine.generate(f"warm {turn}", tokens) == 512, "of the new weights"
+        engine.forget_local()
+
+
+def test_blocks_of_a_resumed_request_are_not_stored_across_a_change_of_weights(
+    scripted: ScriptedPool, loop: Make
+) -> None:
+    engine = connected(loop(step_tokens=256, role="kv_producer"))
+    request = engine.add("across", prompt(1024, 1), output=30)
+    engine.until(lambda: request.num_output_tokens)
+    engine.drain()
+    stored = set(scripted.chunks)
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.step()
+    engine.step()
+    assert 0 < request.num_computed_tokens < 1024
+    engine.reload_weights()
+    engine.run("across")
+    engine.drain()
+    assert set(scripted.chunks) == stored
+
+
 def test_blocks_computed_from_old_local_kv_are_not_stored(scripted: ScriptedPool, loop: Make) -> None:
     """vLLM keeps its own prefix cache when weights change, until it is reset."""
     engine = connected(loop())

@@ -52,6 +52,8 @@ class Scheduler:
         self._speed = session.speed
         self._states = session.requests
         self._swept_s = time.monotonic()
+        #: Requests that were polled since the last step and found to be preempted.
+        self._resuming: set[str] = set()
         self._role = vllm_config.kv_transfer_config.kv_role
 
     # -- a request
@@ -94,6 +96,12 @@ class Scheduler:
         if state is None:
             with self._lock:
                 state = self._add(request)
+        elif state.holds_blocks:
+            # vLLM polls only requests without blocks. It tells of a preemption by `reset_running_requests` with the
+            # step in which the request resumes.
+            with self._lock:
+                self._preempted(request.request_id)
+                self._resuming.add(request.request_id)
         elif state.pending_poll is not None and self._lookups.is_unchanged(state, state.pending_poll, local):
             return POLL_AGAIN
         return self._lookups.poll(state, local)
@@ -159,8 +167,10 @@ class Scheduler:
         with self._lock:
             self._speed.due = 0
             self._lookups.new_step(self._is_idle(output))
+            resuming, self._resuming = self._resuming, set()
             for request_id in output.preempted_req_ids or ():
-                self._preempted(request_id)
+                if request_id not in resuming:
+                    self._preempted(request_id)
             self._stores.process(now_s, self._client.settings.grant_timeout_ms / 1000)
             if now_s - self._swept_s > _ORPHAN_S:
                 self._sweep(now_s)
