@@ -58,17 +58,22 @@ impl Scope {
             None => Api::all(client.clone()),
             Some(namespace) => Api::namespaced(client.clone(), namespace),
         };
-        self.watch_with(api, config)
+        self.watch_with(api, config, |events| events)
     }
 
-    /// As `watch`, with the API of a namespace, or of all.
-    pub fn watch_with<K>(&self, api: impl Fn(Option<&str>) -> Api<K>, config: &Config) -> Events<K>
+    /// As `watch`, with the API of a namespace, or of all. `each` may change the watch of a namespace.
+    pub fn watch_with<K>(
+        &self,
+        api: impl Fn(Option<&str>) -> Api<K>,
+        config: &Config,
+        each: impl Fn(Events<K>) -> Events<K>,
+    ) -> Events<K>
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let watch = |namespace: Option<&str>| {
             let events = watcher(api(namespace), config.clone());
-            events.backoff(Restarts::default()).boxed()
+            each(events.backoff(Restarts::default()).boxed())
         };
         match &*self.namespaces {
             [] => watch(None),
@@ -78,6 +83,17 @@ impl Scope {
                 merge::merged(events.collect()).boxed()
             }
         }
+    }
+}
+
+/// Whether the cluster does not have a kind, or does not permit to list it. Both last until somebody changes the cluster.
+pub fn is_denied(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+            matches!(status.code, 403 | 404)
+        }
+        _ => false,
     }
 }
 
@@ -108,6 +124,19 @@ mod tests {
         let some = Scope::new(vec!["b".to_owned(), "a".to_owned(), "b".to_owned()]);
         assert_eq!(some.namespaces, ["a", "b"]);
         assert!(some.contains("a") && !some.contains("c"));
+    }
+
+    #[test]
+    fn only_a_missing_kind_or_permission_is_denied() {
+        let error = |code: u16| {
+            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(kube::core::Status {
+                code,
+                ..kube::core::Status::default()
+            })))
+        };
+        assert!(is_denied(&error(403)) && is_denied(&error(404)));
+        assert!(!is_denied(&error(429)) && !is_denied(&error(500)));
+        assert!(!is_denied(&watcher::Error::NoResourceVersion));
     }
 
     #[tokio::test(start_paused = true)]

@@ -97,10 +97,10 @@ impl Breaker {
         let uid = |pause: &Pause| pause.owner.as_ref().map(|o| o.uid.clone());
         Self {
             hash: hash.into(),
-            pool_pause: pool_pause.map(Pause::restored),
+            pool_pause: pool_pause.map(|stored| Pause::restored(stored, true)),
             pauses: owners
                 .into_iter()
-                .map(Pause::restored)
+                .map(|stored| Pause::restored(stored, false))
                 .map(|pause| (uid(&pause).unwrap_or_default(), pause))
                 .collect(),
             ..Self::default()

@@ -3,7 +3,7 @@
 use crate::metrics::Metrics;
 use crate::names;
 use crate::pods::PoolRef;
-use crate::scope::Scope;
+use crate::scope::{Events, Scope, is_denied};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 };
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::{self, Config, Event};
+use kube::runtime::watcher::{Config, Event};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -188,15 +188,17 @@ fn pool(meta: &ObjectMeta) -> Option<PoolRef> {
 /// Interval between attempts to list a kind that the cluster does not have, or does not permit.
 const DENIED_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Whether the cluster does not have a kind, or does not permit to list it. Both last until somebody changes the cluster.
-fn is_denied(error: &watcher::Error) -> bool {
-    match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
-            matches!(status.code, 403 | 404)
+/// The same events, with a pause after a denial.
+fn patient<K: Send + 'static>(events: Events<K>) -> Events<K> {
+    let next = |(mut events, denied): (Events<K>, bool)| async move {
+        if denied {
+            tokio::time::sleep(DENIED_INTERVAL).await;
         }
-        _ => false,
-    }
+        let event = events.next().await?;
+        let denied = event.as_ref().is_err_and(is_denied);
+        Some((event, (events, denied)))
+    };
+    futures::stream::unfold((events, false), next).boxed()
 }
 
 /// Updates `children` and yields the pools whose children changed. Never ends.
@@ -219,16 +221,13 @@ pub fn watch(
                 Some(namespace) => Api::namespaced_with(client, namespace, &kind),
             }
         };
+        let patient = |events| match required {
+            true => events,
+            false => patient(events),
+        };
         let (children, metrics) = (children.clone(), metrics.clone());
         scope
-            .watch_with(api, &Config::default().labels(&managed))
-            .then(move |event| async move {
-                // The stream is not polled meanwhile.
-                if !required && event.as_ref().is_err_and(is_denied) {
-                    tokio::time::sleep(DENIED_INTERVAL).await;
-                }
-                event
-            })
+            .watch_with(api, &Config::default().labels(&managed), patient)
             .filter_map(move |event| {
                 let pool = match event {
                     Ok(event) => children.apply(kind, event),
@@ -327,19 +326,6 @@ mod tests {
             pool
         );
         assert_eq!(children.of("n", "u"), []);
-    }
-
-    #[test]
-    fn only_a_missing_kind_or_permission_is_denied() {
-        let error = |code: u16| {
-            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(kube::core::Status {
-                code,
-                ..kube::core::Status::default()
-            })))
-        };
-        assert!(is_denied(&error(403)) && is_denied(&error(404)));
-        assert!(!is_denied(&error(429)) && !is_denied(&error(500)));
-        assert!(!is_denied(&watcher::Error::NoResourceVersion));
     }
 
     #[test]

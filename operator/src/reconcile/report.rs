@@ -5,6 +5,7 @@ use super::events::Severity::{self, Normal, Warning, WarningHourly};
 use super::events::{Event, owner, owner_reference};
 use super::step::Step;
 use crate::api::KVCachePoolStatus;
+use crate::names;
 use crate::pods::{BreakerChange, Faults, Owner, Pod, SkipReason, UpdateBlocker};
 use crate::status::{READY, Reason, cause_message, condition};
 use jiff::{SignedDuration, Timestamp};
@@ -61,6 +62,21 @@ pub fn conditions(
 pub fn not_applied(pool: &ObjectReference, e: &ApplyError) -> Event {
     let reason = e.reason().name();
     Event::new(pool, WarningHourly, "Apply", reason, e.to_string())
+}
+
+/// Event about a deleted pool whose finalizer cannot be removed.
+pub fn not_released(pool: &ObjectReference, e: &kube::Error) -> Event {
+    let note = format!(
+        "the finalizer {} of the deleted pool cannot be removed: {e}. If the chart value allowPurge was withdrawn, grant it again, or remove the finalizer with kubectl",
+        names::PURGE
+    );
+    Event::new(
+        pool,
+        WarningHourly,
+        "Purge",
+        Reason::ApplyFailed.name(),
+        note,
+    )
 }
 
 /// Event about an object that another writer had changed.

@@ -1,12 +1,16 @@
-//! Merges the watches of several namespaces into one. The result has one first list, which is complete when every namespace is listed.
+//! Merges the watches of several namespaces into one. The result has one first list, which is complete when every namespace is listed. A
+//! namespace that may not be listed, for example because it was deleted with the Role in it, counts as empty until it may.
 
 use futures::stream::{SelectAll, select_all};
 use futures::{Stream, StreamExt};
 use kube::Resource;
-use kube::runtime::watcher::{Event, Result};
+use kube::runtime::watcher::{Error, Event, Result};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::Events;
+use super::{Events, is_denied};
+
+/// Denied lists in a row after which a namespace counts as empty. A new Role takes effect with a short delay.
+const DENIALS: u32 = 2;
 
 /// Namespace and name.
 type Key = (String, String);
@@ -32,7 +36,10 @@ where
                 return Some((Ok(event), (merge, watches)));
             }
             match watches.next().await? {
-                (_, Err(e)) => return Some((Err(e), (merge, watches))),
+                (number, Err(e)) => {
+                    merge.failed(number, &e);
+                    return Some((Err(e), (merge, watches)));
+                }
                 (number, Ok(event)) => merge.apply(number, event),
             }
         }
@@ -54,8 +61,10 @@ struct List<K> {
     objects: HashMap<Key, K>,
     /// Objects of the list in progress.
     listing: HashSet<Key>,
-    /// It was complete once.
+    /// It was complete once, or counts as empty.
     listed: bool,
+    /// Denied lists in a row before that.
+    denials: u32,
 }
 
 impl<K> Default for List<K> {
@@ -64,6 +73,7 @@ impl<K> Default for List<K> {
             objects: HashMap::new(),
             listing: HashSet::new(),
             listed: false,
+            denials: 0,
         }
     }
 }
@@ -103,13 +113,26 @@ impl<K: Resource + Clone> Merge<K> {
                 for object in gone {
                     self.delete(object);
                 }
-                if !self.complete && self.lists.iter().all(|list| list.listed) {
-                    self.complete = true;
-                    self.queued.push_back(Event::InitDone);
-                    let deleted = std::mem::take(&mut self.deleted);
-                    self.queued.extend(deleted.into_values().map(Event::Delete));
-                }
+                self.complete_if_listed();
             }
+        }
+    }
+
+    fn failed(&mut self, number: usize, error: &Error) {
+        let Some(list) = self.lists.get_mut(number) else {
+            return;
+        };
+        list.denials += u32::from(is_denied(error));
+        list.listed |= list.denials >= DENIALS;
+        self.complete_if_listed();
+    }
+
+    fn complete_if_listed(&mut self) {
+        if !self.complete && self.lists.iter().all(|list| list.listed) {
+            self.complete = true;
+            self.queued.push_back(Event::InitDone);
+            let deleted = std::mem::take(&mut self.deleted);
+            self.queued.extend(deleted.into_values().map(Event::Delete));
         }
     }
 
@@ -160,6 +183,15 @@ mod tests {
 
     /// What the merged watch yields for these events, each with the number of its namespace.
     async fn yields(events: Vec<(usize, Event<ConfigMap>)>) -> Vec<String> {
+        let events = events
+            .into_iter()
+            .map(|(number, event)| (number, Ok(event)));
+        yields_with_errors(events.collect()).await
+    }
+
+    async fn yields_with_errors(
+        events: Vec<(usize, watcher::Result<Event<ConfigMap>>)>,
+    ) -> Vec<String> {
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..2)
             .map(|_| futures::channel::mpsc::unbounded::<watcher::Result<Event<ConfigMap>>>())
             .unzip();
@@ -167,9 +199,9 @@ mod tests {
         let mut merged = std::pin::pin!(merged(watches));
         let mut all = Vec::new();
         for (number, event) in events {
-            senders[number].unbounded_send(Ok(event)).unwrap();
+            senders[number].unbounded_send(event).unwrap();
             while let Some(Some(event)) = futures::FutureExt::now_or_never(merged.next()) {
-                all.push(text(&event.unwrap()));
+                all.push(event.map_or_else(|_| "error".to_owned(), |event| text(&event)));
             }
         }
         all
@@ -200,6 +232,46 @@ mod tests {
                 "done",
                 "delete a/y",
                 "delete b/x",
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_namespace_that_may_not_be_listed_counts_as_empty_until_it_may() {
+        let failed = |code| {
+            let status = kube::core::Status::failure("no", "no").with_code(code);
+            Err(watcher::Error::InitialListFailed(kube::Error::Api(
+                Box::new(status),
+            )))
+        };
+        let events = vec![
+            (0, Ok(Event::Init)),
+            (0, Ok(Event::InitApply(object("a/x")))),
+            (0, Ok(Event::InitDone)),
+            (1, failed(500)),
+            (1, failed(403)),
+            (1, failed(500)),
+            (1, Ok(Event::Init)),
+            (1, failed(403)),
+            (0, Ok(Event::Apply(object("a/y")))),
+            (1, failed(403)),
+            (1, Ok(Event::Init)),
+            (1, Ok(Event::InitApply(object("b/x")))),
+            (1, Ok(Event::InitDone)),
+        ];
+        assert_eq!(
+            yields_with_errors(events).await,
+            [
+                "init",
+                "list a/x",
+                "error",
+                "error",
+                "error",
+                "error",
+                "done",
+                "apply a/y",
+                "error",
+                "apply b/x",
             ]
         );
     }

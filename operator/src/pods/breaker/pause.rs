@@ -65,7 +65,8 @@ pub struct StoredPause {
 }
 
 impl Pause {
-    pub(super) fn restored(stored: StoredPause) -> Self {
+    /// `proven`: nothing is compared any more. Of a pause that is not, pods are compared again.
+    pub(super) fn restored(stored: StoredPause, proven: bool) -> Self {
         let kind = match &*stored.reason {
             "PythonPathUnknown" | "EngineFails" => Kind::Engine,
             "NoNodeWithRoom" => Kind::Node,
@@ -75,7 +76,7 @@ impl Pause {
         };
         let position = match stored.probing {
             true => Position::Probing,
-            false => Position::Paused { proven: true },
+            false => Position::Paused { proven },
         };
         Self {
             owner: stored.owner,

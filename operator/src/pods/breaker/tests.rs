@@ -446,7 +446,7 @@ fn a_pause_of_the_previous_leader_continues() {
     let mut rig = Rig::new();
     rig.breaker = Breaker::restored("h", None, [stored(false)]);
     rig.pods([let_through("a", 0)]).step(1199);
-    rig.expect("r", Some(PROVEN));
+    rig.expect("r", Some(PAUSED));
     assert_eq!(rig.breaker.pauses["r"].cause.kind, Kind::Engine);
     rig.step(1200);
     rig.expect("r", Some(Position::Probing));

@@ -25,49 +25,43 @@ use kube::{Api, Resource, ResourceExt};
 use serde_json::{Value, json};
 
 impl Executor<'_> {
-    /// Executes the steps. Stops at an object that cannot be applied. Fails if a status, or the finalizer of a deleted pool, cannot be
-    /// written.
+    /// Executes the steps. An object that cannot be applied does not keep others from being applied. Fails if a status, or the finalizer of a
+    /// deleted pool, cannot be written.
     pub async fn act(&self, steps: Vec<Step>, memory: &mut Memory) -> Result<Outcome, PassError> {
         let mut outcome = Outcome::default();
         for step in steps {
             match step {
                 Step::Finalizers(finalizers) => {
-                    // The objects are applied even if this fails.
                     let written = self.set_finalizers(finalizers).await;
                     self.report_failure(written, &mut outcome).await;
                 }
                 Step::Password => {
                     let created = self.password(memory).await;
-                    if self.report_failure(created, &mut outcome).await {
-                        break;
-                    }
+                    self.report_failure(created, &mut outcome).await;
                 }
                 Step::Apply(application) => {
                     let applied = self.apply(*application, memory).await;
-                    if self.report_failure(applied, &mut outcome).await {
-                        break;
-                    }
+                    self.report_failure(applied, &mut outcome).await;
                 }
                 Step::ApplyInTurn(application) => {
                     let applied = self.apply_in_turn(*application, memory).await;
                     let wait = applied.as_ref().ok().copied().flatten();
                     outcome.requeue(wait);
-                    if self.report_failure(applied.map(drop), &mut outcome).await {
-                        break;
-                    }
+                    self.report_failure(applied.map(drop), &mut outcome).await;
                 }
                 Step::Delete(types, name) => {
-                    if let Err(e) = self.delete(&types, &name, memory).await {
-                        outcome.unapplied = Some(e);
-                        break;
-                    }
+                    let deleted = self.delete(&types, &name, memory).await;
+                    outcome.unapplied = outcome.unapplied.or(deleted.err());
                 }
-                Step::Release(finalizers, event) => {
-                    let released = self.write_finalizers(finalizers).await;
-                    if released.map_err(|e| PassError::Finalizer(Box::new(e)))? {
-                        self.publish(event.as_slice()).await;
+                Step::Release(finalizers, event) => match self.write_finalizers(finalizers).await {
+                    Ok(true) => self.publish(event.as_slice()).await,
+                    Ok(false) => {}
+                    Err(e) => {
+                        let stuck = report::not_released(&self.observed.about, &e);
+                        self.publish(&[stuck]).await;
+                        return Err(PassError::Finalizer(Box::new(e)));
                     }
-                }
+                },
                 Step::CreateJob(job) => outcome.job_refused = self.create_job(job).await.err(),
                 Step::Status(status, events) => self.status(*status, &events, memory).await?,
                 Step::Event(event) => self.publish(&[event]).await,
@@ -85,13 +79,12 @@ impl Executor<'_> {
         Ok(outcome)
     }
 
-    /// Publishes and records an object that could not be applied. Returns whether there was an error.
-    async fn report_failure(&self, result: Result<(), ApplyError>, outcome: &mut Outcome) -> bool {
-        let Err(e) = result else { return false };
+    /// Publishes an object that could not be applied, and records the first one.
+    async fn report_failure(&self, result: Result<(), ApplyError>, outcome: &mut Outcome) {
+        let Err(e) = result else { return };
         self.publish(&[report::not_applied(&self.observed.about, &e)])
             .await;
-        outcome.unapplied = Some(e);
-        true
+        outcome.unapplied.get_or_insert(e);
     }
 
     async fn set_finalizers(&self, finalizers: Vec<String>) -> Result<(), ApplyError> {

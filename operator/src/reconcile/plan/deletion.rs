@@ -80,6 +80,9 @@ fn first_steps(observed: &Observed<'_>, purge: &Purge, memory: &mut Memory) -> V
 
 fn job_step(observed: &Observed<'_>, job: &PurgeJob, memory: &mut Memory) -> Option<Step> {
     let name = &job.name;
+    if matches!(job.found, Ok(Some(_))) {
+        memory.purge_refused = None;
+    }
     match &job.found {
         Ok(None) => Some(Step::CreateJob(job.wanted.clone())),
         Ok(Some(JobState::Running)) => None,

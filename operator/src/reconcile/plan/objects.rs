@@ -19,6 +19,9 @@ use std::time::Duration;
 /// Interval between checks that the password exists, because it may be deleted.
 const PASSWORD_INTERVAL: Duration = Duration::from_secs(300);
 
+/// Interval between checks whether the servers of clusters are listed.
+const UNLISTED_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Applies changed objects and deletes those that the pool no longer needs. Changes nothing while the spec is not accepted.
 pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -> Vec<Step> {
     if active.settings.is_err() {
@@ -32,8 +35,15 @@ pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -
         steps.push(Step::Password);
     }
     for (object, live) in &active.objects {
+        if changes_mode(object, live.as_ref(), active) {
+            let types = object.types.clone().unwrap_or_default();
+            steps.push(Step::Delete(types, object.name_any()));
+            steps.push(Step::Requeue(UNLISTED_INTERVAL));
+            continue;
+        }
         let Memory { uid, applied, .. } = memory;
         let Some(object) = applicable(object, live.as_ref(), active) else {
+            steps.push(Step::Requeue(UNLISTED_INTERVAL));
             continue;
         };
         let application = applied.application(&object, live.as_ref(), uid);
@@ -59,6 +69,16 @@ pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -
 fn is_servers(object: &DynamicObject) -> bool {
     let types = object.types.as_ref();
     types.is_some_and(|types| types.kind == StatefulSet::KIND)
+}
+
+/// Whether these servers are standalone and are to be a cluster, or the reverse. An update in place would never end: the first server of a
+/// cluster waits for the others, which the StatefulSet replaces after it.
+fn changes_mode(object: &DynamicObject, live: Option<&Option<Child>>, active: &Active<'_>) -> bool {
+    let (Some(Some(live)), Some(redis)) = (live, redis::managed(active.spec)) else {
+        return false;
+    };
+    let is_ours = Some(&*live.owner_uid) == active.spec.metadata.uid.as_deref();
+    is_servers(object) && is_ours && live.servers.is_some() != redis::is_cluster(redis)
 }
 
 /// The object as it may be applied now. The servers of a cluster stay until their manager has moved their slots away, which its readiness

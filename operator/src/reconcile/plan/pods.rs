@@ -41,7 +41,8 @@ pub fn plan(
     let next_faults = memory.faults.update(pods, updating, *now);
     let injects = settings.is_some() && active.spec.spec.injection.mode == Mode::Enabled;
     let input = BreakerInput {
-        pods: if injects { pods } else { &[] },
+        // Pods that hang are replaced also after somebody has disabled injection.
+        pods: if settings.is_some() { pods } else { &[] },
         refused: if injects { &active.refused } else { &[] },
         hash: &hash,
         updating: &updating,

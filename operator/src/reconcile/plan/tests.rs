@@ -201,6 +201,7 @@ fn servers(
         Step::Apply(a) | Step::ApplyInTurn(a) => {
             a.object.types.as_ref().unwrap().kind == "StatefulSet"
         }
+        Step::Delete(types, _) => types.kind == "StatefulSet",
         _ => false,
     };
     plan(&observed, memory).into_iter().filter(of_set).collect()
@@ -240,6 +241,30 @@ fn servers_are_replaced_in_turn_unless_their_pool_was_edited() {
     assert!(at_once(servers(7, live("edited"), &mut memory)));
 }
 
+#[test]
+fn servers_of_another_mode_are_deleted_before_new_ones_are_made() {
+    let live = |owner: &str, servers| {
+        Some(Some(Child {
+            resource_version: "5".into(),
+            generation: Some(1),
+            owner_uid: owner.to_owned(),
+            applied: Some("of the mode before".to_owned()),
+            servers,
+        }))
+    };
+    let uid = pool(json!({})).metadata.uid.unwrap();
+    let steps = |live| servers(6, live, &mut Memory::default());
+    let found = steps(live(&uid, Some(6)));
+    assert!(matches!(&found[..], [Step::Delete(_, name)] if name == "kvcachepool-llama"));
+    for other in [
+        live(&uid, None),
+        live("of another owner", Some(6)),
+        Some(None),
+    ] {
+        assert!(matches!(&steps(other)[..], [Step::Apply(_)]));
+    }
+}
+
 /// Replicas of the StatefulSet that is applied for a cluster of four servers which has `live` now, and whose manager has this shape.
 fn applied_servers(live: Option<Option<i64>>, manager: (&str, bool)) -> Option<i64> {
     let managed = json!({"mode": "Cluster", "shards": 4, "memoryPerShard": "1Gi"});
@@ -272,6 +297,12 @@ fn applied_servers(live: Option<Option<i64>>, manager: (&str, bool)) -> Option<i
         })
     });
     let steps = plan(&observed, &mut Memory::default());
+    let retry = Step::Requeue(Duration::from_secs(10));
+    assert_eq!(
+        steps.contains(&retry),
+        live.is_none(),
+        "kinds are listed soon"
+    );
     let mut sets = steps.into_iter().filter_map(|step| match step {
         Step::Apply(a) if kind(&a.object) == "StatefulSet" => Some((a.object, false)),
         Step::ApplyInTurn(a) => Some((a.object, true)),
@@ -406,6 +437,29 @@ fn a_pause_is_counted_and_reported_after_the_status_and_then_the_pod_is_replaced
     let steps = after_objects(&mut observed, &mut memory);
     let replace = Step::Replace(observed.pods[0].clone());
     assert!(steps.contains(&replace), "{steps:?}");
+}
+
+#[test]
+fn a_pod_that_hangs_is_replaced_also_after_somebody_has_disabled_injection() {
+    let enabled = stored(json!({}));
+    let mut memory = Memory::default();
+    let mut steps = |stored: &Stored, second| {
+        let mut observed = observed(stored, [hung("a")]);
+        observed.now = at(second);
+        after_objects(&mut observed, &mut memory)
+    };
+    for second in [0, 10] {
+        steps(&enabled, second);
+    }
+    let disabled = stored(json!({"injection": {"mode": "Disabled"}}));
+    for second in [20, 100] {
+        steps(&disabled, second);
+    }
+    let found = steps(&disabled, 103);
+    let replaced = found
+        .iter()
+        .any(|step| matches!(step, Step::Replace(pod) if pod.name == "a".into()));
+    assert!(replaced, "{found:?}");
 }
 
 #[test]
@@ -578,6 +632,14 @@ fn a_job_that_the_api_server_refuses_is_tried_for_ten_minutes_unless_it_is_refus
     observed.now = at(10);
     assert_eq!(purging(&observed, &mut memory), []);
     observed.now = at(611);
+    // The Job could be read in between.
+    observed.pool = Pool::Deleted(wanted(Ok(Some(JobState::Running))));
+    observed.now = at(600);
+    assert_eq!(purging(&observed, &mut memory), []);
+    observed.pool = Pool::Deleted(wanted(Err(refused(500))));
+    observed.now = at(611);
+    assert_eq!(purging(&observed, &mut memory), []);
+    observed.now = at(1212);
     let late = purging(&observed, &mut memory);
     assert_eq!(released(&late), Some("PurgeFailed"));
 }
