@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hanging_disk import HangingDisk
+from huggingface_hub import constants
 
 from kvcachepool import adapter_files
 from kvcachepool.adapter_files import AdapterHashes
@@ -47,6 +48,25 @@ def adapter(tmp_path: Path) -> Path:
     (made / "adapter_model.safetensors").write_bytes(b"1" * 100)
     (made / "adapter_config.json").write_text("{}")
     return made
+
+
+def test_an_adapter_of_a_repository_is_known_only_where_vllm_downloads_nothing(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository, revision = tmp_path / "hub" / "models--org--adapter", "a" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    shutil.copytree(adapter, repository / "snapshots" / revision)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert Watch().learn("org/adapter", 1) == Watch().learn(str(adapter), 1)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    online = Watch()
+    assert online.hashes.get("org/adapter", 1, time.monotonic()) is None
+    wait_for(lambda: "HF_HUB_OFFLINE=1" in caplog.text, 10, "the reason")
+    wait_for(lambda: not online.hashes._known["org/adapter", 1].check_started_s, 10, "the end of the check")
+    assert online.hashes.get("org/adapter", 1, time.monotonic()) is None
+    assert not online.hashes._known["org/adapter", 1].check_started_s, "it is not tried again"
 
 
 def test_an_adapter_is_unknown_until_its_files_were_hashed_in_the_background(adapter: Path, tmp_path: Path) -> None:

@@ -298,6 +298,17 @@ def test_installed_plugins_of_vllm_are_identity(folder: Path, monkeypatch: pytes
     assert parts(vllm_config(folder)) != before
 
 
+def test_the_generation_of_the_gpus_is_identity_for_quantised_models(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on(capability: str, quantization: str | None) -> str:
+        monkeypatch.setattr(descriptor, "_device", lambda: capability)
+        return parts(vllm_config(folder, model_config={"quantization": quantization}))
+
+    assert on("9.0", "fp8") == on("9.0", "fp8") != on("10.0", "fp8")
+    assert on("9.0", None) == on("10.0", None)
+
+
 def test_vllms_own_plugins_have_no_version_and_those_of_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def point(name: str, module: str, package: str) -> Any:
         return SimpleNamespace(name=name, value=f"{module}:register", dist=SimpleNamespace(name=package, version="2"))

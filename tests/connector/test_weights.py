@@ -69,7 +69,9 @@ def test_blocks_computed_across_a_change_of_weights_are_not_stored(scripted: Scr
     assert engine.generate("warm", tokens) == 1024
 
 
-def test_a_request_that_resumes_in_the_step_of_its_preemption_gets_no_old_kv(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_request_that_resumes_in_the_step_of_its_preemption_uses_no_old_kv(
+    scripted: ScriptedPool, loop: Make
+) -> None:
     """vLLM tells of a preemption by `reset_running_requests` with the step in which the request has resumed already."""
     engine = connected(loop())
     tokens = prompt(512, 1)

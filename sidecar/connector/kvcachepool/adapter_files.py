@@ -72,6 +72,10 @@ class _Background:
                 logger.exception("unexpected error while reading files of LoRA adapters")
 
 
+class _NeverKnown(Exception):
+    """vLLM may read other files at each load."""
+
+
 class AdapterHashes:
     """Content hashes of LoRA adapters. An adapter is uncached until its hash is known for the requested use.
 
@@ -126,25 +130,26 @@ class AdapterHashes:
             return not adapter.check_started_s or time.monotonic() - adapter.check_started_s < _CHECK_WAIT_S
 
     def _hash(self, adapter: _Adapter) -> None:
+        found, wait_s = None, _ADAPTER_RETRY_S
         try:
             found = self._check_files(adapter.path)
         except OSError as error:
             logger.warning("LoRA adapter %s is not cached until its files can be read: %s", adapter.path, error)
-            found = None
+        except _NeverKnown as reason:
+            logger.warning("LoRA adapter %s is not cached: %s", adapter.path, reason)
+            wait_s = math.inf
         with self._lock:
             adapter.check_started_s = 0.0
             if found is None:
-                adapter.again_s = time.monotonic() + _ADAPTER_RETRY_S
+                adapter.again_s = time.monotonic() + wait_s
             else:
                 adapter.folder, adapter.stamp, adapter.digest, adapter.confirmed_s = found
         if found is not None and self._on_known is not None:
             self._on_known(adapter.path)
 
     def _check_files(self, path: str) -> tuple[str, Stamp, bytes, float] | None:
-        """(folder, stamp, digest, start of the last check), or None if the adapter has no files on this machine. vLLM
-        may still be downloading it.
-        """
-        folder = local_folder(path, None, None)
+        """(folder, stamp, digest, start of the last check), or None if the adapter has no files on this machine."""
+        folder = _folder(path)
         began_s = time.monotonic()
         stamp = stamp_of(folder) if folder is not None else ()
         if folder is None or not stamp:
@@ -178,6 +183,18 @@ class AdapterHashes:
         """Stops the background threads without waiting for them."""
         self._reader.close()
         self._checker.close()
+
+
+def _folder(path: str) -> str | None:
+    """The folder from which vLLM loads an adapter. Raises `_NeverKnown` for a repository that it may download again."""
+    local = os.path.expanduser(path)
+    if os.path.isabs(local) or os.path.exists(local):
+        return local
+    from huggingface_hub import constants
+
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true") or not constants.HF_HUB_OFFLINE:
+        raise _NeverKnown("vLLM loads its newest revision at any time; use a local folder, or set HF_HUB_OFFLINE=1")
+    return local_folder(path, None, None)
 
 
 def stamp_of(folder: str) -> Stamp:

@@ -106,6 +106,8 @@ class _Describer:
         parts["model"] = parts.pop("model_config")
         if parts["model"] and parts["model"].get("multimodal_config") is not None:
             parts["libraries"] = _processor_versions()
+        if parts["model"] and parts["model"].get("quantization") is not None:
+            parts["device"] = _device()
         if self.pending:
             # Ranks may hash several models in different orders.
             for found in self._weights_found:
@@ -333,6 +335,15 @@ def _plugins() -> list[str]:
             elif package is not None and package.name != "kvcachepool":
                 found.add(f"{point.name} {package.name} {package.version}")
     return sorted(found)
+
+
+def _device() -> str:
+    """Compute capability of the GPUs, "None" without one. By default vLLM chooses the kernels of quantised weights by
+    it: the same FP8 or NVFP4 weights are multiplied with quantised activations on some GPUs and with 16 bits on others.
+    """
+    from vllm.platforms import current_platform
+
+    return str(current_platform.get_device_capability())
 
 
 def _processor_versions() -> dict[str, str]:
