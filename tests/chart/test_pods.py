@@ -215,6 +215,23 @@ def test_the_network_policy_selects_the_operators_pods_only(render):
             assert [p["port"] for rule in policy["egress"] for p in rule["ports"]] == [53, 53, 443, 6443, 9797]
 
 
+def test_the_test_is_in_a_namespace_and_has_labels_that_the_webhook_selects(render):
+    selected = {"watchNamespaces": ["serving", "batch"], "webhook": {"objectSelector": {"matchLabels": {"a": "b"}}}}
+    for values, namespace in (selected, "serving"), ({"watchNamespaces": ["serving", "kv"]}, "kv"), ({}, "kv"):
+        objects = render(values)
+        assert {one(objects, kind)["metadata"]["namespace"] for kind in ("Pod", "KVCachePool")} == {namespace}
+        labels = one(objects, "Pod")["metadata"]["labels"]
+        assert labels.get("a") == ("b" if values is selected else None)
+
+
+def test_the_operator_starts_again_with_other_rights(render):
+    def annotation(values):
+        template = one(render(values), "Deployment")["spec"]["template"]
+        return template["metadata"]["annotations"]["checksum/rights"]
+
+    assert annotation({"allowManagedRedis": True}) != annotation({}) == annotation({"logLevel": "debug"})
+
+
 def test_the_test_asks_for_a_sidecar_by_a_pool_of_its_own(render):
     objects = render({"imagePullSecrets": [{"name": "regcred"}]})
     pod, pool = one(objects, "Pod"), one(objects, "KVCachePool")

@@ -68,6 +68,14 @@ def test_selectors_narrow_what_is_injected_and_never_the_canary(render):
     assert 'CANARY_POOL: &str = "kvcachepool-canary"' in names
 
 
+def test_the_canary_has_an_entry_of_its_own_where_the_operators_namespace_is_excluded(render):
+    for excluded, entries in (["kube-system"], 2), (["kube-system", "kv"], 3):
+        found = one(render({"webhook": {"excludedNamespaces": excluded}}), "MutatingWebhookConfiguration")["webhooks"]
+        assert len(found) == entries
+    assert found[2]["name"] == "canary.kvcachepool.io"
+    assert found[2]["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "kv"}}
+
+
 def test_annotations_of_the_configuration_join_those_of_cert_manager(render):
     values = {"webhook": {"annotations": {"a": "b"}}, "pki": {"mode": "cert-manager"}}
     annotations = one(render(values), "MutatingWebhookConfiguration")["metadata"]["annotations"]

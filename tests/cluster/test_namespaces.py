@@ -87,3 +87,26 @@ def test_a_pool_beyond_the_policy_is_named_by_status_and_webhook(
     assert found["reason"] == "PoolNotAccepted"
     for word in ("maxMemoryPerPod", "128Mi", "spec.sidecar.gpuAccess"):
         assert word in found["message"], found
+
+
+def test_a_namespace_that_is_deleted_stops_nothing_in_the_others(
+    kubernetes: Kubernetes, watched: str, operator: Operator, base_image: str
+) -> None:
+    """The operator's Role in it is deleted, too, so it may not list anything there."""
+    kubernetes.delete_namespace(watched)
+    kubernetes.kubectl("wait", "--for=delete", f"namespace/{watched}", "--timeout=60s")
+    try:
+        deployment = "deployment/kvcachepool-operator"
+        kubernetes.kubectl("rollout", "restart", deployment, namespace=SYSTEM)
+        kubernetes.kubectl("rollout", "status", deployment, "--timeout=90s", namespace=SYSTEM)
+        kubernetes.apply([pool("other"), pod(base_image, "other", "other")], namespace="default")
+        kubernetes.wait("pod", "other", "condition=Ready", namespace="default")
+        assert injected(kubernetes.pod("default", "other"))
+
+        def counted() -> bool:
+            return bool(status(kubernetes, "default", "other").get("pods", {}).get("injected") == 1)
+
+        kubernetes.wait_for(counted, 60, "the pod is counted", namespace="default")
+        kubernetes.kubectl("delete", "pod,kvcachepool", "other", namespace="default")
+    finally:
+        kubernetes.create_namespace(watched)

@@ -305,6 +305,21 @@ def test_a_replaced_server_with_a_volume_has_its_chunks_and_an_exporter_its_metr
     kubernetes.wait_for(gone, 90, "the claim is deleted with the pool", namespace=namespace)
 
 
+def test_an_object_that_cannot_be_applied_keeps_no_other_from_being_applied(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, valkey_image: str
+) -> None:
+    config = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "kvcachepool-demo"}, "data": {"a": "b"}}
+    kubernetes.apply([config, _pool(valkey_image, 1)], namespace=namespace)
+
+    def named() -> bool:
+        return conditions(status(kubernetes, namespace, "demo")).get("Ready") == ("False", "NameTaken")
+
+    kubernetes.wait_for(named, 60, "the config's name is taken", namespace=namespace)
+    kubernetes.wait_for(
+        lambda: _children(kubernetes, namespace, "statefulset"), 30, "the servers are made", namespace=namespace
+    )
+
+
 def test_a_purge_on_request_counts_the_objects_of_a_pool_and_deletes_them(
     cluster: Cluster, operator: Operator, namespace: str, valkey_image: str
 ) -> None:

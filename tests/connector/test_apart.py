@@ -247,6 +247,21 @@ def test_an_adapter_that_is_loaded_in_place_is_not_cached(scripted: ScriptedPool
     wait_for(lambda: reports(scripted, "miss_tokens").get("lora_loaded_in_place") == 2 * 256, 10, "counted")
 
 
+def test_an_id_of_two_adapters_is_not_cached_any_more(scripted: ScriptedPool, loop: Make, tmp_path: Path) -> None:
+    """vLLM computes with the first one, whatever the request says."""
+    engine = connected(loop())
+    one, other = adapter(tmp_path / "one", b"first"), adapter(tmp_path / "other", b"second")
+    for each in (one, other):
+        hashed(engine, each)
+    engine.generate("one", TOKENS, lora_request=one)
+    engine.drain()
+    assert keys_of(scripted, "one")
+    for name, each in (("other", other), ("again", one)):
+        engine.generate(name, prompt(256, 9), lora_request=each)
+        engine.drain()
+        assert not keys_of(scripted, name)
+
+
 def test_requests_whose_adapter_is_replaced_store_nothing_more(
     scripted: ScriptedPool, loop: Make, tmp_path: Path
 ) -> None:

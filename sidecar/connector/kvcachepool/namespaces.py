@@ -32,6 +32,7 @@ class Namespaces:
         self._reporter = reporter
         self._replaced: set[int] = set()
         self._contents: dict[tuple[str, str], bytes] = {}
+        self._paths: dict[int, str] = {}  # of the first adapter with an id
 
     def assign(self, state: RequestState) -> None:
         """Sets the request's namespace, or the reason why it is not cached."""
@@ -58,6 +59,8 @@ class Namespaces:
 
     def _digest(self, lora: Any, since_s: float) -> bytes:
         """Content hash of an adapter's files, for a use that began at this monotonic time. Raises `Uncacheable`."""
+        if self._paths.setdefault(lora.lora_int_id, lora.lora_path) != lora.lora_path:
+            self._replaced.add(lora.lora_int_id)  # vLLM loads nothing if it has an adapter with the id
         if lora.lora_int_id in self._replaced:
             self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
             raise Uncacheable("lora_loaded_in_place")

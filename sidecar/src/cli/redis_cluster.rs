@@ -2,6 +2,7 @@
 
 use super::log_args::LogArgs;
 use crate::admin::listen::{Bounds, serve as serve_http};
+use crate::supervisor::listen;
 use crate::terminated::terminated;
 use axum::Router;
 use axum::http::StatusCode;
@@ -63,8 +64,8 @@ pub fn main(args: Args) -> Result<ExitCode, String> {
         .map_err(|e| format!("cannot start: {e}"))?;
     runtime.block_on(async {
         let address = args.listen;
-        let listener = TcpListener::bind(address)
-            .await
+        let listener = listen::open(address)
+            .and_then(TcpListener::from_std)
             .map_err(|e| format!("cannot listen on {address}: {e}"))?;
         let metrics = Arc::new(crate::admin::metrics::registry());
         tokio::spawn(serve_http(

@@ -1,14 +1,32 @@
 //! Opening the admin port.
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// Opens a non-blocking listener. `[::]` means all addresses: both families, or IPv4 alone on a node without IPv6, so that one config
 /// fits all pods.
 pub fn open(address: SocketAddr) -> Result<TcpListener, Error> {
-    let listener = open_by(address, TcpListener::bind)?;
+    let listener = open_by(address, bind)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
+    if address.ip() != IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+        return TcpListener::bind(address);
+    }
+    let (family, kind) = (AddressFamily::INET6, SocketType::STREAM);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    // Some nodes have another default (net.ipv6.bindv6only).
+    sockopt::set_ipv6_v6only(&socket, false)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 fn open_by<T>(
@@ -38,6 +56,10 @@ mod tests {
         let listener = open("[::]:0".parse().unwrap()).unwrap();
         let port = listener.local_addr().unwrap().port();
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        if listener.local_addr().unwrap().is_ipv6() {
+            TcpStream::connect((Ipv6Addr::LOCALHOST, port)).unwrap();
+            assert!(!sockopt::ipv6_v6only(&listener).unwrap());
+        }
     }
 
     #[test]

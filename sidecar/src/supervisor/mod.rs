@@ -5,7 +5,7 @@
 mod backoff;
 pub mod child;
 mod heartbeat;
-mod listen;
+pub mod listen;
 pub mod messages;
 mod run;
 mod signals;

@@ -114,7 +114,7 @@ fn command(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<String> {
     let shards = redis.shards.to_string();
     let password = format!("{SECRET_PATH}/{PASSWORD}");
     let certificate = format!("{SECRET_PATH}/{CERTIFICATE}");
-    let listen = format!("0.0.0.0:{}", names::ADMIN_PORT);
+    let listen = format!("[::]:{}", names::ADMIN_PORT);
     let mut command = vec![PROGRAM, "redis-cluster", "--shards", &shards];
     command.extend(["--user", MANAGER, "--password-file", &password]);
     if redis.tls {

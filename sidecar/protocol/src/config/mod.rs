@@ -33,7 +33,7 @@ pub use units::{BadUnit, ByteSize, Duration, Percent};
 
 use choice::choice;
 use section::{field, section};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 /// Name of the file, including its format version.
@@ -71,8 +71,8 @@ section! {
     /// The administration endpoint.
     #[derive(Debug)]
     Admin {
-        /// Address and port of /healthz, /readyz, /metrics and /v1/status.
-        "admin.listen" listen: SocketAddr = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 9797)), Listen, Restart;
+        /// Address and port of /healthz, /readyz, /metrics and /v1/status. `[::]` is every address of both families.
+        "admin.listen" listen: SocketAddr = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 9797)), Listen, Restart;
         /// File with the bearer token for /v1/config, /v1/objects and the ADMIN operations on the socket that need a token. Empty: these are
         /// off.
         "admin.tokenFile" token_file: Option<PathBuf>, File, Live;
