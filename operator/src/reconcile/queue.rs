@@ -17,7 +17,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Changes of one pool within this time cause one pass.
 const COALESCE_TIME: Duration = Duration::from_millis(200);
@@ -79,7 +79,12 @@ fn listed(caches: &Arc<Caches>) -> impl Stream<Item = ObjectRef<Stored>> + use<>
         caches.completed().await;
         let pools = caches.pools.state();
         let (edited, others): (Vec<_>, Vec<_>) = pools.iter().partition(|pool| is_edited(pool));
-        let [edited, others] = [edited, others].map(|pools| references(pools));
+        let [edited, others] = [edited, others].map(references);
+        info!(
+            pools = pools.len(),
+            edited = edited.len(),
+            "all pods are listed; reconciling every pool"
+        );
         let later = futures::stream::once(async move {
             // Passes begin in any order among pools that are due at the same time.
             tokio::time::sleep(COALESCE_TIME).await;
