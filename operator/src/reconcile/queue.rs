@@ -5,7 +5,6 @@ use super::caches::{Caches, Stored};
 use super::children;
 use super::coalesce::coalesced;
 use super::context::Context;
-use crate::api::KVCachePool;
 use crate::names;
 use crate::pods::{PoolRef, watch_pods, watch_refusals, watch_servers};
 use futures::{Stream, StreamExt};
@@ -71,48 +70,25 @@ pub fn queue(
     coalesced(all, COALESCE_TIME).map(Ok)
 }
 
-/// Yields every pool once all pods are listed. Counts before that would be wrong. Pools that were edited since their last pass come first,
-/// because with a thousand pools the first passes of a leader take several seconds.
+/// Yields every pool once all pods are listed. Counts before that would be wrong.
 fn listed(caches: &Arc<Caches>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
     let caches = caches.clone();
     futures::stream::once(async move {
         caches.completed().await;
-        let pools = caches.pools.state();
-        let (edited, others): (Vec<_>, Vec<_>) = pools.iter().partition(|pool| is_edited(pool));
-        let [edited, others] = [edited, others].map(references);
+        let pools = all(&caches);
         info!(
             pools = pools.len(),
-            edited = edited.len(),
             "all pods are listed; reconciling every pool"
         );
-        let later = futures::stream::once(async move {
-            // Passes begin in any order among pools that are due at the same time.
-            tokio::time::sleep(COALESCE_TIME).await;
-            futures::stream::iter(others)
-        });
-        futures::stream::iter(edited).chain(later.flatten())
+        futures::stream::iter(pools)
     })
     .flatten()
     .chain(futures::stream::pending())
 }
 
-/// Whether no pass has seen the pool as it is now.
-fn is_edited(pool: &Stored) -> bool {
-    let seen = |pool: &KVCachePool| pool.status.as_ref()?.observed_generation;
-    pool.0
-        .as_ref()
-        .is_ok_and(|parsed| seen(parsed) != parsed.metadata.generation)
-}
-
-fn references<'a>(pools: impl IntoIterator<Item = &'a Arc<Stored>>) -> Vec<ObjectRef<Stored>> {
-    pools
-        .into_iter()
-        .map(|pool| ObjectRef::from_obj(&**pool))
-        .collect()
-}
-
 fn all(caches: &Caches) -> Vec<ObjectRef<Stored>> {
-    references(&caches.pools.state())
+    let pools = caches.pools.state();
+    pools.iter().map(|p| ObjectRef::from_obj(&**p)).collect()
 }
 
 /// Watches pools into the store of this leader session.
@@ -159,56 +135,4 @@ fn canary(
         }
     })
     .flatten()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kube::runtime::watcher::Event;
-    use serde_json::json;
-    use tokio::time::{Instant, timeout};
-
-    fn pool(name: &str, generation: i64, seen: Option<i64>) -> Stored {
-        let status = seen.map(|seen| json!({"pods": {}, "observedGeneration": seen}));
-        let pool = json!({
-            "apiVersion": "kvcachepool.io/v1alpha1",
-            "kind": "KVCachePool",
-            "metadata": {"name": name, "namespace": "serving", "generation": generation},
-            "spec": {"local": {"memory": {"perPod": "1Gi"}}},
-            "status": status,
-        });
-        serde_json::from_value(pool).unwrap()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_new_leader_looks_at_edited_pools_first() {
-        let (pools, mut writer) = kube::runtime::reflector::store();
-        let stored = [
-            pool("a", 3, Some(3)),
-            pool("b", 4, Some(3)),
-            pool("c", 1, Some(1)),
-            pool("d", 1, None),
-        ];
-        for pool in stored {
-            writer.apply_watcher_event(&Event::Apply(pool));
-        }
-        let caches = Arc::new(Caches::new(pools));
-        let mut listed = Box::pin(listed(&caches));
-        let early = timeout(COALESCE_TIME, listed.next()).await;
-        assert!(early.is_err(), "pods are not listed: {early:?}");
-        caches.pods.apply(Event::InitDone);
-        caches.servers.apply(Event::InitDone);
-        let mut next = async || listed.next().await.unwrap().name;
-        let mut edited = [next().await, next().await];
-        edited.sort();
-        assert_eq!(edited, ["b", "d"]);
-        let started = Instant::now();
-        let mut others = [next().await, next().await];
-        others.sort();
-        assert_eq!(others, ["a", "c"]);
-        assert!(
-            started.elapsed() >= COALESCE_TIME,
-            "passes of the edited ones begin first"
-        );
-    }
 }
