@@ -48,42 +48,39 @@ impl Scope {
         }
     }
 
-    /// Watches a kind in these namespaces. Failed watches restart with growing waits.
+    /// These namespaces, or `None` for all.
+    pub fn namespaces(&self) -> Vec<Option<String>> {
+        match &*self.namespaces {
+            [] => vec![None],
+            some => some.iter().cloned().map(Some).collect(),
+        }
+    }
+
+    /// Watches a kind in these namespaces.
     pub fn watch<K>(&self, client: &Client, config: &Config) -> Events<K>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
         K: Clone + Debug + DeserializeOwned + Send + 'static,
     {
-        let api = |namespace: Option<&str>| match namespace {
-            None => Api::all(client.clone()),
-            Some(namespace) => Api::namespaced(client.clone(), namespace),
-        };
-        self.watch_with(api, config, |events| events)
-    }
-
-    /// As `watch`, with the API of a namespace, or of all. `each` may change the watch of a namespace.
-    pub fn watch_with<K>(
-        &self,
-        api: impl Fn(Option<&str>) -> Api<K>,
-        config: &Config,
-        each: impl Fn(Events<K>) -> Events<K>,
-    ) -> Events<K>
-    where
-        K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-    {
-        let watch = |namespace: Option<&str>| {
-            let events = watcher(api(namespace), config.clone());
-            each(events.backoff(Restarts::default()).boxed())
-        };
-        match &*self.namespaces {
-            [] => watch(None),
-            [only] => watch(Some(only)),
-            several => {
-                let events = several.iter().map(|namespace| watch(Some(namespace)));
-                merge::merged(events.collect()).boxed()
-            }
+        let mut watches: Vec<_> = self
+            .apis(client)
+            .into_iter()
+            .map(|api| watch(api, config))
+            .collect();
+        match watches.len() {
+            1 => watches.remove(0),
+            _ => merge::merged(watches).boxed(),
         }
     }
+}
+
+/// Watches a kind. A failed watch restarts with growing waits.
+pub fn watch<K>(api: Api<K>, config: &Config) -> Events<K>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let events = watcher(api, config.clone());
+    events.backoff(Restarts::default()).boxed()
 }
 
 /// Whether the cluster does not have a kind, or does not permit to list it. Both last until somebody changes the cluster.

@@ -57,6 +57,8 @@ pub struct BreakerInput<'a> {
     pub pods: &'a [Arc<Pod>],
     /// Owners whose pods the API server refused recently.
     pub refused: &'a [Refused],
+    /// Whether new pods get a sidecar, unless their owner is paused.
+    pub injects: bool,
     /// Hash of the settings of new pods.
     pub hash: &'a str,
     /// Whether a pod's sidecar is being updated. It may be down then.
@@ -70,6 +72,8 @@ pub struct Breaker {
     hash: Box<str>,
     /// Start of these settings. Earlier refusals do not count.
     hash_since: Timestamp,
+    /// As in the last input.
+    injects: bool,
     /// By uid of the owner; empty for pods without one.
     pauses: BTreeMap<Box<str>, Pause>,
     /// Pause of every pod of the pool.
@@ -97,10 +101,10 @@ impl Breaker {
         let uid = |pause: &Pause| pause.owner.as_ref().map(|o| o.uid.clone());
         Self {
             hash: hash.into(),
-            pool_pause: pool_pause.map(|stored| Pause::restored(stored, true)),
+            pool_pause: pool_pause.map(Pause::restored),
             pauses: owners
                 .into_iter()
-                .map(|stored| Pause::restored(stored, false))
+                .map(Pause::restored)
                 .map(|pause| (uid(&pause).unwrap_or_default(), pause))
                 .collect(),
             ..Self::default()
@@ -149,6 +153,7 @@ impl Breaker {
                 ..Self::default()
             };
         }
+        self.injects = input.injects;
         self.record_hung(input);
         let groups = by_owner(input.pods);
         self.record_started(&groups, input.now);
@@ -229,6 +234,9 @@ impl Breaker {
         let Some(mut pause) = before else {
             return self.trip(pods, refused, 0, now);
         };
+        if !self.injects {
+            return self.pause_without_injection(pause, pods, now);
+        }
         if refused.is_some() || pods.iter().any(|p| p.is_active()) {
             pause.seen = now;
         } else if now.duration_since(pause.seen) > DROP_AFTER {
@@ -238,9 +246,7 @@ impl Breaker {
             self.resumed(&pause, pods);
             return None;
         }
-        let over = pause
-            .duration()
-            .is_some_and(|d| now.duration_since(pause.since) >= d);
+        let over = pause.is_over(now);
         match &pause.position {
             Position::Paused { proven: false } => match self.verdict(&pause, pods, refused, now) {
                 Some(Verdict::Runs) => {
@@ -282,6 +288,26 @@ impl Breaker {
             Position::Cleared if over => self.trip(pods, refused, pause.failures, now),
             Position::Cleared => Some(pause),
         }
+    }
+
+    /// The next state of a pause while no new pod gets a sidecar. There is nothing to compare or to probe, so all pods that hang are replaced,
+    /// and then the pause ends.
+    fn pause_without_injection(
+        &self,
+        pause: Pause,
+        pods: &[&Arc<Pod>],
+        now: Timestamp,
+    ) -> Option<Pause> {
+        let hang = pods.iter().any(|p| self.hung.contains_key(&p.uid));
+        let position = match pause.position {
+            Position::Cleared => Position::Cleared,
+            _ => Position::Paused { proven: true },
+        };
+        let probes = matches!(pause.position, Position::Probing | Position::Watching(_));
+        hang.then(|| match probes || pause.is_over(now) {
+            true => pause.at(position, now),
+            false => Pause { position, ..pause },
+        })
     }
 
     /// The new pause that a single pod causes, if any.

@@ -3,7 +3,7 @@
 use crate::metrics::Metrics;
 use crate::names;
 use crate::pods::PoolRef;
-use crate::scope::{Events, Scope, is_denied};
+use crate::scope::{self, Events, Scope, is_denied};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
@@ -47,24 +47,28 @@ pub struct Child {
 /// Kind, namespace, name.
 type ChildRef = (String, String, String);
 
-/// The children of all pools. A kind is unknown until its first list is complete.
+/// A kind, and the namespace of a watch; `None` for all.
+type Listed = (String, Option<String>);
+
+/// The children of all pools. A kind is unknown in a namespace until its first list is complete there.
 #[derive(Debug, Default)]
 pub struct Children(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     children: BTreeMap<ChildRef, Child>,
-    /// Kinds whose first list is complete.
-    listed: HashSet<String>,
-    /// By kind, the objects of the list in progress.
-    listing: HashMap<String, BTreeMap<ChildRef, Child>>,
+    /// Watches whose first list is complete.
+    listed: HashSet<Listed>,
+    /// The objects of lists in progress.
+    listing: HashMap<Listed, BTreeMap<ChildRef, Child>>,
 }
 
 impl Children {
     /// Finds a child. `None` if its kind is unknown, and `Some(None)` if the child does not exist.
     pub fn find(&self, kind: &str, namespace: &str, name: &str) -> Option<Option<Child>> {
         let inner = self.0.lock();
-        if !inner.listed.contains(kind) {
+        let watches = [None, Some(namespace.to_owned())].map(|within| (kind.to_owned(), within));
+        if !watches.iter().any(|watch| inner.listed.contains(watch)) {
             return None;
         }
         let key = (kind.to_owned(), namespace.to_owned(), name.to_owned());
@@ -92,28 +96,33 @@ impl Children {
         children.collect()
     }
 
-    /// Applies a watch event. Returns the pool to reconcile.
-    fn apply(&self, kind: &str, event: Event<PartialObjectMeta<DynamicObject>>) -> Option<PoolRef> {
+    /// Applies an event of the watch of this namespace, or of all. Returns the pool to reconcile.
+    fn apply(
+        &self,
+        kind: &str,
+        within: Option<&str>,
+        event: Event<PartialObjectMeta<DynamicObject>>,
+    ) -> Option<PoolRef> {
         let mut inner = self.0.lock();
+        let watch = (kind.to_owned(), within.map(str::to_owned));
         match event {
             Event::Init => {
-                inner.listing.insert(kind.to_owned(), BTreeMap::new());
+                inner.listing.insert(watch, BTreeMap::new());
                 None
             }
             Event::InitApply(object) => {
                 let (key, child) = child(kind, &object.metadata)?;
-                inner
-                    .listing
-                    .entry(kind.to_owned())
-                    .or_default()
-                    .insert(key, child);
+                inner.listing.entry(watch).or_default().insert(key, child);
                 None
             }
             Event::InitDone => {
-                let listing = inner.listing.remove(kind).unwrap_or_default();
-                inner.children.retain(|(k, _, _), _| k != kind);
+                let listing = inner.listing.remove(&watch).unwrap_or_default();
+                let covers = |namespace: &str| within.is_none_or(|within| within == namespace);
+                inner
+                    .children
+                    .retain(|(k, namespace, _), _| k != kind || !covers(namespace));
                 inner.children.extend(listing);
-                inner.listed.insert(kind.to_owned());
+                inner.listed.insert(watch);
                 None
             }
             Event::Apply(object) => {
@@ -208,44 +217,54 @@ pub fn watch(
     children: &Arc<Children>,
     metrics: &Arc<Metrics>,
 ) -> impl Stream<Item = PoolRef> + use<> {
+    let kinds = KINDS.iter().flat_map(|kind| {
+        let namespaces = scope.namespaces();
+        namespaces.into_iter().map(move |within| (kind, within))
+    });
+    let watches = kinds.map(|(kind, within)| watch_kind(client, kind, within, children, metrics));
+    futures::stream::select_all(watches)
+}
+
+/// Watches a kind in a namespace, or in all.
+fn watch_kind(
+    client: &Client,
+    &(api_version, kind, required): &(&'static str, &'static str, bool),
+    within: Option<String>,
+    children: &Arc<Children>,
+    metrics: &Arc<Metrics>,
+) -> BoxStream<'static, PoolRef> {
+    let types = TypeMeta {
+        api_version: api_version.to_owned(),
+        kind: kind.to_owned(),
+    };
+    let resource = resource(&types);
+    let api: Api<PartialObjectMeta<DynamicObject>> = match &within {
+        None => Api::all_with(client.clone(), &resource),
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+    };
     let managed = format!("app.kubernetes.io/managed-by={}", names::FIELD_MANAGER);
-    let watches = KINDS.map(|(api_version, kind, required)| -> BoxStream<'static, PoolRef> {
-        let types = TypeMeta {
-            api_version: api_version.to_owned(),
-            kind: kind.to_owned(),
-        };
-        let api = |namespace: Option<&str>| -> Api<PartialObjectMeta<DynamicObject>> {
-            let (client, kind) = (client.clone(), resource(&types));
-            match namespace {
-                None => Api::all_with(client, &kind),
-                Some(namespace) => Api::namespaced_with(client, namespace, &kind),
+    let events = scope::watch(api, &Config::default().labels(&managed));
+    let events = match required {
+        true => events,
+        false => patient(events),
+    };
+    let (children, metrics) = (children.clone(), metrics.clone());
+    let pools = events.filter_map(move |event| {
+        let pool = match event {
+            Ok(event) => children.apply(kind, within.as_deref(), event),
+            Err(e) if required => {
+                metrics.add("watch_errors_total", &[kind], 1);
+                warn!(reason = %e, kind, "watch of the pools' objects failed; restarting it");
+                None
+            }
+            Err(e) => {
+                debug!(reason = %e, kind, "kind cannot be watched: the cluster does not have it, or does not permit it");
+                None
             }
         };
-        let patient = |events| match required {
-            true => events,
-            false => patient(events),
-        };
-        let (children, metrics) = (children.clone(), metrics.clone());
-        scope
-            .watch_with(api, &Config::default().labels(&managed), patient)
-            .filter_map(move |event| {
-                let pool = match event {
-                    Ok(event) => children.apply(kind, event),
-                    Err(e) if required => {
-                        metrics.add("watch_errors_total", &[kind], 1);
-                        warn!(reason = %e, kind, "watch of the pools' objects failed; restarting it");
-                        None
-                    }
-                    Err(e) => {
-                        debug!(reason = %e, kind, "kind cannot be watched: the cluster does not have it, or does not permit it");
-                        None
-                    }
-                };
-                std::future::ready(pool)
-            })
-            .boxed()
+        std::future::ready(pool)
     });
-    futures::stream::select_all(watches)
+    pools.boxed()
 }
 
 #[cfg(test)]
@@ -264,14 +283,32 @@ mod tests {
     #[test]
     fn a_kind_is_unknown_until_its_first_list_is_complete() {
         let children = Children::default();
-        children.apply("ConfigMap", Event::Init);
-        children.apply("ConfigMap", Event::InitApply(map("a", "1")));
+        children.apply("ConfigMap", None, Event::Init);
+        children.apply("ConfigMap", None, Event::InitApply(map("a", "1")));
         assert_eq!(children.find("ConfigMap", "n", "a"), None);
-        children.apply("ConfigMap", Event::InitDone);
+        children.apply("ConfigMap", None, Event::InitDone);
         let a = children.find("ConfigMap", "n", "a").unwrap().unwrap();
         assert_eq!((&*a.resource_version, &*a.owner_uid), ("1", "u"));
         assert_eq!(children.find("ConfigMap", "n", "b"), Some(None));
         assert_eq!(children.find("PodMonitor", "n", "a"), None);
+    }
+
+    #[test]
+    fn a_kind_that_is_denied_in_a_namespace_is_unknown_only_there() {
+        let children = Children::default();
+        let listed = |within: &str, objects: Vec<PartialObjectMeta<DynamicObject>>| {
+            let objects = objects.into_iter().map(Event::InitApply);
+            let events = std::iter::once(Event::Init).chain(objects);
+            for event in events.chain([Event::InitDone]) {
+                children.apply("ConfigMap", Some(within), event);
+            }
+        };
+        listed("n", vec![map("a", "1")]);
+        assert!(children.find("ConfigMap", "n", "a").unwrap().is_some());
+        assert_eq!(children.find("ConfigMap", "m", "a"), None);
+        listed("m", Vec::new());
+        assert_eq!(children.find("ConfigMap", "m", "a"), Some(None));
+        assert!(children.find("ConfigMap", "n", "a").unwrap().is_some());
     }
 
     #[test]
@@ -315,14 +352,14 @@ mod tests {
         let children = Children::default();
         let pool = Some(PoolRef::new("n", "p"));
         assert_eq!(
-            children.apply("ConfigMap", Event::Apply(map("a", "1"))),
+            children.apply("ConfigMap", None, Event::Apply(map("a", "1"))),
             pool
         );
         assert_eq!(children.of("n", "u").len(), 1);
         assert_eq!(children.of("n", "other"), []);
         assert_eq!(children.of("m", "u"), []);
         assert_eq!(
-            children.apply("ConfigMap", Event::Delete(map("a", "2"))),
+            children.apply("ConfigMap", None, Event::Delete(map("a", "2"))),
             pool
         );
         assert_eq!(children.of("n", "u"), []);
@@ -331,13 +368,13 @@ mod tests {
     #[test]
     fn objects_missing_from_a_new_list_are_removed() {
         let children = Children::default();
-        children.apply("ConfigMap", Event::Apply(map("a", "1")));
+        children.apply("ConfigMap", None, Event::Apply(map("a", "1")));
         for event in [
             Event::Init,
             Event::InitApply(map("b", "1")),
             Event::InitDone,
         ] {
-            children.apply("ConfigMap", event);
+            children.apply("ConfigMap", None, event);
         }
         let names: Vec<String> = children
             .of("n", "u")

@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::{Events, is_denied};
 
-/// Denied lists in a row after which a namespace counts as empty. A new Role takes effect with a short delay.
-const DENIALS: u32 = 2;
+/// Denied lists after which a namespace counts as empty. A new Role takes effect with a short delay.
+const DENIALS: u32 = 3;
 
 /// Namespace and name.
 type Key = (String, String);
@@ -63,7 +63,7 @@ struct List<K> {
     listing: HashSet<Key>,
     /// It was complete once, or counts as empty.
     listed: bool,
-    /// Denied lists in a row before that.
+    /// Denied lists before that.
     denials: u32,
 }
 
@@ -253,6 +253,7 @@ mod tests {
             (1, failed(500)),
             (1, Ok(Event::Init)),
             (1, failed(403)),
+            (1, failed(403)),
             (0, Ok(Event::Apply(object("a/y")))),
             (1, failed(403)),
             (1, Ok(Event::Init)),
@@ -264,6 +265,7 @@ mod tests {
             [
                 "init",
                 "list a/x",
+                "error",
                 "error",
                 "error",
                 "error",

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ _ADAPTER_RETRY_S = 5.0
 #: Requests wait this long for a check of an adapter's files. It takes microseconds on a local file system.
 _CHECK_WAIT_S = 0.1
 
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+$")
 #: Names, times, inodes and sizes of an adapter's files. They are equal if the files have not changed.
 Stamp = tuple[tuple[str, int, int, int, int], ...]
 
@@ -188,7 +190,7 @@ class AdapterHashes:
 def _folder(path: str) -> str | None:
     """The folder from which vLLM loads an adapter. Raises `_NeverKnown` for a repository that it may download again."""
     local = os.path.expanduser(path)
-    if os.path.isabs(local) or os.path.exists(local):
+    if os.path.isabs(local) or os.path.exists(local) or not _REPOSITORY.match(path):
         return local
     from huggingface_hub import constants
 

@@ -59,8 +59,6 @@ class Namespaces:
 
     def _digest(self, lora: Any, since_s: float) -> bytes:
         """Content hash of an adapter's files, for a use that began at this monotonic time. Raises `Uncacheable`."""
-        if self._paths.setdefault(lora.lora_int_id, lora.lora_path) != lora.lora_path:
-            self._replaced.add(lora.lora_int_id)  # vLLM loads nothing if it has an adapter with the id
         if lora.lora_int_id in self._replaced:
             self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
             raise Uncacheable("lora_loaded_in_place")
@@ -76,8 +74,11 @@ class Namespaces:
         return self.hashes.soon(lora.lora_path, lora.lora_int_id)
 
     def adapter_loaded(self, lora: Any) -> bool:
-        """vLLM is about to load this adapter. Returns whether that replaces the weights of an id in use."""
-        if not getattr(lora, "load_inplace", False):
+        """vLLM is about to load this adapter, or has one with its id. Returns whether it is unknown from now on which
+        weights the id stands for.
+        """
+        other = self._paths.setdefault(lora.lora_int_id, lora.lora_path) != lora.lora_path
+        if not (other or getattr(lora, "load_inplace", False)):
             self.hashes.get(lora.lora_path, lora.lora_int_id, time.monotonic())  # hashes the current content
             return False
         first = lora.lora_int_id not in self._replaced

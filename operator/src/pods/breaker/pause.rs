@@ -65,8 +65,7 @@ pub struct StoredPause {
 }
 
 impl Pause {
-    /// `proven`: nothing is compared any more. Of a pause that is not, pods are compared again.
-    pub(super) fn restored(stored: StoredPause, proven: bool) -> Self {
+    pub(super) fn restored(stored: StoredPause) -> Self {
         let kind = match &*stored.reason {
             "PythonPathUnknown" | "EngineFails" => Kind::Engine,
             "NoNodeWithRoom" => Kind::Node,
@@ -76,7 +75,7 @@ impl Pause {
         };
         let position = match stored.probing {
             true => Position::Probing,
-            false => Position::Paused { proven },
+            false => Position::Paused { proven: true },
         };
         Self {
             owner: stored.owner,
@@ -120,6 +119,12 @@ impl Pause {
     /// Pods created after this time were let through.
     pub(super) fn start(&self) -> Timestamp {
         whole_seconds(self.since)
+    }
+
+    /// Whether the state ends now if nothing happens.
+    pub(super) fn is_over(&self, now: Timestamp) -> bool {
+        let duration = self.duration();
+        duration.is_some_and(|duration| now.duration_since(self.since) >= duration)
     }
 
     /// Length of the state if nothing happens.

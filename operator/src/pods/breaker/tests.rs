@@ -65,6 +65,7 @@ struct Rig {
     breaker: Breaker,
     pods: Vec<Arc<Pod>>,
     refused: Vec<Refused>,
+    injects: bool,
     hash: &'static str,
 }
 
@@ -74,6 +75,7 @@ impl Rig {
             breaker: Breaker::restored("h", None, []),
             pods: Vec::new(),
             refused: Vec::new(),
+            injects: true,
             hash: "h",
         }
     }
@@ -96,6 +98,7 @@ impl Rig {
         let input = BreakerInput {
             pods: &self.pods,
             refused: &self.refused,
+            injects: self.injects,
             hash: self.hash,
             updating: &|_| false,
             now: at(second),
@@ -109,6 +112,7 @@ impl Rig {
         let input = BreakerInput {
             pods: &self.pods,
             refused: &[],
+            injects: self.injects,
             hash: self.hash,
             updating: &|_| false,
             now: at(second),
@@ -415,12 +419,34 @@ fn a_sidecar_that_is_being_updated_is_no_evidence() {
         breaker.step(&BreakerInput {
             pods: &pods,
             refused: &[],
+            injects: true,
             hash: "h",
             updating: &|_| true,
             now: at(second),
         });
         assert!(breaker.is_closed());
     }
+}
+
+#[test]
+fn while_injection_is_disabled_all_hung_pods_are_replaced_and_then_the_pause_ends() {
+    let mut rig = Rig::new();
+    rig.pods([pull("a", 0), pull("b", 0)]).step(0);
+    rig.step(30);
+    rig.expect("r", Some(PAUSED));
+    rig.injects = false;
+    assert_eq!(rig.replaced(33), ["a"]);
+    let mut new = refused_pod("c", Reason::PoolDisabled.name());
+    new.created = at(34);
+    new.own = [engine(running(35))].into();
+    rig.pods([pull("b", 0), new.clone()]);
+    assert_eq!(rig.replaced(36), ["b"], "nothing is compared");
+    // One that nobody may replace keeps the pause, and there is no probe.
+    rig.step(3000);
+    rig.expect("r", Some(PROVEN));
+    rig.pods([new]).step(3001);
+    rig.expect("r", None);
+    assert!(rig.breaker.is_closed());
 }
 
 #[test]
@@ -446,7 +472,7 @@ fn a_pause_of_the_previous_leader_continues() {
     let mut rig = Rig::new();
     rig.breaker = Breaker::restored("h", None, [stored(false)]);
     rig.pods([let_through("a", 0)]).step(1199);
-    rig.expect("r", Some(PAUSED));
+    rig.expect("r", Some(PROVEN));
     assert_eq!(rig.breaker.pauses["r"].cause.kind, Kind::Engine);
     rig.step(1200);
     rig.expect("r", Some(Position::Probing));

@@ -72,13 +72,16 @@ fn is_servers(object: &DynamicObject) -> bool {
 }
 
 /// Whether these servers are standalone and are to be a cluster, or the reverse. An update in place would never end: the first server of a
-/// cluster waits for the others, which the StatefulSet replaces after it.
+/// cluster waits for the others, which the StatefulSet replaces after it. An object that somebody else has written may say anything.
 fn changes_mode(object: &DynamicObject, live: Option<&Option<Child>>, active: &Active<'_>) -> bool {
     let (Some(Some(live)), Some(redis)) = (live, redis::managed(active.spec)) else {
         return false;
     };
     let is_ours = Some(&*live.owner_uid) == active.spec.metadata.uid.as_deref();
-    is_servers(object) && is_ours && live.servers.is_some() != redis::is_cluster(redis)
+    is_servers(object)
+        && is_ours
+        && live.applied.is_some()
+        && live.servers.is_some() != redis::is_cluster(redis)
 }
 
 /// The object as it may be applied now. The servers of a cluster stay until their manager has moved their slots away, which its readiness

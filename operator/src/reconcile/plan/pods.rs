@@ -44,6 +44,7 @@ pub fn plan(
         // Pods that hang are replaced also after somebody has disabled injection.
         pods: if settings.is_some() { pods } else { &[] },
         refused: if injects { &active.refused } else { &[] },
+        injects,
         hash: &hash,
         updating: &updating,
         now: *now,

@@ -105,7 +105,7 @@ mod tests {
         let one = paused(owner, false);
         assert!(one.pool_pause().is_none());
         let pause = one.owners()[0];
-        assert_eq!(pause.position, Position::Paused { proven: false });
+        assert_eq!(pause.position, Position::Paused { proven: true });
         assert_eq!((pause.failures, &*pause.cause.reason), (2, "PodsRefused"));
         assert_eq!(&*pause.owner.as_ref().unwrap().uid, "u");
         let status = json!({"injectionPaused": {"hash": "h", "since": since, "message": "m"}});

@@ -243,15 +243,16 @@ fn servers_are_replaced_in_turn_unless_their_pool_was_edited() {
 
 #[test]
 fn servers_of_another_mode_are_deleted_before_new_ones_are_made() {
-    let live = |owner: &str, servers| {
+    let live_with = |owner: &str, servers, applied: Option<&str>| {
         Some(Some(Child {
             resource_version: "5".into(),
             generation: Some(1),
             owner_uid: owner.to_owned(),
-            applied: Some("of the mode before".to_owned()),
+            applied: applied.map(str::to_owned),
             servers,
         }))
     };
+    let live = |owner: &str, servers| live_with(owner, servers, Some("of the mode before"));
     let uid = pool(json!({})).metadata.uid.unwrap();
     let steps = |live| servers(6, live, &mut Memory::default());
     let found = steps(live(&uid, Some(6)));
@@ -259,6 +260,7 @@ fn servers_of_another_mode_are_deleted_before_new_ones_are_made() {
     for other in [
         live(&uid, None),
         live("of another owner", Some(6)),
+        live_with(&uid, Some(6), None),
         Some(None),
     ] {
         assert!(matches!(&steps(other)[..], [Step::Apply(_)]));
