@@ -130,11 +130,29 @@ def test_a_frame_that_stops_in_the_middle_costs_the_deadline(remote: StubRemote,
 
     remote.answer = stop
     assert 0.1 <= fails("Deadline", lambda: client.lease("a", timeout_s=0.1)) < AT_ONCE_S
-    lease[0]._timeout_s = 0.1
+    lease[0]._patience._left_s = 0.1
     start = time.monotonic()
     assert lease[0].read() is None
     assert time.monotonic() - start < AT_ONCE_S
     serves_again(remote, client, before)
+
+
+def test_all_reads_of_a_lease_share_its_time(remote: StubRemote, client: Client) -> None:
+    names = [str(number) for number in range(20)]
+    client.put([Item(name, VALUE) for name in names])
+
+    def slow(request: Received, answer: Answer) -> Answer:
+        if request.op == Op.READ:
+            remote.ended.wait(0.2)
+        return answer
+
+    remote.answer = slow
+    with client.lease(names, timeout_s=0.5) as lease:
+        start = time.monotonic()
+        read = [leased is not None and leased.read() is not None for leased in lease]
+        assert time.monotonic() - start < AT_ONCE_S
+    assert read[0]
+    assert not read[-1]
 
 
 def test_a_reply_that_trickles_in_costs_the_deadline(remote: StubRemote, client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -530,6 +531,19 @@ def test_the_identity_is_of_contents_and_settings(model: Path) -> None:
     assert second not in (None, first)
     (model / "model.safetensors").write_bytes(b"WEIGHTS")
     assert identity(Arguments(model)) not in (None, first, second)
+
+
+def test_files_that_changed_after_sglang_loaded_them_identify_nothing(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvcachepool.sglang_model import ModelIdentity
+
+    for arguments in (Arguments(model), Arguments(model, lora_paths=[f"a={model}"])):
+        found = ModelIdentity(arguments, "model", None)
+        (model / "model.safetensors").write_bytes(os.urandom(7))
+        wait_for(lambda found=found: found.poll() or found._failed, 20, "an answer")
+        assert (found.poll(), found._failed) == (None, True)
+    assert "WeightsChangedDuringStart" in caplog.text
 
 
 @pytest.mark.parametrize(

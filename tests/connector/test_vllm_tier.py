@@ -35,8 +35,8 @@ from servers.waiting import wait_for
 NAMES = [f"chunk {i}" for i in range(5)]
 BYTES = [content_of(name) for name in NAMES]
 MISSES: list[bytes | None] = [None] * len(NAMES)
-#: The user's name for the weights, so that no files are read.
-NAMED = {"identity": "weights 1"}
+#: The user's name for the weights, so that no files are read, and what the plugin adds.
+NAMED: dict[str, Any] = {"identity": "weights 1", "model": {"settings": "s", "unshared": ""}}
 
 Engines = Callable[..., OffloadEngine]
 
@@ -469,7 +469,7 @@ def prefix_of(**change: Any) -> bytes:
     config = config_of({}, **change)
     spec = OffloadingSpecFactory.create_spec(config)
     facts = tier_keys.facts_of(spec, change.get("chunk_bytes", 102_400), FileMapper, "0.32.0")
-    made = Keys(facts, None, "weights 1").make(key_of("a"))
+    made = Keys(facts, NAMED["model"], "weights 1").make(key_of("a"))
     assert made is not None
     assert made.endswith(key_of("a"))
     return made[:32]
@@ -512,7 +512,8 @@ def test_a_changed_version_size_or_weight_changes_every_key() -> None:
     spec = OffloadingSpecFactory.create_spec(config_of({}))
 
     def prefix(chunk_bytes: int = 4096, version: str = "0.32.0", identity: str = "1") -> bytes:
-        made = Keys(tier_keys.facts_of(spec, chunk_bytes, FileMapper, version), None, identity).make(key_of("a"))
+        facts = tier_keys.facts_of(spec, chunk_bytes, FileMapper, version)
+        made = Keys(facts, NAMED["model"], identity).make(key_of("a"))
         assert made is not None
         return made[:32]
 
@@ -535,12 +536,13 @@ def test_other_tp_sizes_share_only_canonical_pages() -> None:
 def test_without_a_known_model_no_other_process_can_name_the_chunks(
     store: Store, engines: Engines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = engines(identity="")
+    first = engines(identity="", model=None)
     first.store(NAMES)
     first.manager.primary_tier.reset_cache()
     assert first.load(NAMES) == BYTES, "the process itself can"
     assert (first.tier._keys.shared, engines().tier._keys.shared) == (False, True)
-    assert engines(identity="").load(NAMES) == MISSES
+    for identity in ("", NAMED["identity"]):
+        assert engines(identity=identity, model=None).load(NAMES) == MISSES
     assert "NoModelIdentity" in caplog.text
 
 
@@ -688,6 +690,7 @@ def test_the_plugin_describes_the_model_to_the_tier(reports: list[str]) -> None:
     assert tier_of(hf_overrides=overrides)["model"]["settings"] != model["settings"]
     assert settled(model).private == ""
     assert tier_of(load_format="dummy")["model"]["unshared"] == "DummyWeights"
+    assert tier_of(enable_lora=True)["model"]["unshared"] == "LoraAdapters"
 
 
 def test_the_plugin_reports_another_offloading_as_before(reports: list[str]) -> None:

@@ -299,9 +299,9 @@ class Pins:
             return self._count(key, time.monotonic()) > 0
 
     def __len__(self) -> int:
-        with self._lock:
-            now = time.monotonic()
-            return sum(self._count(key, now) > 0 for key in self._held)
+        # Without the lock, which is held while the sidecar is asked: this is called on an event loop.
+        now = time.monotonic()
+        return sum(now < until for _, until in list(self._held.values()))
 
     def _count(self, key: bytes, now: float) -> int:
         count, until = self._held.get(key, (0, 0.0))

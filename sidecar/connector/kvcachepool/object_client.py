@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -44,22 +45,38 @@ class Object(NamedTuple):
     value: bytearray
 
 
+class _Patience:
+    """How long all reads of a lease together may wait for servers."""
+
+    def __init__(self, left_s: float) -> None:
+        self._left_s = left_s
+
+    @contextlib.contextmanager
+    def deadline(self) -> Iterator[float]:
+        """The deadline of a read that begins now."""
+        began_s = time.monotonic()
+        try:
+            yield began_s + self._left_s
+        finally:
+            self._left_s = max(0.0, self._left_s - (time.monotonic() - began_s))
+
+
 class Leased:
     """An object that is in memory while its lease is open. `nbytes`: size of its value."""
 
-    def __init__(self, holding: Holding, position: int, located: Located, timeout_s: float) -> None:
+    def __init__(self, holding: Holding, position: int, located: Located, patience: _Patience) -> None:
         self.header = located.header
         self.nbytes = located.nbytes
         self._holding = holding
         self._position = position
         self._begin = located.begin
-        self._timeout_s = timeout_s
+        self._patience = patience
 
     def read_into(self, buffers: Buffer | Sequence[Buffer], offset: int = 0) -> bool:
         """Fills writable buffers, one after the other, with the value's bytes from `offset` on.
 
-        Returns False if the sidecar took the memory back, or if a server does not answer within the time of `lease`.
-        That is a miss, and the buffers' content is then undefined.
+        Returns False if the sidecar took the memory back, or if servers do not answer within the time of `lease`, which
+        all reads of the lease share. That is a miss, and the buffers' content is then undefined.
         Raises `ValueError` if the buffers need more bytes than the value has.
         """
         targets = buffers_of(buffers)
@@ -70,7 +87,8 @@ class Leased:
             raise ValueError("a buffer is read-only")
         part = Range(self._position, self._begin + offset, targets)
         try:
-            return self._holding.read([part], time.monotonic() + self._timeout_s)[0]
+            with self._patience.deadline() as deadline:
+                return self._holding.read([part], deadline)[0]
         except Error as error:
             if isinstance(error, Unavailable) and error.reason == "Forked":
                 raise
@@ -115,10 +133,10 @@ class Lease:
         for holding in self._held:
             holding.drop()
 
-    def _add(self, holding: Holding, timeout_s: float) -> None:
+    def _add(self, holding: Holding, patience: _Patience) -> None:
         self._held.append(holding)
         self._objects += [
-            None if located is None else Leased(holding, position, located, timeout_s)
+            None if located is None else Leased(holding, position, located, patience)
             for position, located in enumerate(holding.located)
         ]
 
@@ -265,13 +283,13 @@ class Client:
             prefix: the keys are a prefix; nothing is fetched behind the first absent one.
         """
         transport, deadline = self._begin(timeout_s)
-        lease = Lease()
+        lease, patience = Lease(), _Patience(self._timeout(timeout_s))
         try:
             for names in _batches(_names(keys), _KEYS_AT_ONCE):
                 if prefix and None in lease._objects[-1:]:
                     lease._objects += [None] * len(names)
                     continue
-                lease._add(transport.hold(names, prefix, deadline), self._timeout(timeout_s))
+                lease._add(transport.hold(names, prefix, deadline), patience)
         except BaseException:
             lease.close()
             raise

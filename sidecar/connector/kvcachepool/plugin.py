@@ -96,6 +96,9 @@ def _describe_to_tiers(config: Any) -> None:
         tiers = own_tiers(config.kv_transfer_config)
         if tiers:
             described = describe_settings(config)
+            if config.lora_config is not None:
+                # vLLM's keys have an adapter's name and path, and neither its content.
+                described["unshared"] = described["unshared"] or "LoraAdapters"
             for tier in tiers:
                 tier["model"] = described
     except Exception:

@@ -6,6 +6,7 @@ load KV of the earlier ones.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -67,6 +68,8 @@ class ModelIdentity:
         self._lock = threading.Lock()
         self._found: str | None = None
         self._failed = False
+        #: The files as SGLang has just loaded them. They may be replaced at any time.
+        self._start = {} if model_id else weights.record_files(self._sources())
         self.poll()
 
     def poll(self) -> str | None:
@@ -94,6 +97,26 @@ class ModelIdentity:
             reason,
         )
 
+    def _source(self, path: str, revision: str | None = None) -> weights.Source:
+        return weights.Source(path, path, revision, getattr(self._args, "download_dir", None))
+
+    def _sources(self) -> list[weights.Source]:
+        args = self._args
+        if args is None:
+            return []
+        found = [self._source(args.model_path, getattr(args, "revision", None))]
+        if draft := getattr(args, "speculative_draft_model_path", None):
+            found.append(self._source(draft, getattr(args, "speculative_draft_model_revision", None)))
+        with contextlib.suppress(ValueError):  # `poll` reports it
+            found += [self._source(path) for path in _adapters(getattr(args, "lora_paths", None))]
+        return found
+
+    def _as_loaded(self, source: weights.Source, folder: str) -> None:
+        """Raises `ValueError` if files of this folder have changed since the backend was created."""
+        reason = weights.changed_since(source, folder, self._start)
+        if reason:
+            raise ValueError(f"{reason}: {folder}")
+
     def _contents(self) -> list[Any] | None:
         """Digests of the files of the model and of its draft model. None while they are read. Raises `ValueError` when
         files do not say what the weights are, and `OSError`.
@@ -120,7 +143,9 @@ class ModelIdentity:
         if folder is None:
             raise ValueError(f"no local folder of the adapter {path}")
         digest = weights.weights_digest(folder, self._digests)
-        return None if digest is None else [digest, weights.settings_digest(folder)]
+        found = None if digest is None else [digest, weights.settings_digest(folder)]
+        self._as_loaded(self._source(path), folder)
+        return found
 
     def _files(self, path: str, revision: str | None, load_format: str) -> list[Any] | None:
         reason = weights.unshareable_source(path, load_format)
@@ -136,7 +161,9 @@ class ModelIdentity:
         digest = weights.weights_digest(folder, self._digests)
         if digest == "":
             raise ValueError(f"no weights in {folder}")
-        return None if digest is None else [digest, weights.settings_digest(folder), config]
+        found = None if digest is None else [digest, weights.settings_digest(folder), config]
+        self._as_loaded(self._source(path, revision), folder)
+        return found
 
     def _digest(self, model: list[Any]) -> str:
         scales = getattr(self._args, "quantization_param_path", None)

@@ -47,12 +47,10 @@ class Keys:
         self._identity: dict[str, Any] = {}
         self._prefix: bytes | None = None
         self._epoch = ""
-        if identity:
-            self._settle(
-                {"named": identity, "settings": model and model["settings"]}, (model or {}).get("unshared", "")
-            )
-        elif model is None:
-            self._settle({}, NO_IDENTITY)
+        if model is None:
+            self._settle({}, NO_IDENTITY)  # whatever the weights are called: settings decide the values, too
+        elif identity:
+            self._settle({"named": identity, "settings": model["settings"]}, model["unshared"])
         else:
             threading.Thread(target=self._read_files, name="kvcachepool-tier-keys", daemon=True).start()
 
