@@ -136,8 +136,14 @@ def test_pods_created_without_the_webhook_start_are_counted_and_evicted_on_reque
         return [injected(each) for each in pods] == [True]
 
     kubernetes.wait_for(replaced, 60, "the Deployment's pod has a sidecar", namespace=namespace)
-    evicted = [(kind, name) for kind, name, reason, _ in operator_events(kubernetes, namespace) if reason == "Evicted"]
-    assert sorted(evicted) == [("KVCachePool", "demo"), ("ReplicaSet", replicas)]
+
+    def evicted() -> list[tuple[str, str]]:
+        events = operator_events(kubernetes, namespace)
+        return sorted((kind, name) for kind, name, reason, _ in events if reason == "Evicted")
+
+    # The pod is replaced before its events are written, one after the other.
+    kubernetes.wait_for(lambda: len(evicted()) > 1, 30, "events name the evicted pod", namespace=namespace)
+    assert evicted() == [("KVCachePool", "demo"), ("ReplicaSet", replicas)]
     kubernetes.wait_for(lambda: missed(1), 90, "only the pod that nobody would make again is left", namespace=namespace)
     assert kubernetes.pod(namespace, "bare")["status"]["phase"] == "Running"
 
