@@ -70,10 +70,10 @@ def test_a_read_whose_deadline_has_passed_leaves_the_leases_of_its_connection(
     client.put([Item("a", VALUE)])
     with client.lease("a") as lease:
         connection = connection_of(client)
-        lease[0]._timeout_s = 0.0
+        lease[0]._patience._left_s = 0.0
         assert lease[0].read() is None
         assert connection.usable
-        lease[0]._timeout_s = LONG_S
+        lease[0]._patience._left_s = LONG_S
         assert lease[0].read() == VALUE
     assert len(remote.frames(Op.HELLO)) == 1
 
