@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from .weights import local_folder
+from .weights import from_modelscope, local_folder
 
 logger = logging.getLogger("kvcachepool")
 
@@ -194,7 +194,7 @@ def _folder(path: str) -> str | None:
         return local
     from huggingface_hub import constants
 
-    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true") or not constants.HF_HUB_OFFLINE:
+    if from_modelscope() or not constants.HF_HUB_OFFLINE:
         raise _NeverKnown("vLLM loads its newest revision at any time; use a local folder, or set HF_HUB_OFFLINE=1")
     return local_folder(path, None, None)
 

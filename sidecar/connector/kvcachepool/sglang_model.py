@@ -69,7 +69,10 @@ class ModelIdentity:
         self._found: str | None = None
         self._failed = False
         #: The files as SGLang has just loaded them. They may be replaced at any time.
-        self._start = {} if model_id else weights.record_files(self._sources())
+        self._start: dict[str, dict[str, str]] = {}
+        if args is not None and not model_id:
+            with contextlib.suppress(ValueError):  # `poll` reports it
+                self._start = weights.record_files([source for source, _ in self._sources()])
         self.poll()
 
     def poll(self) -> str | None:
@@ -97,25 +100,23 @@ class ModelIdentity:
             reason,
         )
 
-    def _source(self, path: str, revision: str | None = None) -> weights.Source:
-        return weights.Source(path, path, revision, getattr(self._args, "download_dir", None))
-
-    def _sources(self) -> list[weights.Source]:
+    def _sources(self) -> list[tuple[weights.Source, str]]:
+        """The model, its draft model and the adapters of `--lora-paths`, with their load format; adapters have none.
+        Raises `ValueError`.
+        """
         args = self._args
-        if args is None:
-            return []
-        found = [self._source(args.model_path, getattr(args, "revision", None))]
-        if draft := getattr(args, "speculative_draft_model_path", None):
-            found.append(self._source(draft, getattr(args, "speculative_draft_model_revision", None)))
-        with contextlib.suppress(ValueError):  # `poll` reports it
-            found += [self._source(path) for path in _adapters(getattr(args, "lora_paths", None))]
-        return found
 
-    def _as_loaded(self, source: weights.Source, folder: str) -> None:
-        """Raises `ValueError` if files of this folder have changed since the backend was created."""
-        reason = weights.changed_since(source, folder, self._start)
-        if reason:
-            raise ValueError(f"{reason}: {folder}")
+        def source(path: str, revision: str | None) -> weights.Source:
+            return weights.Source(path, path, revision, getattr(args, "download_dir", None))
+
+        found = [(source(args.model_path, getattr(args, "revision", None)), str(args.load_format))]
+        draft = getattr(args, "speculative_draft_model_path", None)
+        if draft:
+            load_format = getattr(args, "speculative_draft_load_format", None) or args.load_format
+            revision = getattr(args, "speculative_draft_model_revision", None)
+            found.append((source(draft, revision), str(load_format)))
+        # SGLang names these adapters by name and path, and one that is loaded later at random.
+        return found + [(source(path, None), "") for path in _adapters(getattr(args, "lora_paths", None))]
 
     def _contents(self) -> list[Any] | None:
         """Digests of the files of the model and of its draft model. None while they are read. Raises `ValueError` when
@@ -127,42 +128,45 @@ class ModelIdentity:
         foreign = [name for name in _FOREIGN if getattr(args, name, None)]
         if foreign:
             raise ValueError(f"weights or code come from {', '.join(foreign)}")
-        found = [self._files(args.model_path, getattr(args, "revision", None), str(args.load_format))]
-        draft = getattr(args, "speculative_draft_model_path", None)
-        if draft:
-            load_format = getattr(args, "speculative_draft_load_format", None) or args.load_format
-            revision = getattr(args, "speculative_draft_model_revision", None)
-            found.append(self._files(draft, revision, str(load_format)))
-        found += [self._adapter(path) for path in _adapters(getattr(args, "lora_paths", None))]
+        found = [
+            self._model(source, load_format) if load_format else self._adapter(source)
+            for source, load_format in self._sources()
+        ]
         self._digests.work(0)
         return None if any(one is None for one in found) else found
 
-    def _adapter(self, path: str) -> list[Any] | None:
-        """An adapter of `--lora-paths`. SGLang names it by name and path, and one that is loaded later at random."""
-        folder = weights.local_folder(path, None, getattr(self._args, "download_dir", None))
+    def _adapter(self, source: weights.Source) -> list[Any] | None:
+        folder = weights.local_folder(source.location, source.revision, source.download_dir)
         if folder is None:
-            raise ValueError(f"no local folder of the adapter {path}")
-        digest = weights.weights_digest(folder, self._digests)
-        found = None if digest is None else [digest, weights.settings_digest(folder)]
-        self._as_loaded(self._source(path), folder)
-        return found
+            raise ValueError(f"no local folder of the adapter {source.location}")
+        return self._files(source, folder)
 
-    def _files(self, path: str, revision: str | None, load_format: str) -> list[Any] | None:
+    def _model(self, source: weights.Source, load_format: str) -> list[Any] | None:
+        path = source.location
         reason = weights.unshareable_source(path, load_format)
         if reason:
             raise ValueError(reason)
-        folder = weights.local_folder(path, revision, getattr(self._args, "download_dir", None))
+        folder = weights.local_folder(path, source.revision, source.download_dir)
         if folder is None or (_from_modelscope() and not os.path.isdir(path)):
             raise ValueError(f"no local folder of {path}")
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
         if weights.names_other_code(folder, config):
             raise ValueError("the model's code is in another repository")
-        digest = weights.weights_digest(folder, self._digests)
-        if digest == "":
+        found = self._files(source, folder)
+        if found and not found[0]:
             raise ValueError(f"no weights in {folder}")
-        found = None if digest is None else [digest, weights.settings_digest(folder), config]
-        self._as_loaded(self._source(path, revision), folder)
+        return None if found is None else [*found, config]
+
+    def _files(self, source: weights.Source, folder: str) -> list[Any] | None:
+        """Digests of the weights and of the settings. Raises `ValueError` if files have changed since the backend was
+        created.
+        """
+        digest = weights.weights_digest(folder, self._digests)
+        found = None if digest is None else [digest, weights.settings_digest(folder)]
+        reason = weights.changed_since(source, folder, self._start)
+        if reason:
+            raise ValueError(f"{reason}: {folder}")
         return found
 
     def _digest(self, model: list[Any]) -> str:

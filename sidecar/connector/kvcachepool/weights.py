@@ -313,14 +313,14 @@ def unshareable_source(location: str, load_format: str) -> str:
     reason = ""
     if load_format not in LOCAL_FORMATS:
         reason = _NOT_LOCAL.get(load_format, "LoadFormatUnknown")
-    elif "://" in location or (_from_modelscope() and not os.path.isdir(location)):
+    elif "://" in location or (from_modelscope() and not os.path.isdir(location)):
         reason = "RemoteWeights"
     elif location.endswith(".gguf"):
         reason = "Gguf"
     return reason
 
 
-def _from_modelscope() -> bool:
+def from_modelscope() -> bool:
     """Models without a local folder come from another hub, so a snapshot of that name from Hugging Face is a different
     one.
     """

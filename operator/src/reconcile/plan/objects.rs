@@ -38,7 +38,6 @@ pub fn plan(observed: &Observed<'_>, active: &Active<'_>, memory: &mut Memory) -
         if changes_mode(object, live.as_ref(), active) {
             let types = object.types.clone().unwrap_or_default();
             steps.push(Step::Delete(types, object.name_any()));
-            steps.push(Step::Requeue(UNLISTED_INTERVAL));
             continue;
         }
         let Memory { uid, applied, .. } = memory;

@@ -633,7 +633,6 @@ fn a_job_that_the_api_server_refuses_is_tried_for_ten_minutes_unless_it_is_refus
     (observed.outcome, memory.purge_refused) = (None, None);
     observed.now = at(10);
     assert_eq!(purging(&observed, &mut memory), []);
-    observed.now = at(611);
     // The Job could be read in between.
     observed.pool = Pool::Deleted(wanted(Ok(Some(JobState::Running))));
     observed.now = at(600);
