@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from pathlib import Path
 from typing import Any
 
 from engine_loop import Loop
 from scripted_pool import ScriptedPool
 
-from kvcachepool import wire
-from kvcachepool.messages import Hello, encode
 from kvcachepool.wire import Op
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
-TOKEN = "a token of the tests"
 #: Small chunks, so that short prompts have several.
 CACHE = {"cache": {"chunkTokens": 64, "minLoadTokens": 64}}
 
@@ -67,23 +61,3 @@ def loads_of(engine: Loop) -> list[Any]:
     seen: list[Any] = []
     engine.rewrite_metadata = lambda metadata: seen.extend(job for job in metadata.jobs if job.kind == "load")
     return seen
-
-
-def admin(folder: Path) -> dict[str, Any]:
-    """Config of a sidecar that accepts `clear`."""
-    token = folder / "token"
-    token.write_text(TOKEN)
-    return {"admin": {"tokenFile": str(token)}}
-
-
-def clear(pool: Sidecar) -> None:
-    """Removes every chunk of the pool."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as admin:
-        admin.connect(str(pool.socket))
-        hello = Hello(version=wire.PROTOCOL_VERSION, role="admin", incarnation=os.urandom(16), number=1)
-        for op, body in ((Op.HELLO, hello), (Op.ADMIN, {"op": "clear", "token": TOKEN})):
-            payload = encode(body)
-            admin.sendall(wire.encode_header(op, 0, 1, len(payload)) + payload)
-            header = wire.decode_header(admin.recv(wire.HEADER_BYTES, socket.MSG_WAITALL))
-            answer = admin.recv(header.length, socket.MSG_WAITALL)
-            assert not header.flags & wire.FLAG_ERROR, answer

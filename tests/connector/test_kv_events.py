@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM")
 
 from engine_loop import Loop, prompt
-from steps import admin, clear, serving
+from steps import serving
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
@@ -96,7 +96,8 @@ class Watched:
 @pytest.fixture
 def small(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sidecar]:
     """A sidecar with space for few tokens and few events."""
-    sidecar = Sidecar(volume, memory="64Mi", config=SMALL | admin(volume) | {"limits": {"events": 16}})
+    sidecar = Sidecar(volume, memory="64Mi", config=SMALL | {"limits": {"events": 16}})
+    sidecar.accept_clear()
     monkeypatch.setenv("KVCACHEPOOL_SOCKET", str(sidecar.socket))
     sidecar.start()
     yield sidecar
@@ -170,7 +171,7 @@ def test_an_overflowed_ring_is_repaired_from_a_snapshot(
     held: list[Callable[[], Any]] = []
     send = reporter.Reporter._request_events
     monkeypatch.setattr(reporter.Reporter, "_request_events", lambda *arguments: held.append(lambda: send(*arguments)))
-    clear(small)
+    small.clear()
     watched.store(*prompts[1:])
     wait_for(lambda: held, 20, "a poll that is held back")
     monkeypatch.undo()
@@ -258,7 +259,7 @@ def test_a_router_that_missed_a_restart_of_vllm_counts_no_block_twice(small: Sid
     first.settle(prompts)
     second = Watched(loop(events=True, engine_id="two"), small, llm_d)
     second.settle(prompts)
-    clear(small)
+    small.clear()
     second.become(dict.fromkeys(range(3), 0), prompts)
 
 
@@ -286,8 +287,8 @@ def test_tagged_chunks_are_not_published_for_plain_requests(pool: Sidecar, loop:
 def test_the_disk_is_published_as_local_storage_and_removed(
     volume: Path, tmp_path: Path, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = SMALL | admin(volume) | {"disk": {"path": str(tmp_path), "size": "1Gi"}}
-    pool = Sidecar(volume, memory="64Mi", config=config)
+    pool = Sidecar(volume, memory="64Mi", config=SMALL | {"disk": {"path": str(tmp_path), "size": "1Gi"}})
+    pool.accept_clear()
     monkeypatch.setenv("KVCACHEPOOL_SOCKET", str(pool.socket))
     pool.start()
     try:
@@ -302,7 +303,7 @@ def test_the_disk_is_published_as_local_storage_and_removed(
         assert pool.metrics().total("kvcachepool_evicted_chunks") > 0, "memory holds less than the disk"
         stored = [event for event in of_pool(watched.publisher.events) if isinstance(event, BlockStored)]
         assert {(event.medium, event.locality) for event in stored} == {("CPU", "LOCAL"), ("STORAGE", "LOCAL")}
-        clear(pool)
+        pool.clear()
         watched.become(dict.fromkeys(blocks, 0), prompts, "STORAGE")
         watched.become(dict.fromkeys(blocks, 0), prompts, "CPU")
     finally:

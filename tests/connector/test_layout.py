@@ -83,6 +83,41 @@ def test_pipeline_stages_have_separate_shards() -> None:
     assert [one.shard for one in found] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("tp", "pp", "nodes", "expected"),
+    [
+        (8, 2, 2, Ranks(tp=8, nodes=2)),
+        (2, 4, 2, Ranks(tp=2, pp=2, nodes=2)),
+        (2, 1, 2, Ranks(tp=1, nodes=2, tp_nodes=2)),
+        (16, 2, 4, Ranks(tp=8, nodes=4, tp_nodes=2)),
+    ],
+)
+def test_each_node_has_whole_stages_or_an_equal_part_of_one(tp: int, pp: int, nodes: int, expected: Ranks) -> None:
+    made = engine([], tensor_parallel_size=tp, pipeline_parallel_size=pp, nnodes_within_dp=nodes)
+    ranks = layout.ranks_of(made)
+    assert ranks == expected
+    places = [ranks.of(rank % tp, rank // tp) for rank in range(tp * pp)]
+    assert [place.node for place in places] == [rank // ranks.world for rank in range(tp * pp)]
+    assert [place.rank for place in places] == [rank % ranks.world for rank in range(tp * pp)]
+
+
+@pytest.mark.parametrize(("tp", "pp", "nodes", "dcp"), [(2, 3, 2, 1), (6, 1, 4, 1), (4, 1, 2, 2)])
+def test_other_divisions_into_nodes_are_refused(tp: int, pp: int, nodes: int, dcp: int) -> None:
+    sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "decode_context_parallel_size": dcp}
+    with pytest.raises(Unserved) as refused:
+        layout.ranks_of(engine([], **sizes, nnodes_within_dp=nodes))
+    assert refused.value.reason == "MultiNodeUnsupported"
+
+
+@pytest.mark.parametrize(
+    ("heads", "tp", "nodes", "parts"), [(8, 16, 2, 4), (1, 16, 2, 1), (2, 8, 4, 1), (3, 12, 2, 6), (None, 4, 2, 2)]
+)
+def test_replicas_are_told_within_a_node(heads: int | None, tp: int, nodes: int, parts: int) -> None:
+    ranks = layout.ranks_of(engine([], tensor_parallel_size=tp, nnodes_within_dp=nodes))
+    declared = SimpleNamespace(max_tp_shards=heads)
+    assert layout._tp_shards(ranks, declared, {"group": "full", "shards": "halves"}) == parts
+
+
 # -- detection, with vLLM's own specs and views
 
 interface = pytest.importorskip("vllm.v1.kv_cache_interface", reason="needs vLLM")
@@ -294,6 +329,19 @@ def described(
     ranks = layout.ranks_of(made)
     found = layout_detect.detect(made, config, caches, ranks, version)
     return found.descriptor["groups"][0]["portable"]
+
+
+def test_a_part_on_a_node_is_another_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, caches = cache("a")
+    made = engine(list(caches), tensor_parallel_size=2, nnodes_within_dp=2)
+    whole = layout_detect.detect(engine(list(caches)), config, caches, Ranks(), "0.32.0").descriptor
+    parts = [
+        layout_detect.detect(made, config, caches, layout.ranks_of(made).of(rank, 0), "0.32.0").descriptor
+        for rank in range(2)
+    ]
+    meanings = [json.dumps(one["groups"][0]["portable"], sort_keys=True) for one in (whole, *parts)]
+    assert len(set(meanings)) == 3
+    assert len({json.dumps(one["parallel"], sort_keys=True) for one in (whole, *parts)}) == 3
 
 
 def test_the_meaning_of_objects_is_the_same_in_every_layout_topology_and_version(

@@ -40,7 +40,6 @@ def test_plain_arguments_get_the_connector() -> None:
         ({"kv_offloading_size": 4.0}, {}, "KvOffloadingSize"),
         ({"prefix_caching_hash_algo": "xxhash"}, {}, "HashAlgorithmRefused"),
         ({"prefix_caching_hash_algo": "xxhash_cbor"}, {}, "HashAlgorithmRefused"),
-        ({"nnodes": 2}, {}, "MultiNodeUnsupported"),
         ({}, {"PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True"}, "ExpandableSegments"),
         ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "ExpandableSegments"),
         ({"kv_transfer_config": transfer("LMCacheMPConnector")}, {}, "ExistingConnector/LMCacheMPConnector"),
@@ -129,13 +128,23 @@ def test_models_that_cannot_be_served(
 ) -> None:
     config = SimpleNamespace(
         model_config=SimpleNamespace(**model),
-        parallel_config=SimpleNamespace(),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
         cache_config=SimpleNamespace(enable_prefix_caching=caching, mamba_cache_mode="align" if caching else "none"),
         kv_transfer_config=transfer("KVCachePoolConnector"),
     )
     if reported:
         preflight.pass_facts(config.kv_transfer_config, **{preflight.PREFIXES_WORK: True})
     assert preflight.model_refusal(config) == reason
+
+
+def test_nodes_that_share_a_pipeline_stage_unequally_are_refused() -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(),
+        parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=3, nnodes_within_dp=2),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        kv_transfer_config=transfer("KVCachePoolConnector"),
+    )
+    assert preflight.model_refusal(config) == "MultiNodeUnsupported"
 
 
 def platform(monkeypatch: pytest.MonkeyPatch, kind: str, device_type: str, hip: str | None = None) -> None:

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from servers import paths, web
 from servers.process import Process, alive, children
 from servers.prometheus import Samples
 from servers.waiting import wait_for
+
+_TOKEN = "a token of the tests"
 
 
 def export_connector(folder: Path, *arguments: str) -> None:
@@ -167,6 +170,27 @@ class Sidecar(SidecarClient):
         """The engine process below the supervisor."""
         found = wait_for(lambda: children(self.process.pid), 10, "an engine process")
         return found[0]
+
+    def accept_clear(self) -> None:
+        """Makes the next start accept `clear`."""
+        token = self.folder / "token"
+        token.write_text(_TOKEN)
+        self._set({"admin": {"tokenFile": str(token)}})
+
+    def clear(self) -> None:
+        """Removes all chunks from memory and from the pod's own tiers."""
+        from kvcachepool import wire
+        from kvcachepool.messages import Hello, encode
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as admin:
+            admin.connect(str(self.socket))
+            hello = Hello(version=wire.PROTOCOL_VERSION, role="admin", incarnation=os.urandom(16), number=1)
+            for op, body in ((wire.Op.HELLO, hello), (wire.Op.ADMIN, {"op": "clear", "token": _TOKEN})):
+                payload = encode(body)
+                admin.sendall(wire.encode_header(op, 0, 1, len(payload)) + payload)
+                header = wire.decode_header(admin.recv(wire.HEADER_BYTES, socket.MSG_WAITALL))
+                answer = admin.recv(header.length, socket.MSG_WAITALL)
+                assert not header.flags & wire.FLAG_ERROR, answer
 
     def flip_memory(self) -> int:
         """Flips a bit in every page of the arena that is in use, behind the sidecar's back. Returns how many.

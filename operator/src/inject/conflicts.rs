@@ -1,5 +1,7 @@
-//! Conflicts that prevent a cache in a pod: other connectors, engines with ranks in several pods, the node's network.
+//! Conflicts that prevent a cache in a pod: other connectors, engines with ranks in several pods that vLLM's connector cannot join, the
+//! node's network.
 
+use super::engine::Engine;
 use super::launch::{Launch, OFFLOADING};
 use super::{Reason, Refusal, json};
 use crate::api::ExistingConnector;
@@ -71,7 +73,7 @@ pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Res
     Ok(())
 }
 
-/// Refuses an engine with ranks in several pods, because no pod would hold a whole chunk.
+/// Refuses an engine with ranks in several pods, except for vLLM's own `--nnodes`: there the sidecars of all pods agree on every hit.
 pub(super) fn multi_node(pod: &Value, launch: &Launch<'_>) -> Result<(), Refusal> {
     match spread(pod, launch) {
         Some(sign) => Err(Refusal::new(
@@ -90,8 +92,10 @@ fn spread(pod: &Value, launch: &Launch<'_>) -> Option<String> {
     if json::label(pod, "ray.io/cluster").is_some() {
         return Some("the label ray.io/cluster makes this a node of a Ray cluster".to_string());
     }
+    let joins = launch.engine() == Engine::Vllm && launch.has_flag("nnodes");
     for (flag, alone) in [("nnodes", "1"), ("node-rank", "0")] {
-        if let Some(value) = launch.flag(flag).into_iter().find(|value| *value != alone) {
+        let value = launch.flag(flag).into_iter().find(|value| *value != alone);
+        if let (Some(value), false) = (value, joins) {
             let engine = launch.engine();
             return Some(format!("{engine} is started with --{flag} {value}"));
         }
@@ -112,17 +116,19 @@ fn spread(pod: &Value, launch: &Launch<'_>) -> Option<String> {
             || word.starts_with("--data_parallel_")
             || word.starts_with("-dp")
     });
-    if data_parallel {
+    if data_parallel || joins {
         return None;
     }
     if launch.has_flag("headless") {
-        return Some("vLLM is started with --headless and without data parallelism".to_string());
+        return Some(
+            "vLLM is started with --headless, and without --nnodes or data parallelism".to_string(),
+        );
     }
     let group_size = json::annotation(pod, "leaderworkerset.sigs.k8s.io/size")
         .or_else(|| group_size_variable(pod))
         .filter(|size| size.trim() != "1")?;
     Some(format!(
-        "a LeaderWorkerSet makes groups of {group_size} pods, and no argument makes them data-parallel"
+        "a LeaderWorkerSet makes groups of {group_size} pods, and the arguments have neither --nnodes nor data parallelism"
     ))
 }
 

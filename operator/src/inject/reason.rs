@@ -12,7 +12,7 @@ crate::reasons::reasons! {
     ContainerNotFound = "The pod has no container of the name in the annotation or the pool. Correct the name.",
     OtherCachePresent = "The engine starts with another KV cache: LMCache, an offloading connector without the tier `kvcachepool.vllm_tier`, `--kv-offloading-size`, or another storage backend of SGLang. Remove it, or the label.",
     ConnectorPresent = "vLLM starts with a connector for disaggregated prefill. `injection.existingConnector: Compose` adds kvcachepool beside it.",
-    MultiNodeUnsupported = "The ranks of one engine run in several pods. A sidecar serves only the ranks of its own pod, so no chunk would be complete.",
+    MultiNodeUnsupported = "The ranks of one engine run in several pods, and not by vLLM's --nnodes. A sidecar serves only the ranks of its own pod, so no chunk would be complete.",
     PythonIsolated = "The engine's Python is started with `-I` or `-E` and ignores PYTHONPATH, by which it finds the connector. Remove the option, or the label.",
     HostNetworkConflict = "The pod uses the network of its node, where the sidecar's port could be in use. Remove `hostNetwork`, or the label.",
     PortTaken = "Another container of the pod uses the sidecar's port, 9797. Give that container another port.",

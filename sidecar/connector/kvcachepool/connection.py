@@ -169,6 +169,10 @@ class Connection:
         """
         return self._transmit(op, encode(body), on_reply)
 
+    def forward(self, op: Op, tag: int, body: bytes, on_reply: Callable[[Reply], None] | None) -> bool:
+        """Sends a message of another process under that process's tag. Returns whether it was sent."""
+        return self._transmit(op, body, on_reply, tag) is not None
+
     def drop(self, tag: int) -> None:
         """Ignores responses with this tag from now on."""
         with self._lock:
@@ -196,14 +200,16 @@ class Connection:
 
     # -- sending
 
-    def _transmit(self, op: Op, body: bytes, on_reply: Callable[[Reply], None] | None) -> int | None:
+    def _transmit(
+        self, op: Op, body: bytes, on_reply: Callable[[Reply], None] | None, tag: int | None = None
+    ) -> int | None:
         # A forked child may have inherited the lock from a thread that does not exist in it.
         if os.getpid() != self._pid:
             return None
         with self._lock:
             if not self._open:
                 return None
-            tag = next(_tags)
+            tag = next(_tags) if tag is None else tag
             if on_reply is not None:
                 self._callbacks[tag] = on_reply
             if self._write(op, tag, body):

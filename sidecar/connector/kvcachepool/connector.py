@@ -357,7 +357,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(self._worker.take_report, None, report)
         elif isinstance(self._connector_metadata, StepMetadata):
             report.stores = {job.id: Ended(1, 1) for job in self._connector_metadata.jobs if job.kind == "store"}
-        return report if report.stores or report.timed else None
+        return report if report.stores or report.timed or report.nodes else None
 
     def shutdown(self) -> None:
         if self._scheduler is not None:

@@ -57,18 +57,37 @@ class ShardOf(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """Parallel sizes of the instance, and the coordinates of one rank."""
+    """Parallel sizes of the instance on one node, and the coordinates of one rank there.
+
+    nodes: nodes of the instance. All have the same sizes: whole pipeline stages, or equal parts of one stage.
+    node: index of this node. A part of the model for itself, whose objects only the same part can load.
+    tp_nodes: nodes that share the tensor parallelism of a stage.
+    """
 
     tp: int = 1
     pp: int = 1
     dcp: int = 1
     tp_rank: int = 0
     pp_rank: int = 0
+    nodes: int = 1
+    node: int = 0
+    tp_nodes: int = 1
 
     @property
     def world(self) -> int:
-        """Ranks of the instance. Replicas of data parallelism are separate instances."""
+        """Ranks of the instance on the node. Replicas of data parallelism are separate instances."""
         return self.tp * self.pp
+
+    def of(self, tp_rank: int, pp_rank: int) -> Ranks:
+        """With the coordinates of a rank, given as those in the whole instance."""
+        node = (pp_rank * self.tp * self.tp_nodes + tp_rank) // self.world
+        return self._replace(tp_rank=tp_rank % self.tp, pp_rank=pp_rank % self.pp, node=node)
+
+    def part(self) -> dict[str, int]:
+        """Names the part of the model on this node; empty if it is all of it."""
+        if self.nodes == 1:
+            return {}
+        return {"node": self.node, "nodes": self.nodes, "tp_nodes": self.tp_nodes}
 
     @property
     def rank(self) -> int:
@@ -114,17 +133,29 @@ def table() -> dict[str, Any]:
 
 
 def ranks_of(vllm_config: Any) -> Ranks:
-    """Parallel sizes, without coordinates. Raises `Unserved` for prefill context parallelism."""
+    """Parallel sizes, without coordinates. Raises `Unserved` for prefill context parallelism, and for nodes that differ
+    in what they hold.
+    """
     parallel = vllm_config.parallel_config
     if int(getattr(parallel, "prefill_context_parallel_size", 1) or 1) > 1:
         raise Unserved(
             "PrefillContextParallelUnsupported", "--prefill-context-parallel-size splits blocks over ranks: use 1"
         )
-    return Ranks(
-        tp=int(parallel.tensor_parallel_size),
-        pp=int(parallel.pipeline_parallel_size),
-        dcp=int(getattr(parallel, "decode_context_parallel_size", 1) or 1),
-    )
+    tp, pp = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
+    dcp = int(getattr(parallel, "decode_context_parallel_size", 1) or 1)
+    nodes = int(getattr(parallel, "nnodes_within_dp", 1) or 1)
+    if nodes == 1:
+        return Ranks(tp=tp, pp=pp, dcp=dcp)
+    world = tp * pp // nodes
+    if dcp > 1 or tp * pp % nodes or (world % tp and tp % world):
+        raise Unserved(
+            "MultiNodeUnsupported",
+            f"--nnodes {nodes} with --tensor-parallel-size {tp}, --pipeline-parallel-size {pp} and"
+            f" --decode-context-parallel-size {dcp}: expected whole pipeline stages per node, or whole nodes per stage,"
+            " and no context parallelism",
+        )
+    tp_nodes = max(1, tp // world)
+    return Ranks(tp=tp // tp_nodes, pp=max(1, world // tp), nodes=nodes, tp_nodes=tp_nodes)
 
 
 def shards_in_tp(ranks: Ranks, parts: int, dcp_sharded: bool) -> int:
@@ -164,7 +195,12 @@ def _tp_shards(ranks: Ranks, spec: Any, row: dict[str, Any]) -> int:
     if not hasattr(spec, "max_tp_shards"):
         # vLLM 0.30 declares it only by the kind of the group.
         return 1 if row["shards"] == "one" else ranks.tp
-    return min(ranks.tp, int(spec.max_tp_shards or ranks.tp))
+    everywhere = ranks.tp * ranks.tp_nodes
+    parts = min(everywhere, int(spec.max_tp_shards or everywhere))
+    if ranks.tp_nodes % parts == 0:
+        return 1
+    # If a part is on two nodes, no rank counts as a replica.
+    return parts // ranks.tp_nodes if parts % ranks.tp_nodes == 0 else ranks.tp
 
 
 def _context_sharded(spec: Any, row: dict[str, Any]) -> bool:

@@ -138,7 +138,7 @@ def detect(
         parts, sharded = parts_of(ranks, group)
         groups.append(GroupLayout(shape, shard_of(ranks, shape.shards, parts, sharded), tuple(planes)))
         described.append(_describe(vllm_config, specs, shape, layers, planes, row, device, ranks, minor))
-    sizes = {"tp": ranks.tp, "pp": ranks.pp, "dcp": ranks.dcp}
+    sizes = {"tp": ranks.tp, "pp": ranks.pp, "dcp": ranks.dcp, **ranks.part()}
     sizes["cp_interleave"] = int(getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", None) or 1)
     descriptor = {
         "engine": "vllm",
@@ -244,7 +244,7 @@ def _describe(
     if block and ranks.dcp == 1 and (apart or _is_state(block, contents, sizes, list(specs.values()), members[0])):
         moved = forms.portable(row["order"], apart, block)
         meaning = {key: described[key] for key in ("specs", "layers", "head_sizes", "records")}
-        meaning |= {"content": sorted(contents), "dtype": members[0].dtype}
+        meaning |= {"content": sorted(contents), "dtype": members[0].dtype, **ranks.part()}
         if ranks.pp > 1:
             # How vLLM groups and orders the layers of a stage is not described by their number.
             meaning |= {"version": minor, "kv_layout": row["name"]}

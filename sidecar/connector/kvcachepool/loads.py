@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .connection import Connection
 from .jobs import LOAD, Chunk, Job
 from .keys import GroupSize
 from .messages import Pin
 from .metrics import Counters
+from .nodes import Client
 from .probes import Plan, refs_of, tier_tokens
 from .requests import RequestState
 from .shared import NO_SLOT
@@ -32,7 +32,7 @@ class _Load(NamedTuple):
 class Loads:
     """All loads of the engine. Its methods are called with the scheduler side's lock held."""
 
-    def __init__(self, client: Connection, counters: Counters, job_ids: itertools.count[int]) -> None:
+    def __init__(self, client: Client, counters: Counters, job_ids: itertools.count[int]) -> None:
         self._client = client
         self._counters = counters
         self._job_ids = job_ids
@@ -98,7 +98,7 @@ class Loads:
             self.fail_load(request_id, tokens, beyond)
             return {"memory": tokens}
         self._client.send(Op.PIN, Pin(request=request_id, probe=tag, from_=plan.first, to=last))
-        job = Job(next(self._job_ids), LOAD, request_id, plan.answer.region, chunks)
+        job = Job(next(self._job_ids), LOAD, request_id, plan.answer.region, chunks, plan.answer.regions)
         keys = tuple((state.namespace or b"", lookup.hash_of(chunk)) for chunk in range(plan.first, last))
         tiers = tier_tokens(plan)
         self._register(_Load(job, tokens, keys))
@@ -199,7 +199,10 @@ def _chunk(
     """
     ids: list[tuple[int, ...]] = []
     section = 0
-    slots = np.frombuffer(refs, dtype="<u4").reshape(-1, 4)[:, 0]
+    count = sum(group.shards for group in groups)
+    if len(refs) % (16 * count):
+        return None
+    slots = np.frombuffer(refs, dtype="<u4").reshape(-1, count, 4)[:, :, 0]  # by node and section
     for group, table in zip(groups, tables, strict=True):
         size = group.block_tokens
         first, last = bounds[0] // size, bounds[1] // size
@@ -209,9 +212,9 @@ def _chunk(
         row = tuple(table[begin:end])
         if len(row) != end - begin:
             return None
-        sections = slots[section : section + group.shards]
+        sections = slots[:, section : section + group.shards]
         section += group.shards
-        if any(row) and (len(sections) != group.shards or (sections == NO_SLOT).any()):
+        if any(row) and (not sections.size or (sections == NO_SLOT).any()):
             return None
         ids.append((0,) * (begin - first) + row + (0,) * (last - end))
     return Chunk(refs, tuple(ids))

@@ -43,6 +43,7 @@ class Lookups:
         loads: Loads,
         local_cache: LocalCache,
         speed: PrefillSpeed,
+        wait_budget: WaitBudget,
     ) -> None:
         """`lock`: the scheduler side's. `requests`: all requests that have not ended."""
         self._registration = registration
@@ -53,7 +54,7 @@ class Lookups:
         self._loads = loads
         self._local_cache = local_cache
         self._speed = speed
-        self._wait_budget = WaitBudget()
+        self._wait_budget = wait_budget
         self._idle = False  # the last step computed nothing, and nothing is in flight that needs further steps
         self._version = 0  # changes with state that all waiting requests depend on: connection, epoch
         self._unnamed: dict[str, None] = {}  # requests whose early PROBE waits for their adapter's content
@@ -409,3 +410,17 @@ class WaitBudget:
         newer = lookup.wait(allowed, known)
         self._spent_s += time.monotonic() - begun
         return newer
+
+
+class WaitForSteps(WaitBudget):
+    """For an engine over several nodes. Answers come with its steps, so that waiting inside of one is useless, and an
+    answer may take as long as two large prefill steps.
+    """
+
+    _LATE_S = 2.0
+
+    def wait(self, lookup: Lookup, per_request_s: float, per_step_s: float) -> None:
+        """Does nothing."""
+
+    def wait_idle(self, lookup: Lookup, known: LookupResult) -> bool:
+        return False

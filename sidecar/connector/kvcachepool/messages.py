@@ -163,6 +163,8 @@ class ProbeReply(Message):
     tiers: bytes = b""
     reason: str = ""
     declined: str = ""
+    #: Of an engine over several nodes, by node (`nodes`). No sidecar sends it.
+    regions: list[int] = []
 
 
 class Pin(Message):
@@ -198,6 +200,8 @@ class GrantReply(Message):
     results: bytes
     refs: bytes
     region: int = 0
+    #: As in `ProbeReply`.
+    regions: list[int] = []
 
 
 class Sections(Message):

@@ -5,8 +5,13 @@ The sidecar's status and metrics show the reasons, and the troubleshooting guide
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
+
+from .layout import Unserved, ranks_of
+
+logger = logging.getLogger("kvcachepool")
 
 CONNECTOR = "KVCachePoolConnector"
 MODULE = "kvcachepool.connector"
@@ -75,8 +80,6 @@ def arguments_refusal(args: Any, existing: str, environ: Any = os.environ) -> st
         return "KvOffloadingSize"
     if str(getattr(args, "prefix_caching_hash_algo", "") or "").startswith("xxhash"):
         return "HashAlgorithmRefused"
-    if int(getattr(args, "nnodes", 1) or 1) > 1:
-        return "MultiNodeUnsupported"
     if _expandable_segments(args, environ):
         return "ExpandableSegments"
     return connector_refusal(getattr(args, "kv_transfer_config", None), existing)
@@ -159,11 +162,11 @@ def model_refusal(vllm_config: Any) -> str | None:
     states = getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False)
     if states and getattr(vllm_config.cache_config, "mamba_cache_mode", "none") != "align":
         return "KvGroupUnsupported/MambaCacheMode"
-    parallel = vllm_config.parallel_config
-    if int(getattr(parallel, "nnodes", 1) or 1) > 1:
-        return "MultiNodeUnsupported"
-    if int(getattr(parallel, "prefill_context_parallel_size", 1) or 1) > 1:
-        return "PrefillContextParallelUnsupported"
+    try:
+        ranks_of(vllm_config)
+    except Unserved as error:
+        logger.warning("%s", error)
+        return error.reason
     return prefix_refusal(vllm_config)
 
 

@@ -200,6 +200,7 @@ def _windows_there(lookup: Lookup, refs: list[bytes], local: int, first: int, la
     """
     end = lookup.end_of(last)
     section = 0
+    sections = sum(group.shards for group in lookup.geometry.groups)
     for group in lookup.geometry.groups:
         count = group.shards
         if group.window_tokens:
@@ -207,8 +208,11 @@ def _windows_there(lookup: Lookup, refs: list[bytes], local: int, first: int, la
             for chunk in range(last - 1, first - 1, -1):
                 if lookup.end_of(chunk + 1) <= begin:
                     break
-                slots = np.frombuffer(refs[chunk - first], dtype="<u4").reshape(-1, 4)[section : section + count, 0]
-                if len(slots) != count or (slots == NO_SLOT).any():
+                packed = refs[chunk - first]
+                if len(packed) % (_REF_BYTES * sections):
+                    return False
+                slots = np.frombuffer(packed, dtype="<u4").reshape(-1, sections, 4)[:, section : section + count, 0]
+                if not slots.size or (slots == NO_SLOT).any():
                     return False
         section += count
     return True

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 
 def current_ranks(vllm_config: VllmConfig) -> Ranks:
-    """Sizes of the groups of ranks, and this process's coordinates."""
+    """Sizes of the groups of ranks on this node, and this process's coordinates."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
-    sizes = ranks_of(vllm_config)
-    return sizes._replace(tp_rank=get_tp_group().rank_in_group, pp_rank=get_pp_group().rank_in_group)
+    return ranks_of(vllm_config).of(get_tp_group().rank_in_group, get_pp_group().rank_in_group)
 
 
 def current_device_uuid(device: str) -> str:

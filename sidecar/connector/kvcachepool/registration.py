@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from . import keys
-from .connection import Connection, Reply
+from .connection import Reply
 from .keys import Geometry
 from .messages import Register
 from .metrics import Counters
+from .nodes import Client
 from .reporter import Reporter
 from .wire import Op
 
@@ -24,12 +25,12 @@ class Registration:
     """Its methods are called with the scheduler side's lock held.
 
     geometry: sizes of this engine; a new object after a HELLO with another chunk size.
-    world: ranks of the engine.
+    world: ranks of the engine, on all nodes.
     speculates: the engine has speculative decoding.
     """
 
     def __init__(
-        self, client: Connection, counters: Counters, reporter: Reporter, vllm_config: VllmConfig, geometry: Geometry
+        self, client: Client, counters: Counters, reporter: Reporter, vllm_config: VllmConfig, geometry: Geometry
     ) -> None:
         self.client = client
         self.counters = counters
@@ -51,9 +52,10 @@ class Registration:
         hashing = keys.hashing(self._algorithm, self.geometry.hash_block)
         if hashing is None:
             return False
+        ranks = int(getattr(self._config.parallel_config, "local_world_size", 0) or self.world)
         body = Register(
-            world=self.world,
-            local_world=int(getattr(self._config.parallel_config, "local_world_size", 0) or self.world),
+            world=ranks,
+            local_world=ranks,
             scheduler_block_tokens=self.geometry.scheduler_block,
             chunk_tokens=self.geometry.chunk,
             hashing=hashing,

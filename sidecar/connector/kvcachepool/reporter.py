@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .connection import Connection, Reply
+from .connection import Reply
 from .kv_events import Adapter, EventFeed, EventGroup
 from .messages import CHUNK_READY, Event, Events, EventsReply
 from .metrics import Counters
+from .nodes import Client
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Reporter:
     of a snapshot at the start and after lost events.
     """
 
-    def __init__(self, client: Connection, counters: Counters, group: EventGroup | None) -> None:
+    def __init__(self, client: Client, counters: Counters, group: EventGroup | None) -> None:
         """`group`: the KV group of the events. None if vLLM publishes no KV events, and then none are requested."""
         self._client = client
         self._counters = counters

@@ -213,6 +213,8 @@ class Scheduler:
             self._loads.take(metadata.jobs, metadata.forget)
             self._stores.take(metadata.jobs)
             metadata.timed, self._speed.due = self._speed.due, 0
+            if self.session.nodes is not None:
+                metadata.passed = self.session.nodes.take()
 
     def output(self, output: KVConnectorOutput) -> None:
         """Processes the workers' reports, aggregated over all ranks. After an exception it is called again, and
@@ -230,6 +232,9 @@ class Scheduler:
                 self._load_ended(request_id, request_id in failed)
             report = output.kv_connector_worker_meta
             if isinstance(report, WorkerReport):
+                for node, reports in report.nodes.items():
+                    if self.session.nodes is not None:
+                        self.session.nodes.reported(node, reports)
                 self._stores.ended(report.stores)
             self._speed.ended(time.monotonic(), report.timed if isinstance(report, WorkerReport) else 0)
 
@@ -247,7 +252,8 @@ class Scheduler:
         are to be published.
         """
         with self._lock:
-            return self._stores.pending or self._loads.pending or self._lookups.pending or self.session.reporter.pending
+            parts = (self._stores, self._loads, self._lookups, self.session.reporter, self.session.nodes)
+            return any(part.pending for part in parts if part is not None)
 
     # -- vLLM's numbers
 

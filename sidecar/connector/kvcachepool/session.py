@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 from . import keys
 from .connection import Connection, Held
 from .kv_events import event_group
+from .layout import ranks_of
 from .loads import Loads
 from .local_cache import LocalCache
-from .lookups import Lookups
+from .lookups import Lookups, WaitBudget, WaitForSteps
 from .messages import HelloReply
 from .metrics import Counters
 from .namespaces import Namespaces
+from .nodes import Client, Nodes
 from .prefill import PrefillSpeed
 from .registration import Registration
 from .reporter import Reporter
 from .requests import Progress, RequestState
-from .stores import Stores
+from .stores import MAX_CHUNKS_PER_STEP, Stores
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,7 +45,9 @@ class Session:
         transfer = vllm_config.kv_transfer_config
         instance = str((transfer.engine_id if transfer is not None else None) or "")
         self.lock = threading.RLock()
-        self.client = Connection("scheduler", instance, 0, engine_version, socket_path, self)
+        nodes = ranks_of(vllm_config).nodes
+        self.nodes = Nodes(nodes, instance, engine_version, socket_path, self) if nodes > 1 else None
+        self.client: Client = self.nodes or Connection("scheduler", instance, 0, engine_version, socket_path, self)
         self.counters = Counters()
         self.speed = PrefillSpeed()
         self.local_cache = LocalCache()
@@ -58,9 +62,17 @@ class Session:
         job_ids = itertools.count(1)
         step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
         self.loads = Loads(self.client, self.counters, job_ids)
-        self.stores = Stores(self.registration, self.namespaces, self.lock, job_ids, step_tokens)
+        per_grant = MAX_CHUNKS_PER_STEP if self.nodes is None else Nodes.CHUNKS_PER_GRANT
+        self.stores = Stores(self.registration, self.namespaces, self.lock, job_ids, step_tokens, per_grant)
         self.lookups = Lookups(
-            self.registration, self.namespaces, self.lock, self.requests, self.loads, self.local_cache, self.speed
+            self.registration,
+            self.namespaces,
+            self.lock,
+            self.requests,
+            self.loads,
+            self.local_cache,
+            self.speed,
+            WaitBudget() if self.nodes is None else WaitForSteps(),
         )
 
     def start(self) -> None:

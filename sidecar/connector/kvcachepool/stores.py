@@ -79,6 +79,7 @@ class Stores:
         lock: threading.RLock,
         job_ids: itertools.count[int],
         step_tokens: int,
+        chunks_per_grant: int,
     ) -> None:
         """`lock`: the scheduler side's. `step_tokens`: maximum tokens per step; blocks of two steps may always be
         held.
@@ -92,6 +93,7 @@ class Stores:
         self._lock = lock
         self._job_ids = job_ids
         self._step_tokens = step_tokens
+        self._chunks_per_grant = chunks_per_grant
         self._manager: KVCacheManager | None = None
         self._held = HeldBlocks()
         self._open: dict[int, _Grant] = {}  # by tag: sent, not answered
@@ -152,7 +154,7 @@ class Stores:
         if not wanted:
             return 0
         table = self._manager.get_blocks(request_id).blocks
-        grant = _Grant(request_id, state.progress)
+        requested: list[_RequestedChunk] = []
         held: list[tuple[list[Any], int]] = []
         chunks: list[GrantChunk] = []
         hashes = state.request.block_hashes
@@ -164,7 +166,7 @@ class Stores:
                 continue
             groups, blocks, objects = found
             self._reporter.note(state.request, begin, stop)
-            grant.chunks.append(_RequestedChunk(index, blocks))
+            requested.append(_RequestedChunk(index, blocks))
             held.append((objects, self._size(begin, stop, geometry)))
             chunks.append(
                 GrantChunk(
@@ -176,10 +178,14 @@ class Stores:
                     block_hashes=packed_blocks(geometry, hashes, begin, stop),
                 )
             )
-        if not chunks:
-            return 0
-        body = Grant(request=request_id, chunks=chunks, namespace=state.namespace or b"", ttl_s=state.controls.ttl_s)
-        return len(chunks) if self._send(grant, body, held) else 0
+        sent, namespace = 0, state.namespace or b""
+        for begin in range(0, len(chunks), self._chunks_per_grant):
+            part = slice(begin, begin + self._chunks_per_grant)
+            body = Grant(request=request_id, chunks=chunks[part], namespace=namespace, ttl_s=state.controls.ttl_s)
+            if not self._send(_Grant(request_id, state.progress, requested[part]), body, held[part]):
+                break
+            sent += len(chunks[part])
+        return sent
 
     def _send(self, grant: _Grant, body: Grant, held: list[tuple[list[Any], int]]) -> bool:
         """Holds the blocks, then sends the GRANT. Returns False if there is no connection."""
@@ -306,7 +312,7 @@ class Stores:
                 self._refused(grant, chunk, result)
         grant.chunks = kept
         if kept:
-            job = Job(next(self._job_ids), STORE, grant.request_id, answer.region, chunks)
+            job = Job(next(self._job_ids), STORE, grant.request_id, answer.region, chunks, answer.regions)
             self._ready.append((job, grant))
 
     def _refused(self, grant: _Grant, chunk: _RequestedChunk, result: int) -> None:

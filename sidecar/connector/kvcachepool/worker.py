@@ -34,6 +34,7 @@ from .layout_detect import detect
 from .messages import HelloReply, Register, RegisterReply, Report, Sections
 from .pieces import Plan, Planner
 from .rank import current_device_uuid, current_ranks, instance, registration, vllm_version
+from .relay import Relay
 from .shared import Mapping, shared
 from .weights import Digests
 from .window import WindowKeeper
@@ -102,6 +103,8 @@ class Worker:
         self._device_uuid = ""
         self._client: Connection | None = None
         self._register: Register | None = None
+        self._relay: Relay | None = None  # of the first rank on each node, if there are several
+        self._node = 0
         self._thread: threading.Thread | None = None
 
     # -- vLLM's thread
@@ -117,6 +120,9 @@ class Worker:
             version = vllm_version()
             layout = detect(self._config, self._kv_cache_config, kv_caches, ranks, version)
             self._layout = layout
+            self._node = ranks.node
+            if ranks.nodes > 1 and ranks.rank == 0:
+                self._relay = Relay(ranks.node, instance(self._config), version, self._socket_path)
             self._planner = Planner(layout)
             self._copier = copier_of(layout, self._count_locked)
             # Here, because no other thread has the rank's device as its current one.
@@ -165,6 +171,8 @@ class Worker:
         step has no forward pass.
         """
         self._timed = metadata.timed
+        if self._relay is not None:
+            self._relay.take(metadata.passed.get(self._node, ()))
         tasks = [self._task(job) for job in metadata.jobs]
         loads = deque(task for task in tasks if task.job.kind != STORE)
         with self._wake:
@@ -208,10 +216,14 @@ class Worker:
                 self._wake.wait(left)
             while self._ended_loads:
                 ended.append(self._ended_loads.popleft())
+        if idle and self._relay is not None and not ended:
+            self._relay.wait(deadline - time.monotonic())
 
     def take_report(self, report: WorkerReport) -> None:
         """Moves the stores that ended since the last call, one by one, and the number of a timed step."""
         report.timed, self._timed = self._timed, 0
+        if self._relay is not None and (reports := self._relay.reports()):
+            report.nodes[self._node] = reports
         with self._wake:
             while self._ended_stores:
                 report.stores.update([self._ended_stores.popitem()])
@@ -231,6 +243,7 @@ class Worker:
 
     def _task(self, job: Job) -> _Task:
         plan = None
+        job = job.of_node(self._node)
         if self._planner is not None and job.region and (job.chunks or job.kind == STORE):
             try:
                 plan = self._planner.plan(job.chunks, job.kind == STORE)
@@ -536,6 +549,8 @@ class Worker:
                     digests.work(None)
                     self._register, pending = describe()
                 client.reconnect()
+            if self._relay is not None:
+                self._relay.start(self._register.model)
         except Unserved as error:
             self._go_off(error.reason, error.message)
         except Exception as error:
@@ -559,9 +574,9 @@ class Worker:
             self._drop_all("off")
         if not first:
             return
-        client = self._client
-        if client is not None:
-            client.go_off(reason)
+        for connection in (self._client, self._relay):
+            if connection is not None:
+                connection.go_off(reason)
         with self._wake:
             self._stopping = True
             self._wake.notify_all()

@@ -108,8 +108,6 @@ fn multi_pod_engines_and_other_caches_are_detected_in_every_form() {
         })
     };
     for text in [
-        "vllm serve m --nnodes 2 --node-rank 0",
-        "vllm serve m --nnodes=$(LWS_GROUP_SIZE)",
         "vllm serve m --node-rank 1 --headless",
         "vllm serve m --headless",
         "/opt/venv/bin/ray start --head; vllm serve m",
@@ -123,6 +121,8 @@ fn multi_pod_engines_and_other_caches_are_detected_in_every_form() {
     }
     for text in [
         "vllm serve m --nnodes 1 --node-rank 0",
+        "vllm serve m --nnodes 2 --node-rank 0",
+        "vllm serve m --nnodes=$(LWS_GROUP_SIZE) --node-rank $(LWS_WORKER_INDEX) --headless",
         "vllm serve m --headless --data-parallel-size 4 --data-parallel-start-rank 2",
         "vllm serve m --data-parallel-size 2",
         "echo ray; vllm serve m",

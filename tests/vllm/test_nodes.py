@@ -1,0 +1,164 @@
+"""One engine over two nodes by vLLM's `--nnodes`: each node has a rank and a sidecar, and both agree on every hit."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import paths
+from servers.engine import environment
+from servers.models import model, token_ids
+from servers.pod import settle, wait_attached
+from servers.process import Process
+from servers.sidecar import Sidecar
+from servers.vllm_server import Reply, VllmServer
+from servers.waiting import wait_for
+
+Truth = Callable[..., list[int]]
+_MODEL = ("--dtype", "float32", "--max-model-len", "8192", "--max-num-batched-tokens", "2048")
+_PROMPT = 3000
+#: Blocks of 128 tokens, and a last token that is always computed.
+_HIT = 2944
+_CHUNKS = 12
+
+
+class Group:
+    """A leader and a follower, with a folder as the shared volume of each pod."""
+
+    def __init__(self, disks: Path) -> None:
+        self.sidecars = [self._sidecar(disks / f"disk-{node}") for node in range(2)]
+        self._starts = 0
+
+    @staticmethod
+    def _sidecar(disk: Path) -> Sidecar:
+        disk.mkdir(parents=True, exist_ok=True)
+        config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
+        made = Sidecar(paths.short_folder(), memory="128Mi", config=config)
+        made.accept_clear()
+        return made
+
+    def start(self) -> Group:
+        """Starts the engine and waits until both sidecars serve it."""
+        self._starts += 1
+        shared = [*_MODEL, "--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1"]
+        shared += ["--master-port", str(paths.free_port())]
+        variables = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        logs = [one.folder / f"vllm-{self._starts}.log" for one in self.sidecars]
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model("tiny")), "--enforce-eager"]
+        follower = variables | {"VLLM_CPU_OMP_THREADS_BIND": "1", "TMPDIR": str(logs[1].parent)}
+        self.follower = Process(
+            "vllm serve --headless",
+            [*command, *shared, "--node-rank", "1", "--headless"],
+            logs[1],
+            env=environment(self.sidecars[1].folder, **follower),
+        )
+        leader = variables | {"VLLM_CPU_OMP_THREADS_BIND": "0"}
+        self.leader = VllmServer(
+            self.sidecars[0].folder, model("tiny"), logs[0], *shared, "--node-rank", "0", env=leader
+        )
+        self.leader.wait_ready()
+        self.attach()
+        return self
+
+    def attach(self) -> None:
+        """Runs short prompts until both sidecars serve the engine."""
+        self.leader.complete(token_ids(300, 1), 300, max_tokens=1)
+        for sidecar in self.sidecars:
+            wait_attached(sidecar)
+
+    def settle(self) -> None:
+        for sidecar in self.sidecars:
+            if sidecar.running():
+                settle(sidecar)
+
+    def complete(self, prompt: list[int]) -> Reply:
+        """Runs one prompt behind an empty prefix cache of vLLM, and waits until what it stored is readable."""
+        self.leader.reset_prefix_cache()
+        reply = self.leader.complete(prompt, len(prompt), max_tokens=8)
+        self.settle()
+        return reply
+
+    def stored(self) -> list[float]:
+        """Chunks that each sidecar's ranks have stored."""
+        return [one.metrics().total("kvcachepool_stored_chunks_total") for one in self.sidecars]
+
+    def written(self) -> list[float]:
+        """Chunks that each sidecar has written to its disk."""
+        of = {"tier": "disk", "result": "stored"}
+        return [one.metrics().total("kvcachepool_tier_write_chunks_total", **of) for one in self.sidecars]
+
+    def stop_engine(self) -> None:
+        self.leader.kill()
+        self.follower.kill()
+
+    def stop(self) -> None:
+        self.stop_engine()
+        for sidecar in self.sidecars:
+            sidecar.stop()
+            shutil.rmtree(sidecar.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def group(disk: Path) -> Iterator[Group]:
+    made = Group(disk)
+    for sidecar in made.sidecars:
+        sidecar.start()
+    yield made.start()
+    made.stop()
+
+
+def _text(truth: Truth, prompt: list[int]) -> str:
+    return " ".join(f"w{token}" if token > 2 else "?" for token in truth(prompt))
+
+
+def test_nodes_agree_on_every_hit(group: Group, truth: Truth) -> None:
+    prompt = token_ids(_PROMPT, 901)
+    expected = _text(truth, prompt)
+
+    def answer() -> int:
+        """Tokens that came from the cache."""
+        reply = group.complete(prompt)
+        assert reply.text.strip() == expected
+        return reply.sources["external"]
+
+    assert answer() == 0
+    assert answer() == _HIT
+    assert group.stored() == [_CHUNKS + 1, _CHUNKS + 1], "the prompt's, and that of the first prompt"
+
+    # What one node has lost is a hit of neither, and only that node stores it again.
+    group.sidecars[1].clear()
+    assert answer() == 0
+    assert group.stored() == [_CHUNKS + 1, 2 * _CHUNKS + 1]
+    assert answer() == _HIT
+
+    wait_for(lambda: group.written() == group.stored(), 30, "every chunk on disk")
+
+    # A sidecar that does not answer delays a request by two seconds.
+    group.sidecars[1].freeze()
+    group.leader.reset_prefix_cache()
+    frozen = group.leader.complete(prompt, _PROMPT, max_tokens=8)
+    group.sidecars[1].thaw()
+    assert (frozen.text.strip(), frozen.sources["external"]) == (expected, 0)
+    assert answer() == _HIT
+
+    # Without one of the sidecars the engine computes. Its memory is used again once it is back.
+    group.sidecars[1].kill_tree()
+    assert answer() == 0
+    group.sidecars[1].start()
+    group.attach()
+    assert answer() == _HIT
+
+    # Both nodes load their parts from their disks.
+    group.stop_engine()
+    for sidecar in group.sidecars:
+        sidecar.stop()
+        sidecar.start()
+    group.start()
+    assert answer() == _HIT
+    for sidecar in group.sidecars:
+        assert sidecar.metrics().total("kvcachepool_tier_fetch_chunks_total", tier="disk") > 0
