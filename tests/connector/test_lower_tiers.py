@@ -252,6 +252,20 @@ def test_an_idle_engine_waits_for_a_check_inside_its_step(
     assert len(probes) == 1
 
 
+def test_the_end_of_a_request_ends_its_open_lookup(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings["load_timeout_ms"] = 60_000
+    engine = connected(loop())
+    stored(scripted, engine)
+    probes = checked_first(scripted)
+    engine.add("warm", TOKENS)
+    engine.step()
+    assert len(probes) == 1
+    client = engine.connector._scheduler._client  # type: ignore[union-attr]
+    assert client._callbacks, "further answers are awaited"
+    engine.abort("warm")
+    assert not client._callbacks
+
+
 def test_an_engine_that_computes_does_not_wait_for_a_check(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

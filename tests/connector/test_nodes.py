@@ -13,10 +13,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
+from kvcachepool import lookups as lookups_module
 from kvcachepool import nodes as nodes_module
 from kvcachepool import relay as relay_module
 from kvcachepool.connection import Held, Reply
 from kvcachepool.jobs import LOAD, STORE, Chunk, Job, WorkerReport
+from kvcachepool.lookups import WaitForSteps
 from kvcachepool.messages import (
     CHUNK_ABSENT,
     CHUNK_PENDING,
@@ -25,6 +27,7 @@ from kvcachepool.messages import (
     GRANT_GRANTED,
     GRANT_NO_PARENT,
     GRANT_NO_ROOM,
+    GRANT_NOT_READY,
     Abort,
     ErrorBody,
     Grant,
@@ -32,6 +35,8 @@ from kvcachepool.messages import (
     Pin,
     Probe,
     ProbeReply,
+    Register,
+    RegisterReply,
     Release,
     Report,
     decode,
@@ -105,11 +110,16 @@ def test_a_slot_is_granted_on_all_nodes_that_lack_the_chunk() -> None:
     assert grants(GRANT_EXISTS, GRANT_EXISTS).results == bytes([GRANT_EXISTS])
     assert grants(GRANT_EXISTS, GRANT_NO_ROOM).results == bytes([GRANT_NO_ROOM])
     assert grants(GRANT_NO_ROOM, GRANT_NO_PARENT).results == bytes([GRANT_NO_PARENT])
+    assert not any(one.partly for one in (both, one, grants(GRANT_NO_ROOM, GRANT_NO_PARENT)))
 
 
-@pytest.mark.parametrize("other", [GRANT_NO_ROOM, GRANT_NO_PARENT, None, 99])
-def test_a_grant_of_some_nodes_has_no_results_so_that_it_is_aborted(other: int | None) -> None:
-    assert (grants(GRANT_GRANTED, other).results, grants(GRANT_GRANTED, other).refs) == (b"", b"")
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [(GRANT_NO_ROOM, GRANT_NO_ROOM), (GRANT_NO_PARENT, GRANT_NO_PARENT), (None, GRANT_NOT_READY), (99, 99)],
+)
+def test_a_grant_of_some_nodes_names_no_slot_and_is_aborted(other: int | None, why: int) -> None:
+    answer = grants(GRANT_EXISTS, GRANT_GRANTED, other)
+    assert (answer.results, answer.refs, answer.partly) == (bytes([why]), b"", True)
 
 
 @pytest.mark.parametrize("kind", [LOAD, STORE])
@@ -262,8 +272,8 @@ def test_the_nodes_are_one_connection_once_all_have_reported(setup: Setup) -> No
     [
         (("m", "other"), CHUNKS, False),
         (("m", "m"), 2 * CHUNKS, False),
-        # A node whose KV no other engine can load can have no part of another engine.
-        (("m", ""), CHUNKS, True),
+        # KV of a node with unknown files is not the part of a model that other engines know.
+        (("m", ""), CHUNKS, False),
         (("", ""), CHUNKS, True),
     ],
 )
@@ -280,7 +290,6 @@ def test_a_request_is_answered_when_all_nodes_have(setup: Setup) -> None:
     tag = setup.request(Op.PROBE, PROBE)
     setup.own.callbacks[tag](_reply(tag, FOUND, False))
     assert setup.replies == []
-    assert setup.nodes.pending
     (message,) = setup.messages()
     assert decode(message.body, Probe).request == "a"
     partial = _reply(message.tag, ProbeReply(states=b"\2", refs=b""), True)
@@ -288,7 +297,18 @@ def test_a_request_is_answered_when_all_nodes_have(setup: Setup) -> None:
     first, last = setup.replies
     assert (first.partial, first.read(ProbeReply).states) == (True, b"\2")
     assert (last.partial, last.tag, slots(last.read(ProbeReply).refs)) == (False, tag, [3, 9])
-    assert not setup.nodes.pending
+
+
+def test_answers_are_delivered_in_order_on_the_engine_s_thread(setup: Setup) -> None:
+    setup.connect()
+    tag = setup.request(Op.PROBE, PROBE)
+    (message,) = setup.messages()
+    setup.own.callbacks[tag](_reply(tag, ProbeReply(states=b"\2", refs=b""), True))
+    setup.nodes._answered(1, _reply(message.tag, FOUND, False))
+    setup.own.callbacks[tag](_reply(tag, FOUND, False))
+    assert setup.replies == [], "the reader thread delivers nothing"
+    setup.nodes.deliver()
+    assert [reply.partial for reply in setup.replies] == [True, False]
 
 
 def test_an_error_of_one_node_is_that_of_all(setup: Setup) -> None:
@@ -313,7 +333,7 @@ def test_a_grant_that_one_node_refused_names_no_slot(setup: Setup) -> None:
     setup.answers(tag, GrantReply(bytes([GRANT_GRANTED]), ref(1)), "LimitReached")
     (reply,) = setup.replies
     assert reply.error is None
-    assert reply.read(GrantReply).results == b""
+    assert reply.read(GrantReply).partly
 
 
 def test_messages_name_the_requests_of_the_other_node(setup: Setup) -> None:
@@ -342,10 +362,11 @@ def test_one_lost_connection_ends_the_common_one(setup: Setup, which: str) -> No
     assert setup.owner.calls == ["on_lost"]
     assert not setup.nodes.connected
     assert setup.nodes.request(Op.PROBE, PROBE, setup.replies.append) is None
-    # Leases still end where there is a connection.
+    # Leases and grants still end where there is a connection.
     setup.nodes.send(Op.RELEASE, Release(requests=["a"]))
+    assert (setup.nodes.request(Op.ABORT, Abort(grant=1), setup.replies.append) is None) == (which == "own")
     assert [one.op for one in setup.messages()] == ([Op.PROBE, Op.RELEASE] if which == "own" else [])
-    assert setup.own.sent[-1][0] == Op.RELEASE
+    assert setup.own.sent[1][0] == Op.RELEASE
     if which == "own":
         setup.own.up()
     else:
@@ -363,14 +384,61 @@ def test_answers_to_an_earlier_connection_are_ignored(setup: Setup) -> None:
     assert setup.replies == []
 
 
+def register(setup: Setup, own: bytes, other: bytes) -> Reply:
+    setup.replies.clear()
+    answers = [RegisterReply(ready=bool(model), model_id=model) for model in (own, other)]
+    setup.answers(setup.request(Op.REGISTER, Register(world=1)), *answers)
+    return setup.replies[0]
+
+
+def test_all_sidecars_must_know_the_engine_by_one_identity(setup: Setup) -> None:
+    setup.connect()
+    assert register(setup, b"m", b"").error is None
+    assert not setup.nodes.agreed
+    assert register(setup, b"m", b"m").error is None
+    assert setup.nodes.agreed
+    differs = register(setup, b"m", b"lossy").error
+    assert differs is not None
+    assert differs.code == "NodesDiffer"
+    assert not setup.nodes.agreed
+
+
+def test_identities_that_no_other_engine_has_may_differ(setup: Setup) -> None:
+    setup.connect(("", ""))
+    register(setup, b"one", b"two")
+    assert setup.nodes.agreed
+
+
 def test_an_idle_engine_stops_stepping(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     assert setup.nodes.pending, "the nodes may connect soon"
     setup.connect()
+    register(setup, b"m", b"m")
     assert not setup.nodes.pending
+    setup.request(Op.PROBE, PROBE)
+    assert setup.nodes.pending, "a message waits for a step"
+    setup.messages()
+    assert not setup.nodes.pending, "no answer may ever come"
     setup.own.lose()
     assert setup.nodes.pending
     monkeypatch.setattr(nodes_module.time, "monotonic", lambda: 1e9)
     assert not setup.nodes.pending
+
+
+def test_an_answer_is_late_only_after_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(lookups_module.time, "monotonic", lambda: now[0])
+    budget = WaitForSteps()
+    for _ in range(20):
+        budget.new_step()
+    now[0] = 101.0
+    for _ in range(7):
+        assert budget.may_poll_again(100.5)
+        budget.new_step()
+        now[0] += 0.5
+    budget.new_step()
+    assert not budget.may_poll_again(100.5)
+    assert budget.may_poll_again(now[0] - 0.4), "half a second at least"
+    assert not budget.may_poll_again(now[0] - 10), "and ten at most"
 
 
 def test_nodes_that_never_report_are_named(

@@ -158,6 +158,11 @@ def ranks_of(vllm_config: Any) -> Ranks:
     return Ranks(tp=tp // tp_nodes, pp=max(1, world // tp), nodes=nodes, tp_nodes=tp_nodes)
 
 
+def on_node(instance: str, nodes: int, node: int) -> str:
+    """The name of an instance's part on one node. The parts of several nodes are apart even on one sidecar."""
+    return f"{instance}/{node}" if nodes > 1 else instance
+
+
 def shards_in_tp(ranks: Ranks, parts: int, dcp_sharded: bool) -> int:
     """Distinct shards of a group over the tensor-parallel ranks, of which tensor parallelism distinguishes `parts`."""
     return min(ranks.tp, parts * (ranks.dcp if dcp_sharded else 1))

@@ -134,9 +134,13 @@ class Lookups:
         lookup.tag = self._client.request(Op.PROBE, body, lookup.on_reply)
         if lookup.tag is None:
             return
-        if state.pending_lookup is not None and state.pending_lookup.tag is not None:
-            self._client.drop(state.pending_lookup.tag)
+        self._drop(state.pending_lookup)
         state.pending_lookup = lookup
+
+    def _drop(self, lookup: Lookup | None) -> None:
+        """Ignores further answers."""
+        if lookup is not None and lookup.tag is not None:
+            self._client.drop(lookup.tag)
 
     def _usable(self, state: RequestState, now_s: float) -> Lookup | None:
         """The request's lookup, unless it belongs to another connection, epoch or prompt, or is too old."""
@@ -144,6 +148,7 @@ class Lookups:
         if pending_lookup is not None and (
             pending_lookup.result is not None or state.lookup is None or not self._fits(state, state.lookup, now_s)
         ):
+            self._drop(state.lookup)
             state.lookup, state.pending_lookup = pending_lookup, None
         lookup = state.lookup
         return lookup if lookup is not None and self._fits(state, lookup, now_s) else None
@@ -316,8 +321,8 @@ class Lookups:
 
     def consume(self, state: RequestState) -> None:
         """Drops the lookup. An answer is used once, and the request's next poll sends another PROBE."""
-        if state.pending_lookup is not None and state.pending_lookup.tag is not None:
-            self._client.drop(state.pending_lookup.tag)
+        self._drop(state.lookup)
+        self._drop(state.pending_lookup)
         state.lookup = state.pending_lookup = None
         state.first_poll_s = state.deadline_s = 0.0
 
@@ -384,13 +389,16 @@ class WaitBudget:
         now_s = time.monotonic()
         if now_s < self._open_until_s:
             return False
-        if now_s - first_poll_s < self._LATE_S:
+        if not self._is_late(first_poll_s, now_s):
             return True
         self._misses += 1
         if self._misses >= self._MISSES:
             self._open_until_s = now_s + self._open_s
             self._open_s = min(2 * self._open_s, self._OPEN_LAST_S)
         return False
+
+    def _is_late(self, first_poll_s: float, now_s: float) -> bool:
+        return now_s - first_poll_s >= self._LATE_S
 
     def wait(self, lookup: Lookup, per_request_s: float, per_step_s: float) -> None:
         """One bounded wait for a lookup's first answer. Call without any lock."""
@@ -413,11 +421,27 @@ class WaitBudget:
 
 
 class WaitForSteps(WaitBudget):
-    """For an engine over several nodes. Answers come with its steps, so that waiting inside of one is useless, and an
-    answer may take as long as two large prefill steps.
+    """For an engine over several nodes. Answers come with its steps, of which several may be on their way: an answer is
+    late only after some of them. Waiting inside of a step is useless.
     """
 
-    _LATE_S = 2.0
+    _LATE_S = 0.5
+    _LATEST_S = 10.0
+    _STEPS = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun_s: deque[float] = deque(maxlen=self._STEPS)  # times of the last steps
+
+    def new_step(self) -> None:
+        super().new_step()
+        self._begun_s.append(time.monotonic())
+
+    def _is_late(self, first_poll_s: float, now_s: float) -> bool:
+        waited_s = now_s - first_poll_s
+        if waited_s < self._LATE_S:
+            return False
+        return waited_s >= self._LATEST_S or (len(self._begun_s) == self._STEPS and self._begun_s[0] > first_poll_s)
 
     def wait(self, lookup: Lookup, per_request_s: float, per_step_s: float) -> None:
         """Does nothing."""

@@ -202,6 +202,8 @@ class GrantReply(Message):
     region: int = 0
     #: As in `ProbeReply`.
     regions: list[int] = []
+    #: Some of several nodes granted slots, and others did not.
+    partly: bool = False
 
 
 class Sections(Message):

@@ -23,13 +23,16 @@ class Namespaces:
     after a while. Then it is unknown which of them computed a block, so it is not cached any more.
     """
 
-    def __init__(self, reporter: Reporter, on_known: Callable[[str], None]) -> None:
-        """`on_known` is called with an adapter's path, on a background thread, when its content is known for all uses
+    def __init__(self, reporter: Reporter, on_known: Callable[[str], None], nodes: int) -> None:
+        """`nodes`: of the engine. Each reads adapters from its own files, and only those of this one are known.
+
+        `on_known` is called with an adapter's path, on a background thread, when its content is known for all uses
         that began before.
         """
         self.epoch = ""
         self.hashes = AdapterHashes(on_known)
         self._reporter = reporter
+        self._nodes = nodes
         self._replaced: set[int] = set()
         self._contents: dict[tuple[str, str], bytes] = {}
         self._paths: dict[int, str] = {}  # of the first adapter with an id
@@ -59,6 +62,8 @@ class Namespaces:
 
     def _digest(self, lora: Any, since_s: float) -> bytes:
         """Content hash of an adapter's files, for a use that began at this monotonic time. Raises `Uncacheable`."""
+        if self._nodes > 1:
+            raise Uncacheable("lora_on_several_nodes")
         if lora.lora_int_id in self._replaced:
             self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
             raise Uncacheable("lora_loaded_in_place")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -24,6 +25,7 @@ from .messages import (
     GRANT_EXISTS,
     GRANT_GRANTED,
     GRANT_NO_PARENT,
+    GRANT_NOT_READY,
     Abort,
     ErrorBody,
     GrantReply,
@@ -31,6 +33,7 @@ from .messages import (
     Message,
     Pin,
     ProbeReply,
+    RegisterReply,
     Settings,
     encode,
 )
@@ -45,7 +48,7 @@ _LOCAL = (Op.REPORT, Op.EVENTS)
 #: Tags of passed messages do not collide with those that the other node's process draws itself.
 _PASSED = 1 << 62
 #: An idle engine keeps stepping for this long after its start or a lost connection, for reports of a new one.
-_RECONNECT_S = 30.0
+_RECONNECT_S = 3.0
 #: A node that has not reported for this long after the start is named in the log.
 _LATE_S = 60.0
 
@@ -107,18 +110,22 @@ class _Peer:
 class Nodes:
     """The sidecars of an engine's nodes, with the interface of a `Connection`.
 
-    `connected`: all nodes are, and they have the same model. `connection` counts the times that this began.
+    `connected`: all nodes are, and they have the same model. `connection` counts the times that this began. `agreed`:
+    all sidecars have registered the engine since then, under the same identity.
 
-    Threads: those of the scheduler side, and the reader of its own node's connection. `_lock` is never held during a
-    callback.
+    Threads: those of the scheduler side, and the reader of its own node's connection. Answers are delivered on the
+    engine's thread, in the order in which they became complete. `_lock` is never held during a callback.
     """
 
     #: Nodes may differ in which chunks they grant, and only whole GRANTs can be aborted.
     CHUNKS_PER_GRANT = 1
+    #: Answers come with steps, of which several may be on their way.
+    GRANT_TIMEOUT_S = 10.0
 
     def __init__(self, count: int, instance: str, engine_version: str, socket_path: str, hooks: Hooks) -> None:
         self.connected = False
         self.connection = 0
+        self.agreed = False
         self.instance = instance
         self._hooks = hooks
         self._own = Connection("scheduler", instance, 0, engine_version, socket_path, self)
@@ -126,9 +133,10 @@ class Nodes:
         self._models: list[str | None] = [None] * count
         self._peers = [_Peer() for _ in range(count - 1)]
         self._open: dict[int, _Request] = {}
+        self._complete: deque[tuple[Callable[[Reply], None], Reply]] = deque()
         self._refused = ""
         self._warn_at_s = time.monotonic() + _LATE_S
-        self._idle_until_s = time.monotonic() + _RECONNECT_S
+        self._idle_until_s: float | None = None  # set when the engine is idle
 
     @property
     def settings(self) -> Settings:
@@ -152,9 +160,15 @@ class Nodes:
 
     @property
     def pending(self) -> bool:
-        """Whether messages wait for a step, or reports are to come with one: an idle engine must keep stepping."""
-        reconnects = not self.connected and time.monotonic() < self._idle_until_s
-        return reconnects or bool(self._open) or any(peer.messages for peer in self._peers)
+        """Whether messages wait for a step, or a connection may be reported with one: an idle engine must keep
+        stepping. Nothing that waits for a sidecar's answer counts, because it may not come.
+        """
+        if not self.agreed:
+            if self._idle_until_s is None:
+                self._idle_until_s = time.monotonic() + _RECONNECT_S
+            if time.monotonic() < self._idle_until_s:
+                return True
+        return any(peer.messages for peer in self._peers)
 
     def start(self) -> None:
         self._own.start()
@@ -176,11 +190,14 @@ class Nodes:
             return sent
 
     def request(self, op: Op, body: Message, on_reply: Callable[[Reply], None]) -> int | None:
-        """Sends a request to all nodes. `on_reply` gets their answers as one. Returns None if it was not sent."""
+        """Sends a request to all nodes. `on_reply` gets their answers as one. Returns None if it was not sent.
+
+        An ABORT needs no agreement: without one it goes to the nodes with a connection, and has no answer.
+        """
         if op in _LOCAL:
             return self._own.request(op, body, on_reply)
         with self._lock:
-            if not self.connected:
+            if not self.connected and op != Op.ABORT:
                 return None
             tag = self._own.request(op, body, lambda reply: self._answered(0, reply))
             if tag is None:
@@ -219,13 +236,21 @@ class Nodes:
             if partial and request.op != Op.PROBE:
                 return
             try:
-                merged = _merged(request.op, tag, partial, replies)
+                merged = _merged(request.op, tag, partial, replies, shared=bool(self._models[0]))
             except Exception:
                 logger.exception("an answer of several nodes cannot be read")
                 merged = Reply(tag, False, ErrorBody(code="BadAnswer"), b"", [])
             if not merged.partial:
                 del self._open[tag]
-        request.on_reply(merged)
+            if request.op == Op.REGISTER:
+                self.agreed = merged.error is None and bool(merged.read(RegisterReply).model_id)
+            self._complete.append((request.on_reply, merged))
+
+    def deliver(self) -> None:
+        """Delivers complete answers, on the engine's thread."""
+        while self._complete:
+            on_reply, reply = self._complete.popleft()
+            on_reply(reply)
 
     # -- vLLM's steps, on the engine's thread
 
@@ -262,6 +287,7 @@ class Nodes:
                 self._connect()
             else:
                 self._disconnect(node)
+        self.deliver()
 
     # -- the common connection
 
@@ -280,7 +306,7 @@ class Nodes:
         if None in self._models or any(peer.up is None for peer in self._peers):
             return True
         why = ""
-        if len({model for model in self._models if model}) > 1:
+        if len(set(self._models)) > 1:
             why = "the nodes have different model files or settings"
         chunks = {peer.up.chunk_tokens for peer in self._peers if peer.up} | {self._own.settings.chunk_tokens}
         if len(chunks) > 1:
@@ -296,9 +322,11 @@ class Nodes:
                 self._peers[node - 1].up = None
                 self._peers[node - 1].messages.clear()
             was, self.connected = self.connected, False
+            self.agreed = False
             self._open.clear()
+            self._complete.clear()
             if was:
-                self._idle_until_s = time.monotonic() + _RECONNECT_S
+                self._idle_until_s = None
         if was:
             self._hooks.on_lost()
 
@@ -327,8 +355,8 @@ class Nodes:
 Client = Connection | Nodes
 
 
-def _merged(op: Op, tag: int, partial: bool, replies: Sequence[Reply]) -> Reply:
-    """The answers of all nodes, in their order, as one."""
+def _merged(op: Op, tag: int, partial: bool, replies: Sequence[Reply], *, shared: bool) -> Reply:
+    """The answers of all nodes, in their order, as one. `shared`: other engines can load this engine's KV."""
     errors = [reply.error for reply in replies if reply.error is not None]
     if op == Op.GRANT and len(errors) < len(replies):
         grants = [None if reply.error is not None else reply.read(GrantReply) for reply in replies]
@@ -337,6 +365,13 @@ def _merged(op: Op, tag: int, partial: bool, replies: Sequence[Reply]) -> Reply:
         return Reply(tag, False, errors[0], b"", [])
     if op == Op.PROBE:
         return Reply(tag, partial, None, encode(merged_probes([reply.read(ProbeReply) for reply in replies])), [])
+    if op == Op.REGISTER:
+        identities = {reply.read(RegisterReply).model_id for reply in replies}
+        if b"" in identities:
+            return Reply(tag, False, None, encode(RegisterReply(ready=False)), [])
+        if shared and len(identities) > 1:
+            message = "the sidecars of the nodes have different settings: compare their codecs (write.codec)"
+            return Reply(tag, False, ErrorBody(code="NodesDiffer", message=message), b"", [])
     return Reply(tag, False, None, replies[0].body, [])
 
 
@@ -374,18 +409,22 @@ def merged_probes(answers: Sequence[ProbeReply]) -> ProbeReply:
 
 
 def merged_grants(answers: Sequence[GrantReply | None]) -> GrantReply:
-    """The answers to a GRANT of one chunk. A node that has the chunk already gets nothing to write. Without results if
-    some nodes granted slots and others did not: then the scheduler aborts the GRANT on all of them.
+    """The answers to a GRANT of one chunk. A node that has the chunk already gets nothing to write. `partly` if some
+    nodes granted slots and others did not: then the scheduler aborts the GRANT on all of them.
     """
-    results = [answer.results[0] if answer is not None and len(answer.results) == 1 else 0 for answer in answers]
+    results = [
+        answer.results[0] if answer is not None and len(answer.results) == 1 else GRANT_NOT_READY for answer in answers
+    ]
     granted = [one.refs for one, result in zip(answers, results, strict=True) if one and result == GRANT_GRANTED]
+    refused = [result for result in results if result not in (GRANT_GRANTED, GRANT_EXISTS)]
+    if refused:
+        why = GRANT_NO_PARENT if GRANT_NO_PARENT in refused else refused[0]
+        return GrantReply(results=bytes([why]), refs=b"", partly=bool(granted))
     if not granted:
-        other = [result for result in results if result != GRANT_EXISTS]
-        first = GRANT_NO_PARENT if GRANT_NO_PARENT in other else other[0] if other else GRANT_EXISTS
-        return GrantReply(results=bytes([first]) if first else b"", refs=b"")
+        return GrantReply(results=bytes([GRANT_EXISTS]), refs=b"")
     size = len(granted[0])
-    if not set(results) <= {GRANT_GRANTED, GRANT_EXISTS} or any(len(refs) != size for refs in granted):
-        return GrantReply(results=b"", refs=b"")
+    if any(len(refs) != size for refs in granted):
+        raise ValueError("the nodes have different numbers of sections")
     nothing = _ABSENT * (size // len(_ABSENT))
     refs = [
         answer.refs if answer is not None and result == GRANT_GRANTED else nothing

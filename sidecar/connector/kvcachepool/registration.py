@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ from .connection import Reply
 from .keys import Geometry
 from .messages import Register
 from .metrics import Counters
-from .nodes import Client
+from .nodes import Client, Nodes
 from .reporter import Reporter
 from .wire import Op
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = logging.getLogger("kvcachepool")
+
+#: REGISTER is repeated after this time if the sidecars of several nodes do not know all ranks yet.
+_AGAIN_S = 0.2
 
 
 class Registration:
@@ -41,14 +46,15 @@ class Registration:
         self._config = vllm_config
         self._algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
         self._connection = 0  # number of the connection on which REGISTER was sent
+        self._again_s = math.inf
 
     def ensure(self) -> bool:
         """Sends REGISTER if it is due. Returns whether PROBEs and GRANTs follow a REGISTER on this connection."""
         client = self.client
         if not client.connected or self.geometry.chunk != self.geometry.chunk_of(client.settings.chunk_tokens):
             return False  # `take_chunk_tokens` has not been called yet for the HELLO of this connection
-        if self._connection == client.connection:
-            return True
+        if self._connection == client.connection and time.monotonic() < self._again_s:
+            return not isinstance(client, Nodes) or client.agreed
         hashing = keys.hashing(self._algorithm, self.geometry.hash_block)
         if hashing is None:
             return False
@@ -62,14 +68,18 @@ class Registration:
         )
         if client.request(Op.REGISTER, body, self._on_reply) is None:
             return False
-        self._connection = client.connection
-        self.reporter.start_events(client.connection)
-        return True
+        first = self._connection != client.connection
+        self._connection, self._again_s = client.connection, math.inf
+        if first:
+            self.reporter.start_events(client.connection)
+        return not isinstance(client, Nodes)
 
     def _on_reply(self, reply: Reply) -> None:
         if reply.error is not None:
             self.counters.event(f"register_refused/{reply.error.code}")
             logger.warning("the sidecar refused to register this vLLM: %s: %s", reply.error.code, reply.error.message)
+        elif isinstance(self.client, Nodes) and not self.client.agreed:
+            self._again_s = time.monotonic() + _AGAIN_S  # some ranks of a node have not registered yet
 
     def take_chunk_tokens(self, chunk_tokens: int) -> bool:
         """Sets the chunk size of a HELLO. Returns whether it changed, so that lookups and stores must restart."""

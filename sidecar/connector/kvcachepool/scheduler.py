@@ -166,12 +166,15 @@ class Scheduler:
         now_s = time.monotonic()
         with self._lock:
             self._speed.due = 0
+            if self.session.nodes is not None:
+                self.session.nodes.deliver()
+                self.session.registration.ensure()
             self._lookups.new_step(self._is_idle(output))
             resuming, self._resuming = self._resuming, set()
             for request_id in output.preempted_req_ids or ():
                 if request_id not in resuming:
                     self._preempted(request_id)
-            self._stores.process(now_s, self._client.settings.grant_timeout_ms / 1000)
+            self._stores.process(now_s, self.session.grant_timeout_s())
             if now_s - self._swept_s > _ORPHAN_S:
                 self._sweep(now_s)
             # Before the GRANTs: a chunk that is still being fetched exists already, and would not be stored.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import keys
 from .connection import Connection, Held
 from .kv_events import event_group
-from .layout import ranks_of
+from .layout import on_node, ranks_of
 from .loads import Loads
 from .local_cache import LocalCache
 from .lookups import Lookups, WaitBudget, WaitForSteps
@@ -46,6 +46,7 @@ class Session:
         instance = str((transfer.engine_id if transfer is not None else None) or "")
         self.lock = threading.RLock()
         nodes = ranks_of(vllm_config).nodes
+        instance = on_node(instance, nodes, 0)
         self.nodes = Nodes(nodes, instance, engine_version, socket_path, self) if nodes > 1 else None
         self.client: Client = self.nodes or Connection("scheduler", instance, 0, engine_version, socket_path, self)
         self.counters = Counters()
@@ -58,7 +59,7 @@ class Session:
         group = event_group(kv_cache_config, geometry) if publishes else None
         self.reporter = Reporter(self.client, self.counters, group)
         self.registration = Registration(self.client, self.counters, self.reporter, vllm_config, geometry)
-        self.namespaces = Namespaces(self.reporter, lambda path: self.lookups.adapter_known(path))
+        self.namespaces = Namespaces(self.reporter, lambda path: self.lookups.adapter_known(path), nodes)
         job_ids = itertools.count(1)
         step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
         self.loads = Loads(self.client, self.counters, job_ids)
@@ -88,6 +89,10 @@ class Session:
         self.reporter.stop()
         self.client.go_off("Shutdown")
         self.namespaces.hashes.close()
+
+    def grant_timeout_s(self) -> float:
+        """Time after which a GRANT without an answer is given up."""
+        return self.client.settings.grant_timeout_ms / 1000 if self.nodes is None else Nodes.GRANT_TIMEOUT_S
 
     # -- epochs and adapters
 
@@ -141,7 +146,8 @@ class Session:
         with self.lock:
             self.lookups.invalidate()
             for request_id, state in self.requests.items():
-                state.plan = state.pending_poll = state.lookup = state.pending_lookup = None
+                state.plan = state.pending_poll = None
+                self.lookups.consume(state)
                 state.failed = state.stale = True
                 state.loading = request_id in self.loads
             self.stores.give_up()

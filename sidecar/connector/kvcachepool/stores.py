@@ -301,6 +301,8 @@ class Stores:
             return
         chunks, kept, at = [], [], 0
         assert answer is not None
+        if answer.partly:
+            self._give_up(grant)
         for chunk, result in zip(grant.chunks, results, strict=True):
             if result == GRANT_GRANTED:
                 chunks.append(Chunk(answer.refs[at : at + per_chunk], chunk.blocks))

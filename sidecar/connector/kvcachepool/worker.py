@@ -29,7 +29,7 @@ from .copier import Copier, copier_of
 from .copy_job import copy_job
 from .copy_window import WindowCopier, WindowLostError
 from .jobs import STORE, Ended, EndedLoad, Job, StepMetadata, WorkerReport
-from .layout import STATE, Layout, Ranks, Unserved
+from .layout import STATE, Layout, Ranks, Unserved, on_node
 from .layout_detect import detect
 from .messages import HelloReply, Register, RegisterReply, Report, Sections
 from .pieces import Plan, Planner
@@ -105,6 +105,7 @@ class Worker:
         self._register: Register | None = None
         self._relay: Relay | None = None  # of the first rank on each node, if there are several
         self._node = 0
+        self._instance = instance(vllm_config)
         self._thread: threading.Thread | None = None
 
     # -- vLLM's thread
@@ -121,8 +122,9 @@ class Worker:
             layout = detect(self._config, self._kv_cache_config, kv_caches, ranks, version)
             self._layout = layout
             self._node = ranks.node
+            self._instance = on_node(self._instance, ranks.nodes, ranks.node)
             if ranks.nodes > 1 and ranks.rank == 0:
-                self._relay = Relay(ranks.node, instance(self._config), version, self._socket_path)
+                self._relay = Relay(ranks.node, self._instance, version, self._socket_path)
             self._planner = Planner(layout)
             self._copier = copier_of(layout, self._count_locked)
             # Here, because no other thread has the rank's device as its current one.
@@ -538,7 +540,7 @@ class Worker:
             self._register, pending = describe()
             if pending and digests.work(_WEIGHTS_WAIT_S):
                 self._register, pending = describe()
-            client = Connection("worker", instance(self._config), ranks.rank, version, self._socket_path, self)
+            client = Connection("worker", self._instance, ranks.rank, version, self._socket_path, self)
             with self._wake:
                 if self.off_reason:
                     return
@@ -582,7 +584,7 @@ class Worker:
             self._wake.notify_all()
         if report:
             logger.warning("the KV cache pool is off in this worker, vLLM runs without it: %s: %s", reason, message)
-            report_off(self._socket_path, reason, vllm_version(), instance(self._config))
+            report_off(self._socket_path, reason, vllm_version(), self._instance)
 
     def _send_report(self) -> None:
         now = time.monotonic()
