@@ -17,6 +17,7 @@ from kvcachepool import lookups as lookups_module
 from kvcachepool import nodes as nodes_module
 from kvcachepool import relay as relay_module
 from kvcachepool.connection import Held, Reply
+from kvcachepool.controls import parse_controls
 from kvcachepool.jobs import LOAD, STORE, Chunk, Job, WorkerReport
 from kvcachepool.lookups import WaitForSteps
 from kvcachepool.messages import (
@@ -42,8 +43,10 @@ from kvcachepool.messages import (
     decode,
     encode,
 )
+from kvcachepool.namespaces import Namespaces
 from kvcachepool.nodes import Described, Lost, Nodes, Passed, Up, merged_grants, merged_probes
 from kvcachepool.relay import Relay
+from kvcachepool.requests import RequestState
 from kvcachepool.shared import NO_SLOT
 from kvcachepool.wire import Op
 
@@ -451,6 +454,17 @@ def test_nodes_that_never_report_are_named(
     setup.nodes.take()
     setup.nodes.take()
     assert caplog.text.count("nodes=1 have not reported") == 1
+
+
+def test_adapters_are_not_cached_because_each_node_reads_its_own_files() -> None:
+    namespaces = Namespaces(SimpleNamespace(serve=lambda *_: None), lambda path: None, 2)  # type: ignore[arg-type]
+    adapter = SimpleNamespace(lora_int_id=1, lora_name="a", lora_path="/a")
+    request = SimpleNamespace(
+        lora_request=adapter, mm_features=[], num_prompt_tokens=1, num_tokens=1, cache_salt=None, prompt_embeds=None
+    )
+    state = RequestState(request, parse_controls(None), 0.0)  # type: ignore[arg-type]
+    namespaces.assign(state)
+    assert (state.namespace, state.refusal) == (None, "lora_on_several_nodes")
 
 
 # -- the other node's side

@@ -262,11 +262,14 @@ async fn start(
         status_interval: SignedDuration::try_from(parts.status_interval)
             .unwrap_or(SignedDuration::MAX),
     };
-    let work = move || reconcile::run(context.clone());
-    tasks.spawn(named(
-        "reconcile",
-        lead(leadership.clone(), shutdown.clone(), work),
-    ));
+    tasks.spawn(named("reconcile", {
+        let (leadership, mut shutdown) = (leadership.clone(), shutdown.clone());
+        async move {
+            let work = reconcile::run(context, leadership);
+            shutdown.unless(Phase::Stopping, work).await;
+            shutdown.reached(Phase::Stopping).await;
+        }
+    }));
     let canary = Canary {
         config,
         defaults: defaults.clone(),

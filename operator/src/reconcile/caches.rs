@@ -1,4 +1,4 @@
-//! The results of watches and of requests to sidecars in one leader session. `queue` and `sample` write them, and `observe` reads them.
+//! The results of watches, and of requests to sidecars in one leader session. `queue` and `sample` write them, and `observe` reads them.
 
 use super::children::Children;
 use crate::api::KVCachePool;
@@ -29,6 +29,18 @@ impl Caches {
             servers: Arc::default(),
             refusals: Arc::default(),
             children: Arc::default(),
+            usage: Usage::default(),
+        }
+    }
+
+    /// The same caches, without the responses of sidecars, which only the leader asks.
+    pub fn of_session(&self) -> Self {
+        Self {
+            pools: self.pools.clone(),
+            pods: self.pods.clone(),
+            servers: self.servers.clone(),
+            refusals: self.refusals.clone(),
+            children: self.children.clone(),
             usage: Usage::default(),
         }
     }

@@ -1,7 +1,7 @@
-//! The leader's work. Watches feed a queue, and each pool in the queue gets a reconcile pass: `observe` takes a snapshot, `plan` computes
-//! the steps, and `act` executes them. `plan` is pure; its decisions are in `desired`, `status` and `pods`. `session` connects the parts
-//! and keeps all state of one leader session; the next leader restores everything from the cluster. Failed passes are retried with a
-//! growing delay.
+//! The leader's work. Watches, which every replica has, feed a queue, and each pool in the queue gets a reconcile pass: `observe` takes a
+//! snapshot, `plan` computes the steps, and `act` executes them. `plan` is pure; its decisions are in `desired`, `status` and `pods`.
+//! `session` connects the parts and keeps all state of one leader session; the next leader restores everything from the cluster. Failed
+//! passes are retried with a growing delay.
 
 mod act;
 mod applied;

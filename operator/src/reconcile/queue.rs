@@ -21,14 +21,12 @@ use tracing::{info, warn};
 /// Changes of one pool within this time cause one pass.
 const COALESCE_TIME: Duration = Duration::from_millis(200);
 
-/// Merges all sources of changes. `sampled` yields pools whose sidecars were queried. The stream never ends and never fails, because failed
-/// watches restart.
-pub fn queue(
+/// Updates the caches from all watches, and yields the changed pools. The stream never ends and never fails, because failed watches restart.
+pub fn watch(
     context: &Context,
-    caches: &Arc<Caches>,
+    caches: &Caches,
     writer: Writer<Stored>,
-    sampled: mpsc::UnboundedReceiver<PoolRef>,
-) -> impl Stream<Item = Result<ObjectRef<Stored>, Infallible>> + use<> {
+) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
     let (client, scope, metrics) = (&context.client, &context.scope, &context.metrics);
     let pods = watch_pods(
         client.clone(),
@@ -49,25 +47,42 @@ pub fn queue(
         caches.refusals.clone(),
         metrics.clone(),
     );
-    let sampled = futures::stream::unfold(sampled, |mut sampled| async move {
-        let pool = sampled.recv().await?;
-        Some((pool, sampled))
-    });
     let related = futures::stream::select_all([
         pods.boxed(),
         servers.boxed(),
         children::watch(client, scope, &caches.children, metrics).boxed(),
         refusals.boxed(),
-        sampled.boxed(),
     ])
-    .map(|pool| ObjectRef::new(&pool.name).within(&pool.namespace));
+    .map(reference);
+    futures::stream::select(pools(context, writer), related)
+}
+
+fn reference(pool: PoolRef) -> ObjectRef<Stored> {
+    ObjectRef::new(&pool.name).within(&pool.namespace)
+}
+
+/// The queue of a leader session, from all sources of changes. `changed` yields pools that a watch saw change, `sampled` those whose sidecars
+/// were queried.
+pub fn queue(
+    context: &Context,
+    caches: &Arc<Caches>,
+    changed: mpsc::UnboundedReceiver<ObjectRef<Stored>>,
+    sampled: mpsc::UnboundedReceiver<PoolRef>,
+) -> impl Stream<Item = Result<ObjectRef<Stored>, Infallible>> + use<> {
     let all = futures::stream::select_all([
-        pools(context, writer).boxed(),
-        related.boxed(),
+        received(changed).boxed(),
+        received(sampled).map(reference).boxed(),
         canary(context, caches).boxed(),
         listed(caches).boxed(),
     ]);
     coalesced(all, COALESCE_TIME).map(Ok)
+}
+
+fn received<T>(receiver: mpsc::UnboundedReceiver<T>) -> impl Stream<Item = T> {
+    futures::stream::unfold(receiver, |mut receiver| async move {
+        let item = receiver.recv().await?;
+        Some((item, receiver))
+    })
 }
 
 /// Yields every pool once all pods are listed. Counts before that would be wrong.
@@ -91,7 +106,7 @@ fn all(caches: &Caches) -> Vec<ObjectRef<Stored>> {
     pools.iter().map(|p| ObjectRef::from_obj(&**p)).collect()
 }
 
-/// Watches pools into the store of this leader session.
+/// Watches pools into the store.
 fn pools(
     context: &Context,
     writer: Writer<Stored>,

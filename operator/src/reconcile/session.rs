@@ -1,4 +1,4 @@
-//! One leader session: connects the caches, the queue and the reconcile passes of pools.
+//! The watches of a replica, and its leader sessions, which connect the caches, the queue and the reconcile passes of pools.
 
 use super::act::Executor;
 use super::backoff::{Backoff, jitter};
@@ -13,6 +13,7 @@ use super::plan::{has_finalizer, plan};
 use super::report;
 use super::upgrades::Upgrades;
 use super::{queue, sample};
+use crate::leader::Leadership;
 use crate::pods::PoolRef;
 use futures::{FutureExt, StreamExt};
 use jiff::Timestamp;
@@ -138,12 +139,37 @@ impl Drop for LeaderSession {
     }
 }
 
-/// Reconciles all pools while it is polled. Dropping the future stops all work immediately.
-pub async fn run(context: Context) {
+/// Where the watches report changed pools: the queue of the leader session, if there is one.
+type Changes = Arc<Mutex<Option<mpsc::UnboundedSender<ObjectRef<Stored>>>>>;
+
+/// Keeps the caches while it is polled, and reconciles all pools in each leader session. A replica that does not lead has everything listed
+/// when it takes over: lists of a large cluster take longer than the checks of all its pools.
+pub async fn run(context: Context, leadership: Leadership) {
     let (pools, writer) = store();
+    let caches = Caches::new(pools);
+    let changes = Changes::default();
+    let watching = queue::watch(&context, &caches, writer).for_each(|pool| {
+        if let Some(queue) = &*changes.lock() {
+            // Sending fails only while the session ends.
+            let _closed = queue.send(pool);
+        }
+        std::future::ready(())
+    });
+    let leading = leadership.during(|| lead(context.clone(), caches.of_session(), changes.clone()));
+    tokio::select! {
+        () = watching => {}
+        () = leading => {}
+    }
+}
+
+/// One leader session. Dropping the future stops all work immediately.
+async fn lead(context: Context, caches: Caches, changes: Changes) {
+    let (queue, changed) = mpsc::unbounded_channel();
+    *changes.lock() = Some(queue);
+    let pools = caches.pools.clone();
     let session = Arc::new(LeaderSession {
         events: Events::new(context.client.clone(), context.name.clone()),
-        caches: Arc::new(Caches::new(pools.clone())),
+        caches: Arc::new(caches),
         context,
         backoff: Backoff::default(),
         upgrades: Upgrades::default(),
@@ -158,7 +184,7 @@ pub async fn run(context: Context) {
         |pool, error, session| Action::requeue(session.pass_failed(&pool, error)),
         session.clone(),
         pools,
-        queue::queue(context, caches, writer, rx),
+        queue::queue(context, caches, changed, rx),
         // No debounce: every change would restart it, and a pool that changes continuously would never be reconciled.
         Config::default().concurrency(CONCURRENCY),
     );

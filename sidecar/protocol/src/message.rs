@@ -251,9 +251,9 @@ pub struct Settings {
 /// REGISTER. A worker sets `world`..`groups`, the scheduler `world` and `hashing`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Register {
-    /// Ranks of the instance, all in this pod.
+    /// Ranks of the instance in this pod. Each pod of an engine over several pods is an instance for itself.
     pub world: u32,
-    /// Ranks of the instance that run in this pod. Differs from `world` only for multi-node launches, which are refused.
+    /// The same number. A connector that registers ranks of other pods, as older ones do, is refused.
     #[serde(default)]
     pub local_world: u32,
     /// Worker: canonical JSON of the model descriptor (`domain.rs`), without the hashing part.

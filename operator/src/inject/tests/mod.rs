@@ -178,7 +178,7 @@ fn assert_golden(name: &str, patch: &Patch) {
 }
 
 /// Injected pods, and the name of the engine's container in each.
-const INJECTED: [(&str, &str); 23] = [
+const INJECTED: [(&str, &str); 24] = [
     ("plain", "vllm"),
     ("no-args", "vllm"),
     ("production-stack-helm", "vllm"),
@@ -189,6 +189,7 @@ const INJECTED: [(&str, &str); 23] = [
     ("llm-d-modelservice", "vllm"),
     ("llm-d-guide", "modelserver"),
     ("lws-data-parallel", "vllm"),
+    ("lws-nodes", "vllm"),
     ("aibrix", "vllm-openai"),
     ("aibrix-disaggregated", "prefill"),
     ("dynamo", "main"),

@@ -23,7 +23,7 @@ pub enum Refused {
     World(u32),
     /// The ranks of the instance do not all run in this pod.
     #[error(
-        "{local} of {world} ranks run in this pod: instances over several pods are not supported"
+        "{local} of {world} ranks run in this pod: the connector is too old for instances over several pods"
     )]
     MultiNode { local: u32, world: u32 },
     /// The model descriptor is invalid.
