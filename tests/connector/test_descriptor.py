@@ -301,11 +301,14 @@ def test_installed_plugins_of_vllm_are_identity(folder: Path, monkeypatch: pytes
 def test_the_generation_of_the_gpus_is_identity_for_quantised_models(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def on(capability: str, quantization: str | None) -> str:
+    def on(capability: str, quantization: str | None, draft: str | None = None) -> str:
         monkeypatch.setattr(descriptor, "_device", lambda: capability)
-        return parts(vllm_config(folder, model_config={"quantization": quantization}))
+        speculative = {"method": "eagle", "draft_model_config": model_config(folder, quantization=draft)}
+        changes = {"model_config": {"quantization": quantization}, "speculative_config": speculative}
+        return parts(vllm_config(folder, **changes))
 
     assert on("9.0", "fp8") == on("9.0", "fp8") != on("10.0", "fp8")
+    assert on("9.0", None, "fp8") != on("10.0", None, "fp8")
     assert on("9.0", None) == on("10.0", None)
 
 

@@ -514,6 +514,21 @@ def identity(arguments: Any, model_id: str | None = None) -> str | None:
     return None if with_weights == "unknown" else str(with_weights)
 
 
+def test_the_generation_of_the_gpus_is_identity_for_quantised_models(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvcachepool import sglang_model
+
+    def on(capability: str, **arguments: Any) -> str | None:
+        monkeypatch.setattr(sglang_model, "_device", lambda: capability)
+        return identity(Arguments(model, **arguments))
+
+    assert on("(9, 0)") == on("(10, 0)")
+    assert on("(9, 0)", quantization="fp8") != on("(10, 0)", quantization="fp8")
+    (model / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    assert on("(9, 0)") == on("(9, 0)") != on("(10, 0)")
+
+
 def test_the_identity_is_of_contents_and_settings(model: Path) -> None:
     first = identity(Arguments(model))
     assert first is not None

@@ -106,7 +106,8 @@ class _Describer:
         parts["model"] = parts.pop("model_config")
         if parts["model"] and parts["model"].get("multimodal_config") is not None:
             parts["libraries"] = _processor_versions()
-        if parts["model"] and parts["model"].get("quantization") is not None:
+        draft = (parts.get("speculative_config") or {}).get("draft_model_config")
+        if any(model and model.get("quantization") is not None for model in (parts["model"], draft)):
             parts["device"] = _device()
         if self.pending:
             # Ranks may hash several models in different orders.

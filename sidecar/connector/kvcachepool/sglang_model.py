@@ -178,7 +178,26 @@ class ModelIdentity:
             "arguments": {name: str(getattr(self._args, name, None)) for name in _DECIDING},
             "scales": weights.content(scales) if scales else None,
         }
+        if self._is_quantized(model):
+            parts["device"] = _device()
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _is_quantized(self, model: list[Any]) -> bool:
+        """Whether some weights are quantised. SGLang then chooses kernels of other precision by the generation of the
+        GPUs. Of a model that the user named only the arguments say that.
+        """
+        arguments = ("quantization", "speculative_draft_model_quantization")
+        configs = [part for files in model if isinstance(files, list) for part in files if isinstance(part, dict)]
+        return any(getattr(self._args, name, None) for name in arguments) or any(
+            config.get("quantization_config") for config in configs
+        )
+
+
+def _device() -> str:
+    """Compute capability of the GPUs, "" without one."""
+    import torch
+
+    return str(torch.cuda.get_device_capability()) if torch.cuda.is_available() else ""
 
 
 def _from_modelscope() -> bool:
