@@ -15,6 +15,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 
 from kvcachepool import lookups as lookups_module
 from kvcachepool import nodes as nodes_module
+from kvcachepool import registration as registration_module
 from kvcachepool import relay as relay_module
 from kvcachepool.connection import Held, Reply
 from kvcachepool.controls import parse_controls
@@ -33,6 +34,7 @@ from kvcachepool.messages import (
     ErrorBody,
     Grant,
     GrantReply,
+    Hashing,
     Pin,
     Probe,
     ProbeReply,
@@ -43,8 +45,10 @@ from kvcachepool.messages import (
     decode,
     encode,
 )
+from kvcachepool.metrics import Counters
 from kvcachepool.namespaces import Namespaces
 from kvcachepool.nodes import Described, Lost, Nodes, Passed, Up, merged_grants, merged_probes
+from kvcachepool.registration import Registration
 from kvcachepool.relay import Relay
 from kvcachepool.requests import RequestState
 from kvcachepool.shared import NO_SLOT
@@ -151,6 +155,7 @@ class FakeConnection:
         self.callbacks: dict[int, Callable[[Reply], None]] = {}
         self.forwarded: list[tuple[Op, int, bytes]] = []
         self.started = False
+        self.on_other: Any = None
 
     def start(self) -> None:
         self.started = True
@@ -178,10 +183,8 @@ class FakeConnection:
         self.callbacks[tag] = on_reply
         return tag
 
-    def forward(self, op: Op, tag: int, body: bytes, on_reply: Callable[[Reply], None] | None) -> bool:
+    def forward(self, op: Op, tag: int, body: bytes) -> bool:
         self.forwarded.append((op, tag, body))
-        if on_reply is not None:
-            self.callbacks[tag] = on_reply
         return self.connected
 
     def drop(self, tag: int) -> None:
@@ -330,6 +333,16 @@ def test_an_unreadable_answer_is_an_error(setup: Setup) -> None:
     assert reply.error.code == "BadAnswer"
 
 
+def test_unreadable_grants_are_aborted_like_those_without_results(setup: Setup) -> None:
+    setup.connect()
+    tag = setup.request(Op.GRANT, Grant(request="a", chunks=[]))
+    granted = bytes([GRANT_GRANTED])
+    setup.answers(tag, GrantReply(granted, ref(1)), GrantReply(granted, ref(1) + ref(2)))
+    (reply,) = setup.replies
+    assert reply.error is None
+    assert reply.read(GrantReply).results == b""
+
+
 def test_a_grant_that_one_node_refused_names_no_slot(setup: Setup) -> None:
     setup.connect()
     tag = setup.request(Op.GRANT, Grant(request="a", chunks=[]))
@@ -368,7 +381,7 @@ def test_one_lost_connection_ends_the_common_one(setup: Setup, which: str) -> No
     # Leases and grants still end where there is a connection.
     setup.nodes.send(Op.RELEASE, Release(requests=["a"]))
     assert (setup.nodes.request(Op.ABORT, Abort(grant=1), setup.replies.append) is None) == (which == "own")
-    assert [one.op for one in setup.messages()] == ([Op.PROBE, Op.RELEASE] if which == "own" else [])
+    assert [one.op for one in setup.messages()] == ([Op.RELEASE] if which == "own" else [])
     assert setup.own.sent[1][0] == Op.RELEASE
     if which == "own":
         setup.own.up()
@@ -406,6 +419,37 @@ def test_all_sidecars_must_know_the_engine_by_one_identity(setup: Setup) -> None
     assert not setup.nodes.agreed
 
 
+@pytest.mark.parametrize(("first", "wait_s"), [((b"m", b""), 0.3), ((b"m", b"hashing"), 3.0)])
+def test_register_is_repeated_until_all_sidecars_agree(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, first: tuple[bytes, bytes], wait_s: float
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(registration_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(registration_module.keys, "hashing", lambda *_: None)
+    geometry = SimpleNamespace(chunk=CHUNKS, chunk_of=lambda least: least, hash_block=16, scheduler_block=16)
+    cache = SimpleNamespace(prefix_caching_hash_algo="sha256")
+    config: Any = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2, local_world_size=1), cache_config=cache)
+    reporter: Any = SimpleNamespace(start_events=lambda connection: None)
+    registration = Registration(setup.nodes, Counters(), reporter, config, geometry)  # type: ignore[arg-type]
+    monkeypatch.setattr(registration_module.keys, "hashing", lambda *_: Hashing("sha256", "0" * 64, 16))
+    setup.connect()
+
+    def answered(models: tuple[bytes, bytes]) -> bool:
+        """Whether a REGISTER was sent, which is answered."""
+        assert not registration.ensure()
+        if Op.REGISTER not in [message.op for message in setup.nodes._peers[0].messages]:
+            return False
+        tag = max(setup.own.callbacks)
+        setup.answers(tag, *(RegisterReply(ready=bool(model), model_id=model) for model in models))
+        return True
+
+    assert answered(first)
+    assert not answered(first)
+    now[0] += wait_s
+    assert answered((b"m", b"m"))
+    assert registration.ensure()
+
+
 def test_identities_that_no_other_engine_has_may_differ(setup: Setup) -> None:
     setup.connect(("", ""))
     register(setup, b"one", b"two")
@@ -430,7 +474,7 @@ def test_an_idle_engine_stops_stepping(setup: Setup, monkeypatch: pytest.MonkeyP
 def test_an_answer_is_late_only_after_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(lookups_module.time, "monotonic", lambda: now[0])
-    budget = WaitForSteps()
+    budget = WaitForSteps(2)
     for _ in range(20):
         budget.new_step()
     now[0] = 101.0
@@ -482,7 +526,7 @@ def test_a_relay_passes_messages_of_its_connection_only(setup: Setup) -> None:
     old = Passed(0, Op.PROBE, 1 << 62, b"old", True)
     relay.take([old, old._replace(connection=1, body=b"new"), Passed(1, Op.RELEASE, 0, b"release", False)])
     assert [body for _, _, body in connection.forwarded] == [b"new", b"release"]
-    connection.callbacks[1 << 62](Reply(1 << 62, False, None, b"answer", [3]))
+    connection.on_other(Reply(1 << 62, False, None, b"answer", [3]))
     connection.lose()
     reply, lost = pickle.loads(pickle.dumps(WorkerReport(nodes={1: relay.reports()}))).nodes[1]
     assert (reply.body, reply.fds, lost) == (b"answer", [], Lost())

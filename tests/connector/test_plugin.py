@@ -40,13 +40,15 @@ def test_plain_arguments_get_the_connector() -> None:
         ({"kv_offloading_size": 4.0}, {}, "KvOffloadingSize"),
         ({"prefix_caching_hash_algo": "xxhash"}, {}, "HashAlgorithmRefused"),
         ({"prefix_caching_hash_algo": "xxhash_cbor"}, {}, "HashAlgorithmRefused"),
+        ({"nnodes": 2, "kv_transfer_config": transfer("NixlConnector")}, {}, "MultiNodeUnsupported"),
+        ({"nnodes": 2}, {}, None),
         ({}, {"PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True"}, "ExpandableSegments"),
         ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "ExpandableSegments"),
         ({"kv_transfer_config": transfer("LMCacheMPConnector")}, {}, "ExistingConnector/LMCacheMPConnector"),
         ({"kv_transfer_config": transfer("NixlConnector")}, {}, "ExistingConnector/NixlConnector"),
     ],
 )
-def test_each_refusal_has_a_name(change: dict[str, Any], environ: dict[str, str], reason: str) -> None:
+def test_each_refusal_has_a_name(change: dict[str, Any], environ: dict[str, str], reason: str | None) -> None:
     given = arguments()
     for name, value in change.items():
         setattr(given, name, value)

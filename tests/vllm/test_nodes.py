@@ -13,7 +13,7 @@ import pytest
 from servers import paths
 from servers.engine import environment
 from servers.models import model, token_ids
-from servers.pod import attached, settle
+from servers.pod import settle
 from servers.process import Process
 from servers.sidecar import Sidecar
 from servers.vllm_server import Reply, VllmServer
@@ -47,9 +47,12 @@ class Group:
         made.accept_clear()
         return made
 
-    def start(self, *arguments: str) -> Group:
-        """Starts the engine with two ranks and waits until both sidecars serve it."""
+    def start(self, *arguments: str, volumes: tuple[bool, bool] = (True, True)) -> Group:
+        """Starts the engine with two ranks and waits until both sidecars serve it. `volumes`: whether the pod of a node
+        was injected; if one is not, this only waits until the engine serves.
+        """
         self._starts += 1
+        folders = [one.folder if has else None for one, has in zip(self.sidecars, volumes, strict=True)]
         shared = [*_MODEL, *arguments, "--nnodes", "2", "--master-addr", "127.0.0.1"]
         shared += ["--master-port", str(paths.free_port())]
         variables = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", **_STAGES_WITHOUT_COMPILER}
@@ -60,25 +63,20 @@ class Group:
             "vllm serve --headless",
             [*command, *shared, "--node-rank", "1", "--headless"],
             logs[1],
-            env=environment(self.sidecars[1].folder, **follower),
+            env=environment(folders[1], **follower),
         )
         leader = variables | {"VLLM_CPU_OMP_THREADS_BIND": "0"}
-        self.leader = VllmServer(
-            self.sidecars[0].folder, model("tiny"), logs[0], *shared, "--node-rank", "0", env=leader
-        )
+        self.leader = VllmServer(folders[0], model("tiny"), logs[0], *shared, "--node-rank", "0", env=leader)
         self._processes = [self.leader, other]
         self.leader.wait_ready()
-        self.attach()
+        if all(volumes):
+            self.attach()
         return self
 
     def attach(self) -> None:
-        """Runs short prompts until both sidecars serve the engine. An idle engine learns of no new connection."""
-
-        def served() -> bool:
-            self.leader.complete(token_ids(300, 1), 300, max_tokens=1)
-            return all(attached(sidecar) for sidecar in self.sidecars)
-
-        wait_for(served, 60, "both sidecars serve the engine")
+        """Runs a short prompt until it is a hit: an idle engine learns of no new connection."""
+        prompt = token_ids(300, 1)
+        wait_for(lambda: self.complete(prompt).sources["external"] > 0, 60, "hits")
 
     def settle(self) -> None:
         for sidecar in self.sidecars:
@@ -132,6 +130,19 @@ def test_nodes_with_a_pipeline_stage_each_agree(group: Group, truth: Truth) -> N
         reply = group.complete(prompt)
         assert (reply.text.strip(), reply.sources["external"]) == (_text(truth, prompt), cached)
     assert group.stored() == [_CHUNKS + 1, _CHUNKS + 1]
+
+
+@pytest.mark.parametrize("volumes", [(True, False), (False, True)], ids=["leader", "follower"])
+def test_an_engine_of_which_only_one_pod_was_injected_serves_without_a_cache(
+    group: Group, truth: Truth, volumes: tuple[bool, bool]
+) -> None:
+    prompt = token_ids(1000, 903)
+    group.start(*_TWO_PARTS, volumes=volumes)
+    for _ in range(2):
+        reply = group.complete(prompt)
+        assert (reply.text.strip(), reply.sources["external"]) == (_text(truth, prompt), 0)
+    injected = group.sidecars[volumes.index(True)]
+    wait_for(lambda: "NodeWithoutConnector" in str(injected.status()["sessions"]), 20, "the reason in the status")
 
 
 def test_nodes_agree_on_every_hit(group: Group, truth: Truth) -> None:

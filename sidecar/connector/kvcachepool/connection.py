@@ -108,6 +108,7 @@ class Connection:
     refusal: name of the error with which the sidecar refused the last HELLO, or "".
     failure: message of the error that ended the last connection, or "".
     attempted: set once the first attempt to connect has succeeded or failed.
+    on_other: set before `start`; called with responses that no `request` of this process waits for.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Connection:
         self.refusal = ""
         self.failure = ""
         self.attempted = threading.Event()
+        self.on_other: Callable[[Reply], None] | None = None
         self._lock_failures = 0
         self.instance = instance
         self._engine = engine
@@ -169,9 +171,11 @@ class Connection:
         """
         return self._transmit(op, encode(body), on_reply)
 
-    def forward(self, op: Op, tag: int, body: bytes, on_reply: Callable[[Reply], None] | None) -> bool:
-        """Sends a message of another process under that process's tag. Returns whether it was sent."""
-        return self._transmit(op, body, on_reply, tag) is not None
+    def forward(self, op: Op, tag: int, body: bytes) -> bool:
+        """Sends a message of another process under that process's tag; `on_other` gets its responses. Returns whether
+        it was sent.
+        """
+        return self._transmit(op, body, None, tag) is not None
 
     def drop(self, tag: int) -> None:
         """Ignores responses with this tag from now on."""
@@ -323,6 +327,7 @@ class Connection:
         partial = bool(header.flags & wire.FLAG_PARTIAL)
         with self._lock:
             on_reply = self._callbacks.get(header.tag) if partial else self._callbacks.pop(header.tag, None)
+        on_reply = on_reply or self.on_other
         try:
             if on_reply is None:
                 return

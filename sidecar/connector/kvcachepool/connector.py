@@ -24,7 +24,7 @@ import vllm
 from .connection import report_off
 from .internals import changed_internals
 from .jobs import Ended, EndedLoad, StepMetadata, WorkerReport
-from .layout import Unserved
+from .layout import Unserved, on_node
 from .metrics import CacheStats
 from .place import socket_path
 from .preflight import engine_refusal, is_composed, preferred_layout
@@ -88,8 +88,10 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def _report_off(self, reason: str, message: str) -> None:
         self.off_reason = reason
         logger.warning("the KV cache pool is off in this vLLM: %s: %s", reason, message)
-        config = self._vllm_config.kv_transfer_config
-        report_off(socket_path(), reason, str(vllm.__version__), str(getattr(config, "engine_id", "") or ""))
+        parallel = self._vllm_config.parallel_config
+        nodes, node = (getattr(parallel, name, None) for name in ("nnodes_within_dp", "node_rank_within_dp"))
+        instance = str(getattr(self._vllm_config.kv_transfer_config, "engine_id", "") or "")
+        report_off(socket_path(), reason, str(vllm.__version__), on_node(instance, int(nodes or 1), int(node or 0)))
 
     def _guarded(self, hook: Callable[..., _T], default: _T, *arguments: Any) -> _T:
         """Calls a side. An exception is counted and logged at most once a minute, and vLLM gets `default`."""
@@ -202,7 +204,13 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._guarded(self._scheduler.step, None, scheduler_output)
             self._guarded(self._scheduler.ship, None, metadata)
-        return metadata
+        return metadata if self._is_understood() else KVConnectorMetadata()
+
+    def _is_understood(self) -> bool:
+        """Whether all ranks can load this package's classes. A node may be without it."""
+        if self._scheduler is not None and self._scheduler.session.nodes is not None:
+            return self._scheduler.session.nodes.all_reported
+        return int(getattr(self._vllm_config.parallel_config, "nnodes_within_dp", 1) or 1) == 1
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._scheduler is not None:

@@ -427,11 +427,12 @@ class WaitForSteps(WaitBudget):
 
     _LATE_S = 0.5
     _LATEST_S = 10.0
-    _STEPS = 8
 
-    def __init__(self) -> None:
+    def __init__(self, batches: int) -> None:
+        """`batches`: steps that vLLM has in flight at most."""
         super().__init__()
-        self._begun_s: deque[float] = deque(maxlen=self._STEPS)  # times of the last steps
+        self._steps = 2 * batches + 4
+        self._begun_s: deque[float] = deque(maxlen=self._steps)  # times of the last steps
 
     def new_step(self) -> None:
         super().new_step()
@@ -441,7 +442,7 @@ class WaitForSteps(WaitBudget):
         waited_s = now_s - first_poll_s
         if waited_s < self._LATE_S:
             return False
-        return waited_s >= self._LATEST_S or (len(self._begun_s) == self._STEPS and self._begun_s[0] > first_poll_s)
+        return waited_s >= self._LATEST_S or (len(self._begun_s) == self._steps and self._begun_s[0] > first_poll_s)
 
     def wait(self, lookup: Lookup, per_request_s: float, per_step_s: float) -> None:
         """Does nothing."""

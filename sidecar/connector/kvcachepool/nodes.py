@@ -120,7 +120,7 @@ class Nodes:
     #: Nodes may differ in which chunks they grant, and only whole GRANTs can be aborted.
     CHUNKS_PER_GRANT = 1
     #: Answers come with steps, of which several may be on their way.
-    GRANT_TIMEOUT_S = 10.0
+    GRANT_TIMEOUT_S = 5.0
 
     def __init__(self, count: int, instance: str, engine_version: str, socket_path: str, hooks: Hooks) -> None:
         self.connected = False
@@ -169,6 +169,11 @@ class Nodes:
             if time.monotonic() < self._idle_until_s:
                 return True
         return any(peer.messages for peer in self._peers)
+
+    @property
+    def all_reported(self) -> bool:
+        """Whether every node has this connector."""
+        return None not in self._models
 
     def start(self) -> None:
         self._own.start()
@@ -239,7 +244,7 @@ class Nodes:
                 merged = _merged(request.op, tag, partial, replies, shared=bool(self._models[0]))
             except Exception:
                 logger.exception("an answer of several nodes cannot be read")
-                merged = Reply(tag, False, ErrorBody(code="BadAnswer"), b"", [])
+                merged = _unreadable(request.op, tag)
             if not merged.partial:
                 del self._open[tag]
             if request.op == Op.REGISTER:
@@ -248,8 +253,11 @@ class Nodes:
 
     def deliver(self) -> None:
         """Delivers complete answers, on the engine's thread."""
-        while self._complete:
-            on_reply, reply = self._complete.popleft()
+        while True:
+            with self._lock:
+                if not self._complete:
+                    return
+                on_reply, reply = self._complete.popleft()
             on_reply(reply)
 
     # -- vLLM's steps, on the engine's thread
@@ -298,6 +306,7 @@ class Nodes:
                 return
             self.connected = True
             self.connection += 1
+            self._idle_until_s = None
         self._hooks.after_hello()
         self._hooks.on_hello(self._own.hello)
 
@@ -325,6 +334,8 @@ class Nodes:
             self.agreed = False
             self._open.clear()
             self._complete.clear()
+            for peer in self._peers:
+                peer.messages = [message for message in peer.messages if not message.answered]
             if was:
                 self._idle_until_s = None
         if was:
@@ -349,6 +360,13 @@ class Nodes:
 
     def on_off(self, reason: str) -> None:
         self._hooks.on_off(reason)
+
+
+def _unreadable(op: Op, tag: int) -> Reply:
+    """In place of answers that cannot be read. Slots may have been granted: a GRANT without results is aborted."""
+    if op == Op.GRANT:
+        return Reply(tag, False, None, encode(GrantReply(results=b"", refs=b"")), [])
+    return Reply(tag, False, ErrorBody(code="BadAnswer"), b"", [])
 
 
 #: The scheduler's connection to one sidecar, or to those of all nodes.

@@ -13,7 +13,7 @@ import logging
 import os
 from typing import Any
 
-from . import place
+from . import place, presence
 from .connection import report_off as send_report
 from .descriptor import describe_settings, witness
 from .internals import changed_internals
@@ -44,6 +44,7 @@ def register() -> None:
             original = EngineArgs.create_engine_config
             setattr(EngineArgs, _MARK, original)
             EngineArgs.create_engine_config = _wrapped(original)
+        presence.guard(lambda config: config is not None and own_config(config), report_off)
     except Exception:
         logger.exception("installing the KV cache pool's plugin failed; vLLM runs without the cache")
 

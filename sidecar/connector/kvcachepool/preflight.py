@@ -82,6 +82,9 @@ def arguments_refusal(args: Any, existing: str, environ: Any = os.environ) -> st
         return "HashAlgorithmRefused"
     if _expandable_segments(args, environ):
         return "ExpandableSegments"
+    given = getattr(args, "kv_transfer_config", None)
+    if int(getattr(args, "nnodes", 1) or 1) > 1 and getattr(given, "kv_connector", None) not in (None, CONNECTOR):
+        return "MultiNodeUnsupported"  # nodes without this connector would have a transport, and the others two
     return connector_refusal(getattr(args, "kv_transfer_config", None), existing)
 
 

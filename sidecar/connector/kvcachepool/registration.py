@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("kvcachepool")
 
-#: REGISTER is repeated after this time if the sidecars of several nodes do not know all ranks yet.
+#: REGISTER is repeated after this time if the sidecars of several nodes do not know all ranks yet, and after an error:
+#: the ranks of some node may be about to register with the digest of their files.
 _AGAIN_S = 0.2
+_AGAIN_AFTER_ERROR_S = 2.0
 
 
 class Registration:
@@ -47,6 +49,7 @@ class Registration:
         self._algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
         self._connection = 0  # number of the connection on which REGISTER was sent
         self._again_s = math.inf
+        self._refused = ""  # code of the last error, which is logged once
 
     def ensure(self) -> bool:
         """Sends REGISTER if it is due. Returns whether PROBEs and GRANTs follow a REGISTER on this connection."""
@@ -77,7 +80,12 @@ class Registration:
     def _on_reply(self, reply: Reply) -> None:
         if reply.error is not None:
             self.counters.event(f"register_refused/{reply.error.code}")
-            logger.warning("the sidecar refused to register this vLLM: %s: %s", reply.error.code, reply.error.message)
+            if reply.error.code != self._refused:
+                message = "the sidecar refused to register this vLLM: %s: %s"
+                logger.warning(message, reply.error.code, reply.error.message)
+            self._refused = reply.error.code
+            if isinstance(self.client, Nodes):
+                self._again_s = time.monotonic() + _AGAIN_AFTER_ERROR_S
         elif isinstance(self.client, Nodes) and not self.client.agreed:
             self._again_s = time.monotonic() + _AGAIN_S  # some ranks of a node have not registered yet
 

@@ -23,6 +23,9 @@ class Relay:
 
     def __init__(self, node: int, instance: str, engine_version: str, socket_path: str) -> None:
         self._connection = Connection("scheduler", instance, 0, engine_version, socket_path, self) if node else None
+        if self._connection is not None:
+            self._connection.on_other = self._on_reply
+        self._awaits = self._connection is not None  # a report may follow soon
         self._changed = threading.Condition()
         self._reports: deque[Report] = deque()
 
@@ -47,13 +50,17 @@ class Relay:
         for message in messages:
             if message.connection != connection.connection:
                 continue
-            connection.forward(message.op, message.tag, message.body, self._on_reply if message.answered else None)
+            self._awaits |= message.answered
+            connection.forward(message.op, message.tag, message.body)
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for a report. For steps without tokens and results, which would otherwise follow each other at once."""
+        """Waits for an answer to this step's messages, or for the connection. For steps without tokens and results,
+        which would otherwise follow each other at once.
+        """
         with self._changed:
-            if not self._reports:
+            if self._awaits and not self._reports:
                 self._changed.wait(max(0.0, timeout_s))
+            self._awaits = self._connection is not None and not self._connection.connected
 
     def reports(self) -> list[Report]:
         """What happened since the last call."""

@@ -73,7 +73,7 @@ class Session:
             self.loads,
             self.local_cache,
             self.speed,
-            WaitBudget() if self.nodes is None else WaitForSteps(),
+            WaitBudget() if self.nodes is None else WaitForSteps(int(vllm_config.max_concurrent_batches)),
         )
 
     def start(self) -> None:

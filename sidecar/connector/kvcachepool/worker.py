@@ -218,7 +218,7 @@ class Worker:
                 self._wake.wait(left)
             while self._ended_loads:
                 ended.append(self._ended_loads.popleft())
-        if idle and self._relay is not None and not ended:
+        if idle and self._relay is not None and not (ended or self._ended_stores):
             self._relay.wait(deadline - time.monotonic())
 
     def take_report(self, report: WorkerReport) -> None:
