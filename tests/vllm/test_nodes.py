@@ -25,6 +25,8 @@ _PROMPT = 3000
 #: Blocks of 128 tokens, and a last token that is always computed.
 _HIT = 2944
 _CHUNKS = 12
+#: Chunks of the prompt that runs first.
+_FIRST = 4
 _TWO_PARTS = ("--tensor-parallel-size", "2")
 #: Only a warm-up makes the tensors between stages of vLLM for CPUs, and it skips that for eager models.
 _TWO_STAGES = ("--pipeline-parallel-size", "2", "--no-enforce-eager", "-cc", '{"mode": 2, "backend": "eager"}')
@@ -75,7 +77,7 @@ class Group:
 
     def attach(self) -> None:
         """Runs a short prompt until it is a hit: an idle engine learns of no new connection."""
-        prompt = token_ids(300, 1)
+        prompt = token_ids(1000, 1)
         wait_for(lambda: self.complete(prompt).sources["external"] > 0, 60, "hits")
 
     def settle(self) -> None:
@@ -129,7 +131,7 @@ def test_nodes_with_a_pipeline_stage_each_agree(group: Group, truth: Truth) -> N
     for cached in (0, _HIT):
         reply = group.complete(prompt)
         assert (reply.text.strip(), reply.sources["external"]) == (_text(truth, prompt), cached)
-    assert group.stored() == [_CHUNKS + 1, _CHUNKS + 1]
+    assert group.stored() == [_CHUNKS + _FIRST, _CHUNKS + _FIRST]
 
 
 @pytest.mark.parametrize("volumes", [(True, False), (False, True)], ids=["leader", "follower"])
@@ -158,12 +160,12 @@ def test_nodes_agree_on_every_hit(group: Group, truth: Truth) -> None:
 
     assert answer() == 0
     assert answer() == _HIT
-    assert group.stored() == [_CHUNKS + 1, _CHUNKS + 1], "the prompt's, and that of the first prompt"
+    assert group.stored() == [_CHUNKS + _FIRST, _CHUNKS + _FIRST]
 
     # What one node has lost is a hit of neither, and only that node stores it again.
     group.sidecars[1].clear()
     assert answer() == 0
-    assert group.stored() == [_CHUNKS + 1, 2 * _CHUNKS + 1]
+    assert group.stored() == [_CHUNKS + _FIRST, 2 * _CHUNKS + _FIRST]
     assert answer() == _HIT
 
     wait_for(lambda: group.written() == group.stored(), 30, "every chunk on disk")

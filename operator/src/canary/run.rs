@@ -71,6 +71,8 @@ pub struct Canary {
 
 /// Runs forever.
 pub async fn run(canary: Canary) {
+    // The result of an earlier leader session may be old.
+    canary.result.send_replace(CanaryResult::default());
     let mut confirmation = Confirmation::default();
     let mut history = History::default();
     loop {

@@ -92,7 +92,7 @@ fn spread(pod: &Value, launch: &Launch<'_>) -> Option<String> {
     if json::label(pod, "ray.io/cluster").is_some() {
         return Some("the label ray.io/cluster makes this a node of a Ray cluster".to_string());
     }
-    let joins = launch.engine() == Engine::Vllm && launch.has_flag("nnodes");
+    let joins = joins(launch);
     for (flag, alone) in [("nnodes", "1"), ("node-rank", "0")] {
         let value = launch.flag(flag).into_iter().find(|value| *value != alone);
         if let (Some(value), false) = (value, joins) {
@@ -130,6 +130,17 @@ fn spread(pod: &Value, launch: &Launch<'_>) -> Option<String> {
     Some(format!(
         "a LeaderWorkerSet makes groups of {group_size} pods, and the arguments have neither --nnodes nor data parallelism"
     ))
+}
+
+/// Whether vLLM itself joins the ranks of several pods by `--nnodes`. Other launchers have an argument of that name, too.
+fn joins(launch: &Launch<'_>) -> bool {
+    let other = |word: &str| {
+        ["torchrun", "accelerate", "deepspeed"].contains(&word.rsplit('/').next().unwrap_or(word))
+            || word.starts_with("torch.distributed.")
+    };
+    launch.engine() == Engine::Vllm
+        && launch.flag("nnodes").into_iter().any(|nodes| nodes != "1")
+        && !launch.words().any(other)
 }
 
 /// The group size that LeaderWorkerSet's webhook writes into every container.

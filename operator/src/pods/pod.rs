@@ -44,6 +44,9 @@ pub struct Pod {
     pub own: Box<[Own]>,
     /// The pod was evicted, preempted or ended with its node. The exit of a container then means nothing.
     pub disrupted: bool,
+    /// It is one of a LeaderWorkerSet's group. All pods of the group are recreated once a container of one of them has restarted, even a
+    /// sidecar.
+    pub grouped: bool,
 }
 
 /// What a pod without a started container waits for.

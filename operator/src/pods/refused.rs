@@ -64,7 +64,10 @@ impl Refusals {
     fn put(&self, pool: PoolRef, refused: Refused) {
         let mut all = self.0.lock();
         let known = all.entry(pool).or_default();
-        known.retain(|r| r.owner.uid != refused.owner.uid);
+        // A replica that does not lead only collects.
+        known.retain(|r| {
+            r.owner.uid != refused.owner.uid && refused.at.duration_since(r.at) <= COUNTS
+        });
         if known.len() < REFUSED_MAX {
             known.push(refused);
         }
@@ -244,5 +247,7 @@ mod tests {
             refusals.put(pool.clone(), refused(&i.to_string(), 0));
         }
         assert_eq!(refusals.of(&pool, at(0)).len(), REFUSED_MAX);
+        refusals.put(pool.clone(), refused("later", 301));
+        assert_eq!(refusals.of(&pool, at(301)), [refused("later", 301)]);
     }
 }

@@ -37,6 +37,7 @@ pub fn pod(name: &str) -> Pod {
         waits: None,
         own: Box::default(),
         disrupted: false,
+        grouped: false,
     }
 }
 

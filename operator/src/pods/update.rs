@@ -326,7 +326,8 @@ impl Update {
         let room = if self.proven { share(all.len()) } else { 1 };
         let mut working: Vec<&Arc<Pod>> = self
             .others(free, goal)
-            .filter(|p| p.address().is_some())
+            // They get another image with their group's next restart.
+            .filter(|p| p.address().is_some() && !p.grouped)
             .collect();
         working.sort_by_key(|p| !p.ready);
         let chosen: Vec<Arc<Pod>> = working

@@ -19,10 +19,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Labels and annotations that are parsed.
-const PARSED_KEYS: [&str; 9] = [
+const PARSED_KEYS: [&str; 10] = [
     names::NAME,
     names::INSTANCE,
     names::POOL,
+    names::LEADER_WORKER_SET,
     names::INJECTION,
     names::CONFIG,
     names::EXCHANGED,
@@ -293,11 +294,13 @@ impl WirePod {
             .filter(|one| paused || (sidecar.is_some() && one.is_engine()))
             .map(|one| one.joined(&mut self.status.container_statuses))
             .collect();
+        let mut labels = meta.labels?;
         Some(Pod {
             name: meta.name?.into(),
             namespace: meta.namespace?.into(),
             uid: meta.uid.unwrap_or_default().into(),
-            pool: meta.labels?.remove(names::POOL)?.into(),
+            grouped: labels.contains_key(names::LEADER_WORKER_SET),
+            pool: labels.remove(names::POOL)?.into(),
             created: meta.creation_timestamp.map(|t| t.0).unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
             phase: self.status.phase,

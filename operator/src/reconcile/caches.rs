@@ -50,10 +50,12 @@ impl Caches {
         self.pods.is_complete() && self.servers.is_complete()
     }
 
-    /// Waits until all pods are listed.
+    /// Waits until all pools and pods are listed.
     pub async fn completed(&self) {
         self.pods.completed().await;
         self.servers.completed().await;
+        // Fails only while the watch ends, with the process.
+        let _ended = self.pools.wait_until_ready().await;
     }
 }
 

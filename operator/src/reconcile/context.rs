@@ -1,4 +1,4 @@
-//! The dependencies and settings of a leader session.
+//! The dependencies and settings of the watches and of leader sessions.
 
 use crate::canary::CanaryResult;
 use crate::defaults::Defaults;

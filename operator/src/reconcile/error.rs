@@ -47,6 +47,8 @@ pub enum PassError {
         /// Time until the next pass that is due for other reasons.
         within: Duration,
     },
+    #[error("the pool cannot be read: {0}")]
+    Pool(#[source] Box<kube::Error>),
     #[error("the status cannot be written: {0}")]
     Status(#[source] Box<kube::Error>),
     #[error("the finalizer of the deleted pool cannot be removed: {0}")]
@@ -60,7 +62,7 @@ impl PassError {
     pub fn within(&self) -> Duration {
         match self {
             Self::Object { within, .. } => *within,
-            Self::Status(_) | Self::Finalizer(_) | Self::TimedOut => Duration::MAX,
+            Self::Pool(_) | Self::Status(_) | Self::Finalizer(_) | Self::TimedOut => Duration::MAX,
         }
     }
 }

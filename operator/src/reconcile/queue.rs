@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, store::Writer};
 use kube::runtime::watcher::Config;
 use kube::runtime::{WatchStreamExt, reflector};
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,12 +86,15 @@ fn received<T>(receiver: mpsc::UnboundedReceiver<T>) -> impl Stream<Item = T> {
     })
 }
 
-/// Yields every pool once all pods are listed. Counts before that would be wrong.
+/// Yields every pool, and those that only pods name, once all pools and pods are listed. Counts before that would be wrong.
 fn listed(caches: &Arc<Caches>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
     let caches = caches.clone();
     futures::stream::once(async move {
         caches.completed().await;
-        let pools = all(&caches);
+        let pools: HashSet<_> = all(&caches)
+            .into_iter()
+            .chain(caches.pods.pools().into_iter().map(reference))
+            .collect();
         info!(
             pools = pools.len(),
             "all pods are listed; reconciling every pool"

@@ -17,9 +17,9 @@ use crate::leader::Leadership;
 use crate::pods::PoolRef;
 use futures::{FutureExt, StreamExt};
 use jiff::Timestamp;
-use kube::Resource;
 use kube::runtime::controller::{Action, Config, Error, applier};
 use kube::runtime::reflector::{ObjectRef, store};
+use kube::{Api, Resource};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -82,6 +82,17 @@ impl LeaderSession {
             .clone();
         let mut memory = memory.lock().await;
         memory.reset_unless(stored.meta().uid.as_deref().unwrap_or_default());
+        let read;
+        let stored = if memory.breaker.is_some() {
+            stored
+        } else {
+            // The first pass restores what the last leader wrote into the status. A watch may be behind that.
+            match self.read(&name).await? {
+                Some(pool) => read = pool,
+                None => return Ok(RESYNC),
+            }
+            &read
+        };
         let mut observed = observe(stored, &name, &self.context, &self.caches).await;
         observed.outcome = Some(self.plan_and_act(&observed, &mut memory).await?);
         let mut last = self.plan_and_act(&observed, &mut memory).await?;
@@ -94,6 +105,12 @@ impl LeaderSession {
             None => Ok(within),
             Some(source) => Err(PassError::Object { source, within }),
         }
+    }
+
+    async fn read(&self, pool: &PoolRef) -> Result<Option<Stored>, PassError> {
+        let pools = Api::<Stored>::namespaced(self.context.client.clone(), &pool.namespace);
+        let read = pools.get_opt(&pool.name).await;
+        read.map_err(|e| PassError::Pool(Box::new(e)))
     }
 
     async fn plan_and_act(

@@ -54,7 +54,7 @@ class Run:
     def _rss(self) -> Row:
         what = (
             f"RssAnon of the leader with {self.size.pools} pools and {self.size.pods} pods; of the next one, after its"
-            f" first lists, {self.taken.rss_mib:.1f}; reference: the leader before there were any"
+            f" takeover, {self.taken.rss_mib:.1f}; reference: the leader before there were any"
         )
         value = max(self.loaded.rss_mib, self.still_mib)
         return _row("operator_rss_mib", value, "MiB", what, self.loaded.empty_mib, digits=1)

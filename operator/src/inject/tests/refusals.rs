@@ -109,6 +109,9 @@ fn multi_pod_engines_and_other_caches_are_detected_in_every_form() {
     };
     for text in [
         "vllm serve m --node-rank 1 --headless",
+        "vllm serve m --nnodes 1 --headless",
+        "/opt/bin/torchrun --nnodes=2 --nproc-per-node=8 rollout.py",
+        "python3 -m torch.distributed.run --nnodes 2 rollout.py",
         "vllm serve m --headless",
         "/opt/venv/bin/ray start --head; vllm serve m",
         "bash ./multi-node-serving.sh worker",

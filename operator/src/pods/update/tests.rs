@@ -322,6 +322,21 @@ fn an_unfinished_update_of_an_earlier_leader_is_rolled_back() {
 }
 
 #[test]
+fn no_image_changes_in_place_where_that_would_recreate_a_group() {
+    let grouped = |name| Pod {
+        grouped: true,
+        ..with(name, "i:1")
+    };
+    let mut update = Update::default();
+    assert_eq!(
+        update.next(&arcs([grouped("a"), grouped("b")]), &GOAL, at(0)),
+        Step::Wait
+    );
+    let pods = arcs([grouped("a"), with("b", "i:1")]);
+    assert_eq!(names(&update.next(&pods, &GOAL, at(0))), ["b"]);
+}
+
+#[test]
 fn without_in_place_updates_only_configs_and_hanging_pods_change() {
     let goal = Goal {
         in_place: false,

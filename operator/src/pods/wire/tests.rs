@@ -10,6 +10,18 @@ fn pod(value: serde_json::Value) -> Pod {
         .unwrap()
 }
 
+#[test]
+fn a_pod_of_a_group_has_its_label() {
+    let grouped = |labels: serde_json::Value| {
+        pod(json!({"metadata": {"name": "a", "namespace": "n", "labels": labels}, "spec": {}, "status": {}}))
+            .grouped
+    };
+    assert!(grouped(
+        json!({names::POOL: "llama", names::LEADER_WORKER_SET: "web"})
+    ));
+    assert!(!grouped(json!({names::POOL: "llama"})));
+}
+
 fn injected(state: &serde_json::Value) -> Pod {
     pod(json!({
         "metadata": {
