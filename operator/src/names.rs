@@ -12,8 +12,14 @@ pub const PURGE_ACCOUNT: &str = "kvcachepool.io/purge-service-account";
 pub const PURGE: &str = "kvcachepool.io/purge";
 /// Label (or annotation) of a pod: the pool that it uses.
 pub const POOL: &str = "kvcachepool.io/pool";
-/// Label of pods of a LeaderWorkerSet.
+/// Label of pods of a LeaderWorkerSet: its name.
 pub const LEADER_WORKER_SET: &str = "leaderworkerset.sigs.k8s.io/name";
+
+/// In place of the uid of an owner. The pods of a group have several controllers, which are recreated with the group.
+pub fn group_uid(leader_worker_set: &str) -> String {
+    format!("leaderworkerset/{leader_worker_set}")
+}
+
 /// Name of the canary's pool, which is built into the webhook.
 pub const CANARY_POOL: &str = "kvcachepool-canary";
 /// Annotation: the result of injection, as JSON `{result, reason, version, hash}`.

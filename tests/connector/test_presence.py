@@ -16,11 +16,13 @@ from kvcachepool import presence
 from kvcachepool.presence import agree
 
 
-def decisions(store: Any, present: list[int], ranks: int, late: float = 0.0) -> dict[int, bool]:
+def decisions(store: Any, present: list[int], ranks: int, late: bool = False, strange: int = -1) -> dict[int, bool]:
+    """What these ranks decide. The last of them may be late, and one may have another version."""
     found: dict[int, bool] = {}
 
     def rank(number: int) -> None:
-        found[number] = agree(store, 0, number, ranks, wait_s=0.3)
+        version = "other" if number == strange else "1"
+        found[number] = agree(store, 0, number, ranks, version, wait_s=0.3)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in present]
     for thread in threads[:-1]:
@@ -48,13 +50,21 @@ def test_without_one_rank_no_rank_has_it(store: Any) -> None:
 
 
 def test_a_late_rank_does_not_decide_otherwise(store: Any) -> None:
-    assert decisions(store, [0, 1, 2], 3, late=1.0) == {0: False, 1: False, 2: False}
+    assert decisions(store, [0, 1, 2], 3, late=True) == {0: False, 1: False, 2: False}
 
 
 def test_engines_that_share_a_store_decide_apart(store: Any) -> None:
     assert decisions(store, [0], 2) == {0: False}
-    assert not agree(store, 0, 1, 2, wait_s=0.1)
-    assert agree(store, 1, 0, 1)
+    assert not agree(store, 0, 1, 2, "1", wait_s=0.1)
+    assert agree(store, 1, 0, 1, "1")
+
+
+def test_ranks_with_different_versions_have_no_connector(store: Any) -> None:
+    assert decisions(store, [0, 1, 2], 3, strange=1) == {0: False, 1: False, 2: False}
+
+
+def test_the_form_is_of_the_classes_in_steps() -> None:
+    assert len(presence.form()) == 64
 
 
 class Guarded:

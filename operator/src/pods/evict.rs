@@ -218,6 +218,7 @@ fn recreates_pods(owner: &Owner) -> bool {
     matches!(
         (&*owner.api_version, &*owner.kind),
         ("apps/v1", "ReplicaSet" | "StatefulSet" | "DaemonSet")
+            | ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
     )
 }
 

@@ -2,6 +2,7 @@
 
 use super::resize::Memory;
 use crate::inject::Verdict;
+use crate::names;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
@@ -44,9 +45,6 @@ pub struct Pod {
     pub own: Box<[Own]>,
     /// The pod was evicted, preempted or ended with its node. The exit of a container then means nothing.
     pub disrupted: bool,
-    /// It is one of a LeaderWorkerSet's group. All pods of the group are recreated once a container of one of them has restarted, even a
-    /// sidecar.
-    pub grouped: bool,
 }
 
 /// What a pod without a started container waits for.
@@ -125,7 +123,7 @@ pub enum Phase {
     Unknown,
 }
 
-/// The controller of a pod, as needed for events.
+/// What creates a pod again: its controller, or the LeaderWorkerSet whose groups have several.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// For example `apps/v1`.
@@ -134,6 +132,23 @@ pub struct Owner {
     pub kind: Box<str>,
     pub name: Box<str>,
     pub uid: Box<str>,
+}
+
+impl Owner {
+    /// Of a pod with the label of a LeaderWorkerSet.
+    pub fn leader_worker_set(name: &str) -> Self {
+        Self {
+            api_version: "leaderworkerset.x-k8s.io/v1".into(),
+            kind: "LeaderWorkerSet".into(),
+            name: name.into(),
+            uid: names::group_uid(name).into(),
+        }
+    }
+
+    /// Whether all pods of a group are recreated once a container of one of them has restarted, even a sidecar.
+    pub fn is_leader_worker_set(&self) -> bool {
+        *self.kind == *"LeaderWorkerSet"
+    }
 }
 
 /// The kept part of the webhook's annotation.

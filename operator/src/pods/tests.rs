@@ -37,7 +37,6 @@ pub fn pod(name: &str) -> Pod {
         waits: None,
         own: Box::default(),
         disrupted: false,
-        grouped: false,
     }
 }
 

@@ -295,11 +295,12 @@ impl WirePod {
             .map(|one| one.joined(&mut self.status.container_statuses))
             .collect();
         let mut labels = meta.labels?;
+        let group = labels.get(names::LEADER_WORKER_SET);
+        let group = group.map(|name| Owner::leader_worker_set(name));
         Some(Pod {
             name: meta.name?.into(),
             namespace: meta.namespace?.into(),
             uid: meta.uid.unwrap_or_default().into(),
-            grouped: labels.contains_key(names::LEADER_WORKER_SET),
             pool: labels.remove(names::POOL)?.into(),
             created: meta.creation_timestamp.map(|t| t.0).unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
@@ -307,17 +308,16 @@ impl WirePod {
             ready: self.status.is_true("Ready"),
             disrupted: self.status.is_true("DisruptionTarget"),
             ip: self.status.pod_ip.parse().ok(),
-            owner: meta
-                .owner_references
-                .unwrap_or_default()
-                .into_iter()
-                .find(|o| o.controller == Some(true))
-                .map(|o| Owner {
-                    api_version: o.api_version.into(),
-                    kind: o.kind.into(),
-                    name: o.name.into(),
-                    uid: o.uid.into(),
-                }),
+            owner: group.or_else(|| {
+                let owners = meta.owner_references.unwrap_or_default();
+                let controller = owners.into_iter().find(|o| o.controller == Some(true))?;
+                Some(Owner {
+                    api_version: controller.api_version.into(),
+                    kind: controller.kind.into(),
+                    name: controller.name.into(),
+                    uid: controller.uid.into(),
+                })
+            }),
             injection,
             config_generation: config.map(|config| config.pool.generation),
             memory,

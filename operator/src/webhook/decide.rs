@@ -4,7 +4,9 @@ use super::pools::{Found, Pools, Requester};
 use super::review::Review;
 use super::router::{Decide, Decision};
 use crate::inject::{Outcome, Reason, Shortfall, inject, is_injected, refuse, requested_pool};
+use crate::names;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tracing::{error, info};
 
@@ -30,7 +32,7 @@ impl Decide for Decider {
         let requester = Requester {
             dry_run: review.dry_run,
             injected: is_injected(&pod),
-            owner: owner(&pod),
+            owner: &owner(&pod),
         };
         let outcome = match self.pools.find(&review.namespace, &name, requester).await {
             Found::Pool(settings) => guarded(&pod, || inject(&pod, &settings)),
@@ -47,13 +49,18 @@ impl Decide for Decider {
     }
 }
 
-/// Uid of the pod's controller; empty without one.
-fn owner(pod: &Value) -> &str {
+/// Uid of the pod's owner, as `pods::Owner` has it; empty without one.
+fn owner(pod: &Value) -> Cow<'_, str> {
+    let labels = pod.pointer("/metadata/labels");
+    let group = labels.and_then(|labels| labels.get(names::LEADER_WORKER_SET)?.as_str());
+    if let Some(group) = group {
+        return names::group_uid(group).into();
+    }
     let owners = pod.pointer("/metadata/ownerReferences");
     let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
     let controller = owners.find(|o| o.get("controller") == Some(&Value::Bool(true)));
     let uid = controller.and_then(|o| o.get("uid")?.as_str());
-    uid.unwrap_or_default()
+    uid.unwrap_or_default().into()
 }
 
 /// A panic in the pure part costs only this pod its cache.
@@ -98,5 +105,26 @@ fn decision(outcome: Outcome) -> Decision {
                 patch: Some(patch),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::Owner;
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_of_a_group_belongs_to_its_leader_worker_set() {
+        let pod = |labels: Value| {
+            json!({"metadata": {"labels": labels, "ownerReferences": [
+                {"kind": "Node", "uid": "n"},
+                {"kind": "StatefulSet", "uid": "s", "controller": true},
+            ]}})
+        };
+        assert_eq!(owner(&pod(json!({}))), "s");
+        let group = pod(json!({names::LEADER_WORKER_SET: "web"}));
+        assert_eq!(owner(&group), *Owner::leader_worker_set("web").uid);
+        assert_eq!(owner(&json!({})), "");
     }
 }

@@ -1,4 +1,4 @@
-"""Whether every rank of an engine over several nodes has this connector.
+"""Whether every rank of an engine over several nodes has this connector, in the same version.
 
 Each node's vLLM decides by itself whether it has a connector. With one on some ranks only, vLLM hangs or fails:
 creating it is a collective call, and its messages are of classes that other ranks cannot load. So before the ranks
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import logging
 import sys
 from collections.abc import Callable
+from importlib import resources
 from typing import Any
 
 logger = logging.getLogger("kvcachepool")
@@ -22,8 +24,18 @@ _MARK = "_kvcachepool_original"
 _YES, _NO = "yes", "no"
 
 
-def agree(store: Any, engine: int, rank: int, ranks: int, wait_s: float = WAIT_S) -> bool:
-    """Whether all ranks have called this, the same answer on all of them.
+@functools.cache
+def form() -> str:
+    """Digest of the modules whose classes vLLM's steps carry between nodes. Other versions may not be able to load
+    them.
+    """
+    files = resources.files(__package__)
+    modules = ("connection.py", "jobs.py", "messages.py", "nodes.py", "wire.py")
+    return hashlib.sha256(b"".join(files.joinpath(name).read_bytes() for name in modules)).hexdigest()
+
+
+def agree(store: Any, engine: int, rank: int, ranks: int, version: str, wait_s: float = WAIT_S) -> bool:
+    """Whether all ranks have called this with the same version, the same answer on all of them.
 
     Args:
         store: a `torch.distributed.Store` of all ranks.
@@ -33,9 +45,13 @@ def agree(store: Any, engine: int, rank: int, ranks: int, wait_s: float = WAIT_S
     decision = f"{prefix}/decision"
     proposal = _NO
     try:
-        store.set(f"{prefix}/{rank}", "here")
-        store.wait([f"{prefix}/{other}" for other in range(ranks)], datetime.timedelta(seconds=wait_s))
-        proposal = _YES
+        store.set(f"{prefix}/{rank}", version)
+        keys = [f"{prefix}/{other}" for other in range(ranks)]
+        store.wait(keys, datetime.timedelta(seconds=wait_s))
+        if {bytes(store.get(key)) for key in keys} == {version.encode()}:
+            proposal = _YES
+        else:
+            logger.warning("the nodes have different versions of the KV cache pool's connector")
     except Exception as error:
         logger.debug("waiting for all ranks failed: %s", error)
     # The first proposal counts, so that a rank that comes late does not decide otherwise.
@@ -79,7 +95,7 @@ def _all_have_it(vllm_config: Any) -> bool:
 
         ranks = int(vllm_config.parallel_config.world_size)
         engine, rank = divmod(torch.distributed.get_rank(), ranks)
-        return agree(distributed_c10d._get_default_store(), engine, rank, ranks)
+        return agree(distributed_c10d._get_default_store(), engine, rank, ranks, form())
     except Exception:
         logger.exception("the ranks of several nodes cannot agree on the KV cache connector")
         return False

@@ -324,7 +324,7 @@ fn an_unfinished_update_of_an_earlier_leader_is_rolled_back() {
 #[test]
 fn no_image_changes_in_place_where_that_would_recreate_a_group() {
     let grouped = |name| Pod {
-        grouped: true,
+        owner: Some(Owner::leader_worker_set("web")),
         ..with(name, "i:1")
     };
     let mut update = Update::default();
