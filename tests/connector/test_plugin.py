@@ -139,6 +139,25 @@ def test_models_that_cannot_be_served(
     assert preflight.model_refusal(config) == reason
 
 
+@pytest.mark.parametrize(("name", "accepts"), [(None, False), ("KVCachePoolConnector", False), ("NixlConnector", True)])
+def test_clients_send_no_embeddings_because_of_this_connector(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, accepts: bool
+) -> None:
+    from vllm.config import VllmConfig
+
+    original = inspect.getattr_static(VllmConfig, "_resolve_mm_embedding_inputs")
+    monkeypatch.setattr(VllmConfig, "_resolve_mm_embedding_inputs", original)
+    plugin._keep_embedding_inputs(VllmConfig)
+    images = SimpleNamespace(enable_mm_embeds=False, allow_missing_mm_embeddings=False)
+    given = transfer(name) if name else None
+    config: Any = SimpleNamespace(
+        model_config=SimpleNamespace(multimodal_config=images), ec_transfer_config=None, kv_transfer_config=given
+    )
+    VllmConfig._resolve_mm_embedding_inputs(config)
+    assert (images.enable_mm_embeds, images.allow_missing_mm_embeddings) == (accepts, accepts)
+    assert config.kv_transfer_config is given
+
+
 def test_nodes_that_share_a_pipeline_stage_unequally_are_refused() -> None:
     config = SimpleNamespace(
         model_config=SimpleNamespace(),

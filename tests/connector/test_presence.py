@@ -22,7 +22,7 @@ def decisions(store: Any, present: list[int], ranks: int, late: bool = False, st
 
     def rank(number: int) -> None:
         version = "other" if number == strange else "1"
-        found[number] = agree(store, 0, number, ranks, version, wait_s=0.3)
+        found[number] = agree(store, "0", number, ranks, version, wait_s=0.3)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in present]
     for thread in threads[:-1]:
@@ -55,8 +55,8 @@ def test_a_late_rank_does_not_decide_otherwise(store: Any) -> None:
 
 def test_engines_that_share_a_store_decide_apart(store: Any) -> None:
     assert decisions(store, [0], 2) == {0: False}
-    assert not agree(store, 0, 1, 2, "1", wait_s=0.1)
-    assert agree(store, 1, 0, 1, "1")
+    assert not agree(store, "0", 1, 2, "1", wait_s=0.1)
+    assert agree(store, "1", 0, 1, "1")
 
 
 def test_ranks_with_different_versions_have_no_connector(store: Any) -> None:

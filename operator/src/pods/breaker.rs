@@ -16,7 +16,7 @@ use super::pod::{Owner, Pod};
 use super::pod_backoff::PodBackoff;
 use super::refused::Refused;
 use jiff::{SignedDuration, Timestamp};
-use owners::{by_owner, newest, owner_uid};
+use owners::{by_owner, newest, owner, owner_uid};
 use pause::controls;
 use replace::Replacing;
 use started::{is_up, running_since};
@@ -322,7 +322,7 @@ impl Breaker {
             let cause = self.hangs(pod, now)?;
             let fails_alone = cause.kind == Kind::Engine && self.up.contains(owner_uid(pod));
             let new = !self.compared.contains(&pod.uid) && self.is_current(pod) && !fails_alone;
-            new.then(|| (pod.owner.clone(), cause))
+            new.then(|| (owner(pod).cloned(), cause))
         };
         let shown = pods
             .iter()

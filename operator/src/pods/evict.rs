@@ -218,7 +218,6 @@ fn recreates_pods(owner: &Owner) -> bool {
     matches!(
         (&*owner.api_version, &*owner.kind),
         ("apps/v1", "ReplicaSet" | "StatefulSet" | "DaemonSet")
-            | ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
     )
 }
 

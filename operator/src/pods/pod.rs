@@ -27,6 +27,9 @@ pub struct Pod {
     /// IP address, once it has one.
     pub ip: Option<IpAddr>,
     pub owner: Option<Owner>,
+    /// The LeaderWorkerSet of the pod's group. It has several controllers, which are recreated with the group, and all pods of a group are
+    /// recreated once a container of one of them has restarted, even a sidecar.
+    pub group: Option<Box<Owner>>,
     /// The webhook's annotation. `None` if the webhook did not see the pod.
     pub injection: Option<Injection>,
     /// Generation of the pool in the pod's config. `None` without a readable config.
@@ -123,7 +126,7 @@ pub enum Phase {
     Unknown,
 }
 
-/// What creates a pod again: its controller, or the LeaderWorkerSet whose groups have several.
+/// The controller of a pod, as needed for events, or the LeaderWorkerSet of its group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// For example `apps/v1`.
@@ -143,11 +146,6 @@ impl Owner {
             name: name.into(),
             uid: names::group_uid(name).into(),
         }
-    }
-
-    /// Whether all pods of a group are recreated once a container of one of them has restarted, even a sidecar.
-    pub fn is_leader_worker_set(&self) -> bool {
-        *self.kind == *"LeaderWorkerSet"
     }
 }
 

@@ -29,6 +29,7 @@ pub fn pod(name: &str) -> Pod {
             name: "web".into(),
             uid: "r".into(),
         }),
+        group: None,
         injection: None,
         config_generation: None,
         memory: None,

@@ -5,7 +5,7 @@
 use resizing::{Resizing, is_resized};
 pub use step::{Goal, PreviousSidecar, Step, UpdateBlocker};
 
-use super::pod::{Owner, Pod, Sidecar, SidecarState};
+use super::pod::{Pod, Sidecar, SidecarState};
 use super::pod_backoff::PodBackoff;
 use super::rollout::{Failure, Rollout};
 use jiff::{SignedDuration, Timestamp};
@@ -328,7 +328,7 @@ impl Update {
             .others(free, goal)
             // They get another image with their group's next restart.
             .filter(|p| p.address().is_some())
-            .filter(|p| !p.owner.as_ref().is_some_and(Owner::is_leader_worker_set))
+            .filter(|p| p.group.is_none())
             .collect();
         working.sort_by_key(|p| !p.ready);
         let chosen: Vec<Arc<Pod>> = working

@@ -296,7 +296,7 @@ impl WirePod {
             .collect();
         let mut labels = meta.labels?;
         let group = labels.get(names::LEADER_WORKER_SET);
-        let group = group.map(|name| Owner::leader_worker_set(name));
+        let group = group.map(|name| Box::new(Owner::leader_worker_set(name)));
         Some(Pod {
             name: meta.name?.into(),
             namespace: meta.namespace?.into(),
@@ -308,16 +308,18 @@ impl WirePod {
             ready: self.status.is_true("Ready"),
             disrupted: self.status.is_true("DisruptionTarget"),
             ip: self.status.pod_ip.parse().ok(),
-            owner: group.or_else(|| {
-                let owners = meta.owner_references.unwrap_or_default();
-                let controller = owners.into_iter().find(|o| o.controller == Some(true))?;
-                Some(Owner {
-                    api_version: controller.api_version.into(),
-                    kind: controller.kind.into(),
-                    name: controller.name.into(),
-                    uid: controller.uid.into(),
-                })
-            }),
+            owner: meta
+                .owner_references
+                .unwrap_or_default()
+                .into_iter()
+                .find(|o| o.controller == Some(true))
+                .map(|o| Owner {
+                    api_version: o.api_version.into(),
+                    kind: o.kind.into(),
+                    name: o.name.into(),
+                    uid: o.uid.into(),
+                }),
+            group,
             injection,
             config_generation: config.map(|config| config.pool.generation),
             memory,

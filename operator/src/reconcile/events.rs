@@ -143,7 +143,7 @@ pub fn owner_reference(owner: &Owner, namespace: &str) -> ObjectReference {
         api_version: Some(owner.api_version.to_string()),
         kind: Some(owner.kind.to_string()),
         name: Some(owner.name.to_string()),
-        uid: (!owner.is_leader_worker_set()).then(|| owner.uid.to_string()),
+        uid: Some(owner.uid.to_string()),
         namespace: Some(namespace.to_owned()),
         ..ObjectReference::default()
     }

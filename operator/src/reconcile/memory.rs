@@ -11,6 +11,8 @@ use std::time::Instant;
 pub struct Memory {
     /// Uid of the pool, because a later pool may have the same name.
     pub uid: String,
+    /// The newest generation of the pool that was seen.
+    pub generation: i64,
     pub applied: Applied,
     /// Time of the last check that the managed servers have a password.
     pub password: Option<Instant>,

@@ -93,6 +93,12 @@ impl LeaderSession {
             }
             &read
         };
+        let generation = stored.meta().generation.unwrap_or_default();
+        if generation < memory.generation {
+            // The watch is behind what was read. It queues the pool once it has caught up.
+            return Ok(RESYNC);
+        }
+        memory.generation = generation;
         let mut observed = observe(stored, &name, &self.context, &self.caches).await;
         observed.outcome = Some(self.plan_and_act(&observed, &mut memory).await?);
         let mut last = self.plan_and_act(&observed, &mut memory).await?;

@@ -6,7 +6,6 @@ use super::router::{Decide, Decision};
 use crate::inject::{Outcome, Reason, Shortfall, inject, is_injected, refuse, requested_pool};
 use crate::names;
 use serde_json::Value;
-use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tracing::{error, info};
 
@@ -29,10 +28,12 @@ impl Decide for Decider {
         let Some(name) = requested_pool(&pod).map(str::to_owned) else {
             return Decision::skipped("NoPool");
         };
+        let group = group(&pod);
+        let owners: Vec<&str> = group.as_deref().into_iter().chain([owner(&pod)]).collect();
         let requester = Requester {
             dry_run: review.dry_run,
             injected: is_injected(&pod),
-            owner: &owner(&pod),
+            owners: &owners,
         };
         let outcome = match self.pools.find(&review.namespace, &name, requester).await {
             Found::Pool(settings) => guarded(&pod, || inject(&pod, &settings)),
@@ -43,24 +44,26 @@ impl Decide for Decider {
         let stored = !review.dry_run && !requester.injected;
         if stored && matches!(outcome, Outcome::Inject { .. }) {
             self.pools
-                .injected(&review.namespace, &name, requester.owner);
+                .injected(&review.namespace, &name, requester.owners);
         }
         decision(outcome)
     }
 }
 
-/// Uid of the pod's owner, as `pods::Owner` has it; empty without one.
-fn owner(pod: &Value) -> Cow<'_, str> {
-    let labels = pod.pointer("/metadata/labels");
-    let group = labels.and_then(|labels| labels.get(names::LEADER_WORKER_SET)?.as_str());
-    if let Some(group) = group {
-        return names::group_uid(group).into();
-    }
+/// Uid of the pod's controller; empty without one.
+fn owner(pod: &Value) -> &str {
     let owners = pod.pointer("/metadata/ownerReferences");
     let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
     let controller = owners.find(|o| o.get("controller") == Some(&Value::Bool(true)));
     let uid = controller.and_then(|o| o.get("uid")?.as_str());
-    uid.unwrap_or_default().into()
+    uid.unwrap_or_default()
+}
+
+/// In place of the uid of the pod's LeaderWorkerSet.
+fn group(pod: &Value) -> Option<String> {
+    let labels = pod.pointer("/metadata/labels")?;
+    let group = labels.get(names::LEADER_WORKER_SET)?.as_str()?;
+    Some(names::group_uid(group))
 }
 
 /// A panic in the pure part costs only this pod its cache.
@@ -115,16 +118,16 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pod_of_a_group_belongs_to_its_leader_worker_set() {
-        let pod = |labels: Value| {
-            json!({"metadata": {"labels": labels, "ownerReferences": [
-                {"kind": "Node", "uid": "n"},
-                {"kind": "StatefulSet", "uid": "s", "controller": true},
-            ]}})
-        };
-        assert_eq!(owner(&pod(json!({}))), "s");
-        let group = pod(json!({names::LEADER_WORKER_SET: "web"}));
-        assert_eq!(owner(&group), *Owner::leader_worker_set("web").uid);
-        assert_eq!(owner(&json!({})), "");
+    fn a_pod_of_a_group_belongs_to_its_leader_worker_set_too() {
+        let pod = json!({"metadata": {
+            "labels": {names::LEADER_WORKER_SET: "web"},
+            "ownerReferences": [{"kind": "Node", "uid": "n"}, {"kind": "StatefulSet", "uid": "s", "controller": true}],
+        }});
+        assert_eq!(owner(&pod), "s");
+        assert_eq!(
+            group(&pod),
+            Some(Owner::leader_worker_set("web").uid.into())
+        );
+        assert_eq!((owner(&json!({})), group(&json!({}))), ("", None));
     }
 }

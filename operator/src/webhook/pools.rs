@@ -42,8 +42,8 @@ pub struct Requester<'a> {
     pub dry_run: bool,
     /// The pod has its sidecar from an earlier call. The breaker does not apply again.
     pub injected: bool,
-    /// Uid of its controller; empty without one.
-    pub owner: &'a str,
+    /// Uid of its controller, empty without one, and before that of its LeaderWorkerSet, if it has one. A pause of any of them applies.
+    pub owners: &'a [&'a str],
 }
 
 /// Result of looking up a pool.
@@ -185,12 +185,14 @@ impl Pools {
     }
 
     /// Records that a pod of this pool was injected and will be stored.
-    pub fn injected(&self, namespace: &str, name: &str, owner: &str) {
+    pub fn injected(&self, namespace: &str, name: &str, owners: &[&str]) {
         let key = ObjectRef::new(name).within(namespace);
         if let Some(stored) = self.store.get(&key)
             && let Ok(pool) = &stored.0
         {
-            self.breaker.injected(pool, owner, Instant::now());
+            for owner in owners {
+                self.breaker.injected(pool, owner, Instant::now());
+            }
         }
     }
 
@@ -220,12 +222,11 @@ impl Pools {
             // An injected pod keeps its sidecar.
             Ok(settings) if requester.injected => Found::Pool(Box::new(settings)),
             Ok(settings) => {
-                match self.breaker.refuses(
-                    pool,
-                    requester.owner,
-                    || settings.hash(),
-                    Instant::now(),
-                ) {
+                let now = Instant::now();
+                let mut owners = requester.owners.iter();
+                let refused = owners
+                    .find_map(|owner| self.breaker.refuses(pool, owner, || settings.hash(), now));
+                match refused {
                     Some(message) => Found::Refused(Reason::InjectionPaused, message),
                     None => Found::Pool(Box::new(settings)),
                 }

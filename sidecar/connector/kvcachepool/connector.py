@@ -60,7 +60,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         self.off_reason = ""
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
-        self._idle = True
+        self._idle = False
         self._failures: dict[str, float] = {}
         self.bugs = 0
         self._load_errors: set[int] = set()
@@ -294,9 +294,9 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         worker = self._worker
+        self._idle = isinstance(connector_metadata, StepMetadata) and connector_metadata.idle
         if worker is None or not isinstance(connector_metadata, StepMetadata):
             return
-        self._idle = connector_metadata.idle
         try:
             worker.bind(connector_metadata)
         except Exception:

@@ -38,15 +38,47 @@ _MARK = "_kvcachepool_original"
 def register() -> None:
     """Entry point `vllm.general_plugins`."""
     try:
+        from vllm.config import VllmConfig
         from vllm.engine.arg_utils import EngineArgs
 
+        presence.guard(_is_alone, report_off)
+        _keep_embedding_inputs(VllmConfig)
         if not hasattr(EngineArgs, _MARK):
             original = EngineArgs.create_engine_config
             setattr(EngineArgs, _MARK, original)
             EngineArgs.create_engine_config = _wrapped(original)
-        presence.guard(lambda config: config is not None and own_config(config), report_off)
     except Exception:
         logger.exception("installing the KV cache pool's plugin failed; vLLM runs without the cache")
+
+
+def _is_alone(config: Any) -> bool:
+    """Whether this is the only connector. Beside a transport of the user it turns itself off on several nodes."""
+    return getattr(config, "kv_connector", None) == CONNECTOR
+
+
+def _keep_embedding_inputs(vllm_config_class: Any) -> None:
+    """Keeps vLLM from accepting embeddings of images from clients because of this connector.
+
+    vLLM takes every connector that loads for the consumer of another instance's prefills, which gets images as
+    embeddings, or without them. Clients of an ordinary server could crash it with such inputs.
+    """
+    original = getattr(vllm_config_class, "_resolve_mm_embedding_inputs", None)
+    if original is None or hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def resolve(self: Any) -> Any:
+        config = self.kv_transfer_config
+        if not _is_alone(config):
+            return original(self)
+        object.__setattr__(self, "kv_transfer_config", None)
+        try:
+            return original(self)
+        finally:
+            object.__setattr__(self, "kv_transfer_config", config)
+
+    setattr(resolve, _MARK, original)
+    vllm_config_class._resolve_mm_embedding_inputs = resolve
 
 
 def _wrapped(original: Any) -> Any:

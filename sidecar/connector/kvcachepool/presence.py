@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import itertools
 import logging
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ logger = logging.getLogger("kvcachepool")
 WAIT_S = 20.0
 _MARK = "_kvcachepool_original"
 _YES, _NO = "yes", "no"
+_calls = itertools.count()
 
 
 @functools.cache
@@ -34,7 +36,7 @@ def form() -> str:
     return hashlib.sha256(b"".join(files.joinpath(name).read_bytes() for name in modules)).hexdigest()
 
 
-def agree(store: Any, engine: int, rank: int, ranks: int, version: str, wait_s: float = WAIT_S) -> bool:
+def agree(store: Any, engine: str, rank: int, ranks: int, version: str, wait_s: float = WAIT_S) -> bool:
     """Whether all ranks have called this with the same version, the same answer on all of them.
 
     Args:
@@ -62,11 +64,12 @@ def guard(is_ours: Callable[[Any], bool], report: Callable[[str], None]) -> None
     """Lets vLLM's workers create this connector only if all ranks of the engine do.
 
     Args:
-        is_ours: whether a KVTransferConfig has this connector.
+        is_ours: whether this is the only connector of a KVTransferConfig.
         report: called with the reason if there is none.
     """
     from vllm.distributed.kv_transfer import kv_transfer_state
 
+    form()  # of the files that this process has loaded
     original = kv_transfer_state.ensure_kv_transfer_initialized
     if hasattr(original, _MARK):
         return
@@ -80,7 +83,7 @@ def guard(is_ours: Callable[[Any], bool], report: Callable[[str], None]) -> None
 
     setattr(ensure_kv_transfer_initialized, _MARK, original)
     for name, module in list(sys.modules.items()):
-        if name.startswith("vllm.") and getattr(module, "ensure_kv_transfer_initialized", None) is original:
+        if name.startswith("vllm.") and vars(module).get("ensure_kv_transfer_initialized") is original:
             module.ensure_kv_transfer_initialized = ensure_kv_transfer_initialized  # type: ignore[attr-defined]
 
 
@@ -95,7 +98,9 @@ def _all_have_it(vllm_config: Any) -> bool:
 
         ranks = int(vllm_config.parallel_config.world_size)
         engine, rank = divmod(torch.distributed.get_rank(), ranks)
-        return agree(distributed_c10d._get_default_store(), engine, rank, ranks, form())
+        # Ranks create their connectors equally often.
+        name = f"{engine}/{next(_calls)}"
+        return agree(distributed_c10d._get_default_store(), name, rank, ranks, form())
     except Exception:
         logger.exception("the ranks of several nodes cannot agree on the KV cache connector")
         return False

@@ -25,7 +25,8 @@ class Relay:
         self._connection = Connection("scheduler", instance, 0, engine_version, socket_path, self) if node else None
         if self._connection is not None:
             self._connection.on_other = self._on_reply
-        self._awaits = self._connection is not None  # a report may follow soon
+        self._awaits = False  # a report may follow soon
+        self._off = False
         self._changed = threading.Condition()
         self._reports: deque[Report] = deque()
 
@@ -34,10 +35,12 @@ class Relay:
         shared = '"kind":"unshared"' not in model
         self._report(Described(hashlib.sha256(model.encode()).hexdigest() if shared else ""))
         if self._connection is not None:
+            self._awaits = True
             self._connection.start()
 
     def go_off(self, reason: str) -> None:
         if self._connection is not None:
+            self._off = True
             self._connection.go_off(reason)
 
     # -- vLLM's thread
@@ -60,7 +63,7 @@ class Relay:
         with self._changed:
             if self._awaits and not self._reports:
                 self._changed.wait(max(0.0, timeout_s))
-            self._awaits = self._connection is not None and not self._connection.connected
+            self._awaits &= self._connection is not None and not (self._off or self._connection.connected)
 
     def reports(self) -> list[Report]:
         """What happened since the last call."""
@@ -91,6 +94,7 @@ class Relay:
         self._report(Up(self._connection.connection, reply.settings.chunk_tokens))
 
     def on_lost(self) -> None:
+        self._awaits = not self._off
         self._report(Lost())
 
     def before_unmap(self) -> None:

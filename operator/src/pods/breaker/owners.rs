@@ -1,6 +1,6 @@
 //! Pods by their owner.
 
-use super::super::pod::Pod;
+use super::super::pod::{Owner, Pod};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -24,6 +24,11 @@ pub(super) fn newest(pods: &[Arc<Pod>]) -> HashSet<Box<str>> {
     newest.values().map(|p| p.uid.clone()).collect()
 }
 
+/// Whose pods are paused together: all groups of a LeaderWorkerSet, otherwise those of a controller.
+pub(super) fn owner(pod: &Pod) -> Option<&Owner> {
+    pod.group.as_deref().or(pod.owner.as_ref())
+}
+
 pub(super) fn owner_uid(pod: &Pod) -> &str {
-    pod.owner.as_ref().map_or("", |o| &o.uid)
+    owner(pod).map_or("", |o| &o.uid)
 }

@@ -363,6 +363,27 @@ fn new_settings_reset_the_breaker_and_hung_pods_are_replaced() {
 }
 
 #[test]
+fn all_groups_of_a_leader_worker_set_are_one_owner() {
+    let grouped = |uid: &str, pod: Pod| Pod {
+        group: Some(Box::new(Owner::leader_worker_set("web"))),
+        ..owned_by(uid, pod)
+    };
+    let mut rig = Rig::new();
+    let hung = [
+        grouped("leaders", pull("web-0", 0)),
+        grouped("workers of web-0", pull("web-0-1", 0)),
+    ];
+    rig.pods(hung).step(0);
+    rig.step(30);
+    rig.expect("leaderworkerset/web", Some(PAUSED));
+    rig.expect("leaders", None);
+    let [pause] = rig.breaker.owners()[..] else {
+        panic!("one pause");
+    };
+    assert_eq!(pause.owner, Some(Owner::leader_worker_set("web")));
+}
+
+#[test]
 fn the_same_fault_of_the_added_containers_in_two_owners_pauses_the_pool() {
     let mut rig = Rig::new();
     let hung = [

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::pods::tests::{at, pod as bare, running, sized as of_size, waiting};
-use crate::pods::{ImageChange, Lowered};
+use crate::pods::{ImageChange, Lowered, Owner};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
@@ -324,7 +324,7 @@ fn an_unfinished_update_of_an_earlier_leader_is_rolled_back() {
 #[test]
 fn no_image_changes_in_place_where_that_would_recreate_a_group() {
     let grouped = |name| Pod {
-        owner: Some(Owner::leader_worker_set("web")),
+        group: Some(Box::new(Owner::leader_worker_set("web"))),
         ..with(name, "i:1")
     };
     let mut update = Update::default();

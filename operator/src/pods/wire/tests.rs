@@ -11,19 +11,14 @@ fn pod(value: serde_json::Value) -> Pod {
 }
 
 #[test]
-fn the_owner_of_a_pod_in_a_group_is_the_leader_worker_set() {
-    let owner = |labels: serde_json::Value| {
-        let controller = json!([{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web-0", "uid": "s1", "controller": true}]);
-        let meta =
-            json!({"name": "a", "namespace": "n", "labels": labels, "ownerReferences": controller});
-        pod(json!({"metadata": meta, "spec": {}, "status": {}}))
-            .owner
-            .unwrap()
+fn a_pod_of_a_group_has_its_label() {
+    let group = |labels: serde_json::Value| {
+        pod(json!({"metadata": {"name": "a", "namespace": "n", "labels": labels}, "spec": {}, "status": {}}))
+            .group
     };
-    let group = owner(json!({names::POOL: "llama", names::LEADER_WORKER_SET: "web"}));
-    assert_eq!(group, Owner::leader_worker_set("web"));
-    assert!(group.is_leader_worker_set());
-    assert_eq!(&*owner(json!({names::POOL: "llama"})).uid, "s1");
+    let labels = json!({names::POOL: "llama", names::LEADER_WORKER_SET: "web"});
+    assert_eq!(*group(labels).unwrap(), Owner::leader_worker_set("web"));
+    assert_eq!(group(json!({names::POOL: "llama"})), None);
 }
 
 fn injected(state: &serde_json::Value) -> Pod {

@@ -92,12 +92,12 @@ async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
 const POD: Requester<'static> = Requester {
     dry_run: false,
     injected: false,
-    owner: "",
+    owners: &[""],
 };
 const DRY_RUN: Requester<'static> = Requester {
     dry_run: true,
     injected: false,
-    owner: "",
+    owners: &[""],
 };
 
 /// The pod with the patch of a response applied.
