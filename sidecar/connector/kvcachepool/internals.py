@@ -26,8 +26,10 @@ NEEDED: dict[str, tuple[str, ...]] = {
     ),
     "vllm.config": ("KVTransferConfig",),
     _EVENTS: ("BlockRemoved", "BlockStored", "KVCacheEvent"),
-    "vllm.distributed.kv_transfer": ("get_kv_transfer_group", "has_kv_transfer_group"),
+    "vllm.distributed.kv_transfer": ("get_kv_transfer_group", "has_kv_transfer_group", "kv_transfer_state"),
     "vllm.distributed.kv_transfer.kv_connector.v1.metrics": ("KVConnectorStats",),
+    # By this the ranks of several nodes create their connectors.
+    "vllm.distributed.kv_transfer.kv_transfer_state": ("ensure_kv_transfer_initialized",),
     "vllm.distributed.parallel_state": ("get_pp_group", "get_tp_group"),
     "vllm.engine.arg_utils": ("EngineArgs.create_engine_config",),
     "vllm.lora.request": ("LoRARequest.lora_int_id", "LoRARequest.lora_name", "LoRARequest.lora_path"),
@@ -88,6 +90,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
 #: Names that are used if a version of vLLM has them.
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "vllm": ("_custom_ops",),
+    # By this, vLLM accepts embeddings from clients because of a connector.
+    "vllm.config": ("VllmConfig._resolve_mm_embedding_inputs",),
     # Without these, no item is known to be named by its content, so requests with images are not cached.
     "vllm.multimodal.processing.inputs": ("ProcessorInputs",),
     "vllm.platforms": ("current_platform",),
