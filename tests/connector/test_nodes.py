@@ -105,7 +105,7 @@ def grants(*results: int | None) -> GrantReply:
     answers = []
     for node, result in enumerate(results):
         refs = ref(node) + ref(10 + node) if result == GRANT_GRANTED else b""
-        answers.append(None if result is None else GrantReply(bytes([result]), refs, region=node + 1))
+        answers.append(GrantReply(b"" if result is None else bytes([result]), refs, region=node + 1))
     return merged_grants(answers)
 
 

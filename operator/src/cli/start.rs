@@ -262,14 +262,8 @@ async fn start(
         status_interval: SignedDuration::try_from(parts.status_interval)
             .unwrap_or(SignedDuration::MAX),
     };
-    tasks.spawn(named("reconcile", {
-        let (leadership, mut shutdown) = (leadership.clone(), shutdown.clone());
-        async move {
-            let work = reconcile::run(context, leadership);
-            shutdown.unless(Phase::Stopping, work).await;
-            shutdown.reached(Phase::Stopping).await;
-        }
-    }));
+    let work = reconcile::run(context, leadership.clone());
+    tasks.spawn(named("reconcile", until_stopping(shutdown.clone(), work)));
     let canary = Canary {
         config,
         defaults: defaults.clone(),
@@ -278,9 +272,10 @@ async fn start(
     };
     tasks.spawn(named(
         "canary",
-        lead(leadership, shutdown.clone(), move || {
-            canary::run(canary.clone())
-        }),
+        until_stopping(
+            shutdown.clone(),
+            leadership.during(move || canary::run(canary.clone())),
+        ),
     ));
     tasks.spawn(named("leader", {
         let mut shutdown = shutdown.clone();
@@ -293,14 +288,8 @@ async fn start(
     Ok(())
 }
 
-/// Work of the leader only. It starts again in each leader session.
-async fn lead<F: Future<Output = ()>>(
-    leadership: Leadership,
-    mut shutdown: Shutdown,
-    work: impl FnMut() -> F,
-) {
-    shutdown
-        .unless(Phase::Stopping, leadership.during(work))
-        .await;
+/// Work that ends with the process. A part that has nothing left to do does not end before.
+async fn until_stopping(mut shutdown: Shutdown, work: impl Future<Output = ()>) {
+    shutdown.unless(Phase::Stopping, work).await;
     shutdown.reached(Phase::Stopping).await;
 }

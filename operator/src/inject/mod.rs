@@ -73,6 +73,11 @@ pub fn requested_pool(pod: &Value) -> Option<&str> {
         .or_else(|| json::annotation(pod, names::POOL).filter(|name| !name.is_empty()))
 }
 
+/// The LeaderWorkerSet of the pod's group, if any.
+pub fn leader_worker_set(pod: &Value) -> Option<&str> {
+    json::label(pod, names::LEADER_WORKER_SET)
+}
+
 /// Whether an earlier call injected the pod. Then neither the breaker nor the pool's mode applies: changes by others must be repaired, or
 /// the API server rejects the pod or it never starts.
 pub fn is_injected(pod: &Value) -> bool {

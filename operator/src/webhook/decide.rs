@@ -3,7 +3,9 @@
 use super::pools::{Found, Pools, Requester};
 use super::review::Review;
 use super::router::{Decide, Decision};
-use crate::inject::{Outcome, Reason, Shortfall, inject, is_injected, refuse, requested_pool};
+use crate::inject::{
+    Outcome, Reason, Shortfall, inject, is_injected, leader_worker_set, refuse, requested_pool,
+};
 use crate::names;
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +30,7 @@ impl Decide for Decider {
         let Some(name) = requested_pool(&pod).map(str::to_owned) else {
             return Decision::skipped("NoPool");
         };
-        let group = group(&pod);
+        let group = leader_worker_set(&pod).map(names::group_uid);
         let owners: Vec<&str> = group.as_deref().into_iter().chain([owner(&pod)]).collect();
         let requester = Requester {
             dry_run: review.dry_run,
@@ -57,13 +59,6 @@ fn owner(pod: &Value) -> &str {
     let controller = owners.find(|o| o.get("controller") == Some(&Value::Bool(true)));
     let uid = controller.and_then(|o| o.get("uid")?.as_str());
     uid.unwrap_or_default()
-}
-
-/// In place of the uid of the pod's LeaderWorkerSet.
-fn group(pod: &Value) -> Option<String> {
-    let labels = pod.pointer("/metadata/labels")?;
-    let group = labels.get(names::LEADER_WORKER_SET)?.as_str()?;
-    Some(names::group_uid(group))
 }
 
 /// A panic in the pure part costs only this pod its cache.
@@ -123,6 +118,7 @@ mod tests {
             "labels": {names::LEADER_WORKER_SET: "web"},
             "ownerReferences": [{"kind": "Node", "uid": "n"}, {"kind": "StatefulSet", "uid": "s", "controller": true}],
         }});
+        let group = |pod| leader_worker_set(pod).map(names::group_uid);
         assert_eq!(owner(&pod), "s");
         assert_eq!(
             group(&pod),

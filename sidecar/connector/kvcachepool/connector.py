@@ -24,10 +24,11 @@ import vllm
 from .connection import report_off
 from .internals import changed_internals
 from .jobs import Ended, EndedLoad, StepMetadata, WorkerReport
-from .layout import Unserved, on_node
+from .layout import Unserved, nodes_of, on_node
 from .metrics import CacheStats
 from .place import socket_path
 from .preflight import engine_refusal, is_composed, preferred_layout
+from .rank import instance
 from .scheduler import Scheduler
 from .watch import watch_engine, watch_worker
 from .worker import Worker
@@ -88,10 +89,9 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def _report_off(self, reason: str, message: str) -> None:
         self.off_reason = reason
         logger.warning("the KV cache pool is off in this vLLM: %s: %s", reason, message)
-        parallel = self._vllm_config.parallel_config
-        nodes, node = (getattr(parallel, name, None) for name in ("nnodes_within_dp", "node_rank_within_dp"))
-        instance = str(getattr(self._vllm_config.kv_transfer_config, "engine_id", "") or "")
-        report_off(socket_path(), reason, str(vllm.__version__), on_node(instance, int(nodes or 1), int(node or 0)))
+        node = int(getattr(self._vllm_config.parallel_config, "node_rank_within_dp", 0) or 0)
+        name = on_node(instance(self._vllm_config), nodes_of(self._vllm_config), node)
+        report_off(socket_path(), reason, str(vllm.__version__), name)
 
     def _guarded(self, hook: Callable[..., _T], default: _T, *arguments: Any) -> _T:
         """Calls a side. An exception is counted and logged at most once a minute, and vLLM gets `default`."""
@@ -210,7 +210,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         """Whether all ranks can load this package's classes. A node may be without it."""
         if self._scheduler is not None and self._scheduler.session.nodes is not None:
             return self._scheduler.session.nodes.all_reported
-        return int(getattr(self._vllm_config.parallel_config, "nnodes_within_dp", 1) or 1) == 1
+        return nodes_of(self._vllm_config) == 1
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._scheduler is not None:

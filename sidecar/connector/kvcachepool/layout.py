@@ -132,6 +132,11 @@ def table() -> dict[str, Any]:
     }
 
 
+def nodes_of(vllm_config: Any) -> int:
+    """Nodes over which the ranks of an instance are spread."""
+    return int(getattr(vllm_config.parallel_config, "nnodes_within_dp", 1) or 1)
+
+
 def ranks_of(vllm_config: Any) -> Ranks:
     """Parallel sizes, without coordinates. Raises `Unserved` for prefill context parallelism, and for nodes that differ
     in what they hold.
@@ -143,7 +148,7 @@ def ranks_of(vllm_config: Any) -> Ranks:
         )
     tp, pp = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
     dcp = int(getattr(parallel, "decode_context_parallel_size", 1) or 1)
-    nodes = int(getattr(parallel, "nnodes_within_dp", 1) or 1)
+    nodes = nodes_of(vllm_config)
     if nodes == 1:
         return Ranks(tp=tp, pp=pp, dcp=dcp)
     world = tp * pp // nodes

@@ -8,14 +8,12 @@ from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from .jobs import LOAD, Chunk, Job
 from .keys import GroupSize
 from .messages import Pin
 from .metrics import Counters
 from .nodes import Client
-from .probes import Plan, refs_of, tier_tokens
+from .probes import Plan, refs_of, slots_of, tier_tokens
 from .requests import RequestState
 from .shared import NO_SLOT
 from .wire import Op
@@ -199,10 +197,9 @@ def _chunk(
     """
     ids: list[tuple[int, ...]] = []
     section = 0
-    count = sum(group.shards for group in groups)
-    if len(refs) % (16 * count):
+    slots = slots_of(refs, groups)
+    if slots is None:
         return None
-    slots = np.frombuffer(refs, dtype="<u4").reshape(-1, count, 4)[:, :, 0]  # by node and section
     for group, table in zip(groups, tables, strict=True):
         size = group.block_tokens
         first, last = bounds[0] // size, bounds[1] // size
@@ -214,7 +211,7 @@ def _chunk(
             return None
         sections = slots[:, section : section + group.shards]
         section += group.shards
-        if any(row) and (not sections.size or (sections == NO_SLOT).any()):
+        if any(row) and (sections == NO_SLOT).any():
             return None
         ids.append((0,) * (begin - first) + row + (0,) * (last - end))
     return Chunk(refs, tuple(ids))

@@ -42,6 +42,7 @@ from .wire import Op
 
 logger = logging.getLogger("kvcachepool")
 
+_NO_GRANT = GrantReply(results=b"", refs=b"")
 _ABSENT = NO_SLOT.to_bytes(4, "little") + bytes(12)
 #: Only the scheduler's own node gets these.
 _LOCAL = (Op.REPORT, Op.EVENTS)
@@ -108,7 +109,7 @@ class _Peer:
 
 
 class Nodes:
-    """The sidecars of an engine's nodes, with the interface of a `Connection`.
+    """The sidecars of an engine's nodes, with what the scheduler side uses of a `Connection`.
 
     `connected`: all nodes are, and they have the same model. `connection` counts the times that this began. `agreed`:
     all sidecars have registered the engine since then, under the same identity.
@@ -126,7 +127,6 @@ class Nodes:
         self.connected = False
         self.connection = 0
         self.agreed = False
-        self.instance = instance
         self._hooks = hooks
         self._own = Connection("scheduler", instance, 0, engine_version, socket_path, self)
         self._lock = threading.Lock()
@@ -141,22 +141,6 @@ class Nodes:
     @property
     def settings(self) -> Settings:
         return self._own.settings
-
-    @property
-    def hello(self) -> HelloReply | None:
-        return self._own.hello
-
-    @property
-    def refusal(self) -> str:
-        return self._own.refusal
-
-    @property
-    def failure(self) -> str:
-        return self._own.failure
-
-    @property
-    def attempted(self) -> threading.Event:
-        return self._own.attempted
 
     @property
     def pending(self) -> bool:
@@ -197,7 +181,7 @@ class Nodes:
     def request(self, op: Op, body: Message, on_reply: Callable[[Reply], None]) -> int | None:
         """Sends a request to all nodes. `on_reply` gets their answers as one. Returns None if it was not sent.
 
-        An ABORT needs no agreement: without one it goes to the nodes with a connection, and has no answer.
+        An ABORT needs no agreement: with its own node's connection it goes to the nodes that have one, too.
         """
         if op in _LOCAL:
             return self._own.request(op, body, on_reply)
@@ -365,7 +349,7 @@ class Nodes:
 def _unreadable(op: Op, tag: int) -> Reply:
     """In place of answers that cannot be read. Slots may have been granted: a GRANT without results is aborted."""
     if op == Op.GRANT:
-        return Reply(tag, False, None, encode(GrantReply(results=b"", refs=b"")), [])
+        return Reply(tag, False, None, encode(_NO_GRANT), [])
     return Reply(tag, False, ErrorBody(code="BadAnswer"), b"", [])
 
 
@@ -377,7 +361,7 @@ def _merged(op: Op, tag: int, partial: bool, replies: Sequence[Reply], *, shared
     """The answers of all nodes, in their order, as one. `shared`: other engines can load this engine's KV."""
     errors = [reply.error for reply in replies if reply.error is not None]
     if op == Op.GRANT and len(errors) < len(replies):
-        grants = [None if reply.error is not None else reply.read(GrantReply) for reply in replies]
+        grants = [reply.read(GrantReply) if reply.error is None else _NO_GRANT for reply in replies]
         return Reply(tag, False, None, encode(merged_grants(grants)), [])
     if errors:
         return Reply(tag, False, errors[0], b"", [])
@@ -426,14 +410,12 @@ def merged_probes(answers: Sequence[ProbeReply]) -> ProbeReply:
     )
 
 
-def merged_grants(answers: Sequence[GrantReply | None]) -> GrantReply:
+def merged_grants(answers: Sequence[GrantReply]) -> GrantReply:
     """The answers to a GRANT of one chunk. A node that has the chunk already gets nothing to write. `partly` if some
     nodes granted slots and others did not: then the scheduler aborts the GRANT on all of them.
     """
-    results = [
-        answer.results[0] if answer is not None and len(answer.results) == 1 else GRANT_NOT_READY for answer in answers
-    ]
-    granted = [one.refs for one, result in zip(answers, results, strict=True) if one and result == GRANT_GRANTED]
+    results = [answer.results[0] if len(answer.results) == 1 else GRANT_NOT_READY for answer in answers]
+    granted = [answer.refs for answer, result in zip(answers, results, strict=True) if result == GRANT_GRANTED]
     refused = [result for result in results if result not in (GRANT_GRANTED, GRANT_EXISTS)]
     if refused:
         why = GRANT_NO_PARENT if GRANT_NO_PARENT in refused else refused[0]
@@ -445,8 +427,7 @@ def merged_grants(answers: Sequence[GrantReply | None]) -> GrantReply:
         raise ValueError("the nodes have different numbers of sections")
     nothing = _ABSENT * (size // len(_ABSENT))
     refs = [
-        answer.refs if answer is not None and result == GRANT_GRANTED else nothing
-        for answer, result in zip(answers, results, strict=True)
+        answer.refs if result == GRANT_GRANTED else nothing for answer, result in zip(answers, results, strict=True)
     ]
-    regions = [answer.region if answer is not None else 0 for answer in answers]
+    regions = [answer.region for answer in answers]
     return GrantReply(results=bytes([GRANT_GRANTED]), refs=b"".join(refs), region=regions[0], regions=regions)

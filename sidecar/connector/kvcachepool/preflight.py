@@ -9,7 +9,7 @@ import logging
 import os
 from typing import Any
 
-from .layout import Unserved, ranks_of
+from .layout import Unserved, nodes_of, ranks_of
 
 logger = logging.getLogger("kvcachepool")
 
@@ -197,7 +197,7 @@ def transfer_refusal(config: Any) -> str | None:
 def engine_refusal(vllm_config: Any) -> str | None:
     """Why this connector is off in an engine that has it, even if the plugin did not set it."""
     refusal = transfer_refusal(vllm_config.kv_transfer_config) or device_refusal() or model_refusal(vllm_config)
-    if not refusal and is_composed(vllm_config.kv_transfer_config) and ranks_of(vllm_config).nodes > 1:
+    if not refusal and is_composed(vllm_config.kv_transfer_config) and nodes_of(vllm_config) > 1:
         return "MultiNodeUnsupported"  # the ranks cannot agree who has this connector without the other one
     return refusal
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
+from .layout import nodes_of
+
 logger = logging.getLogger("kvcachepool")
 
 #: All ranks create their connectors in the same call of the engine, so they differ by less.
@@ -76,7 +78,7 @@ def guard(is_ours: Callable[[Any], bool], report: Callable[[str], None]) -> None
 
     @functools.wraps(original)
     def ensure_kv_transfer_initialized(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        if _nodes(vllm_config) > 1 and is_ours(vllm_config.kv_transfer_config) and not _all_have_it(vllm_config):
+        if nodes_of(vllm_config) > 1 and is_ours(vllm_config.kv_transfer_config) and not _all_have_it(vllm_config):
             report("NodeWithoutConnector")
             return None
         return original(vllm_config, *args, **kwargs)
@@ -85,10 +87,6 @@ def guard(is_ours: Callable[[Any], bool], report: Callable[[str], None]) -> None
     for name, module in list(sys.modules.items()):
         if name.startswith("vllm.") and vars(module).get("ensure_kv_transfer_initialized") is original:
             module.ensure_kv_transfer_initialized = ensure_kv_transfer_initialized  # type: ignore[attr-defined]
-
-
-def _nodes(vllm_config: Any) -> int:
-    return int(getattr(vllm_config.parallel_config, "nnodes_within_dp", 1) or 1)
 
 
 def _all_have_it(vllm_config: Any) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from .connection import Reply
-from .keys import HASH_BYTES, Chunks, Geometry
+from .keys import HASH_BYTES, Chunks, Geometry, GroupSize
 from .messages import CHUNK_READY, MEMORY, TIERS, ProbeReply
 from .shared import NO_SLOT
 
@@ -126,6 +127,14 @@ def refs_of(answer: ProbeReply, first: int, last: int) -> list[bytes]:
     return [answer.refs[at : at + per_chunk] for at in range(begin, begin + (last - first) * per_chunk, per_chunk)]
 
 
+def slots_of(refs: bytes, groups: Sequence[GroupSize]) -> np.ndarray | None:
+    """Slots of a chunk's sections `[node, section]`. None unless they are those of one or more whole nodes."""
+    sections = sum(group.shards for group in groups)
+    if not refs or len(refs) % (_REF_BYTES * sections):
+        return None
+    return np.frombuffer(refs, dtype="<u4").reshape(-1, sections, 4)[:, :, 0]
+
+
 class Plan(NamedTuple):
     """A promised hit: tokens `local..end` from chunks `first..last` of one answer to the lookup.
 
@@ -200,7 +209,6 @@ def _windows_there(lookup: Lookup, refs: list[bytes], local: int, first: int, la
     """
     end = lookup.end_of(last)
     section = 0
-    sections = sum(group.shards for group in lookup.geometry.groups)
     for group in lookup.geometry.groups:
         count = group.shards
         if group.window_tokens:
@@ -208,11 +216,8 @@ def _windows_there(lookup: Lookup, refs: list[bytes], local: int, first: int, la
             for chunk in range(last - 1, first - 1, -1):
                 if lookup.end_of(chunk + 1) <= begin:
                     break
-                packed = refs[chunk - first]
-                if len(packed) % (_REF_BYTES * sections):
-                    return False
-                slots = np.frombuffer(packed, dtype="<u4").reshape(-1, sections, 4)[:, section : section + count, 0]
-                if not slots.size or (slots == NO_SLOT).any():
+                slots = slots_of(refs[chunk - first], lookup.geometry.groups)
+                if slots is None or (slots[:, section : section + count] == NO_SLOT).any():
                     return False
         section += count
     return True
