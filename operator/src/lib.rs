@@ -23,4 +23,5 @@ pub mod reconcile;
 pub mod scope;
 pub mod shutdown;
 pub mod status;
+mod untrusted;
 pub mod webhook;

@@ -2,6 +2,7 @@
 
 use crate::api::{GpuAccess, KVCachePool, Problem, Reason, Size};
 use crate::desired::{job, redis};
+use crate::inject;
 use crate::names;
 use kube::ResourceExt;
 use kvcachepool_protocol::config::ByteSize;
@@ -33,6 +34,7 @@ impl Policy {
                 self.image("spec.shared.redis.managed.exporter.image", &exporter.image)
             }),
             self.gpu(pool),
+            self.gpu_variable(pool),
             self.account(pool),
         ];
         problems.into_iter().flatten().collect()
@@ -75,6 +77,19 @@ impl Policy {
             violation(
                 "spec.sidecar.gpuAccess",
                 format!("the cluster's policy does not allow {access:?} (gpuAccess)"),
+            )
+        })
+    }
+
+    /// The variable does what `gpuAccess: VisibleDevices` does.
+    fn gpu_variable(&self, pool: &KVCachePool) -> Option<Problem> {
+        let allowed = self.gpu_access.is_empty()
+            || self.gpu_access.contains(&GpuAccess::VisibleDevices)
+            || !inject::names_gpus(&pool.spec.sidecar.env);
+        (!allowed).then(|| {
+            violation(
+                "spec.sidecar.env",
+                "the cluster's policy does not allow NVIDIA_VISIBLE_DEVICES (gpuAccess)".to_owned(),
             )
         })
     }
@@ -131,6 +146,22 @@ mod tests {
         assert_eq!(fields(&policy, json!({})), [""; 0], "64Gi");
         let more = json!({"local": {"memory": {"perPod": "65Gi"}}});
         assert_eq!(fields(&policy, more), ["spec.local.memory.perPod"]);
+    }
+
+    #[test]
+    fn access_to_gpus_by_a_variable_is_limited_too() {
+        let spec =
+            json!({"sidecar": {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}});
+        let of = |gpu_access| {
+            let policy = Policy {
+                gpu_access,
+                ..Policy::default()
+            };
+            fields(&policy, spec.clone())
+        };
+        assert_eq!(of(vec![]), [""; 0]);
+        assert_eq!(of(vec![GpuAccess::VisibleDevices]), [""; 0]);
+        assert_eq!(of(vec![GpuAccess::ResourceClaim]), ["spec.sidecar.env"]);
     }
 
     #[test]

@@ -174,9 +174,12 @@ fn check_order(spec: &Value) -> Result<(), String> {
 fn check_pod_resources(spec: &Value) -> Result<(), String> {
     let requests = qos::requests(spec);
     let limits = qos::amounts(spec, "limits");
-    for (name, needed) in qos::aggregate(spec) {
-        let request = requests.get(&name).filter(|_| qos::is_pod_resource(&name));
-        if let Some(request) = request.filter(|request| **request < needed) {
+    for (name, request) in requests
+        .iter()
+        .filter(|(name, _)| qos::is_pod_resource(name))
+    {
+        let needed = qos::aggregate(spec, name);
+        if *request < needed {
             return Err(format!(
                 "its containers request {needed} of {name}, the pod only {request}"
             ));
@@ -188,11 +191,10 @@ fn check_pod_resources(spec: &Value) -> Result<(), String> {
                 "requests {request} of {name} above its limit {limit}"
             ));
         }
-        for container in json::all_containers(spec) {
-            if let Some(own) = qos::amounts(container, "limits")
-                .get(name)
-                .filter(|own| *own > limit)
-            {
+    }
+    for container in json::all_containers(spec) {
+        for (name, own) in qos::amounts(container, "limits") {
+            if let Some(limit) = limits.get(&name).filter(|limit| own > **limit) {
                 return Err(format!(
                     "container {} has a limit of {own} of {name} above the pod's {limit}",
                     json::name(container)

@@ -7,6 +7,7 @@ use crate::api::GpuAccess;
 use k8s_openapi::api::core::v1::EnvVar;
 use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config, TransferMode};
 use serde_json::{Value, json};
+use std::collections::HashSet;
 
 /// The resulting access in one pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -139,6 +140,11 @@ fn wants_window(settings: &Settings) -> bool {
     settings.config.transfer.mode == TransferMode::CudaWindow && !names(&settings.env, DEVICES)
 }
 
+/// Whether variables of the pool give the sidecar access to GPUs, as `gpuAccess: VisibleDevices` does.
+pub fn names_gpus(variables: &[EnvVar]) -> bool {
+    names(variables, DEVICES)
+}
+
 fn names(variables: &[EnvVar], name: &str) -> bool {
     variables.iter().any(|variable| variable.name == name)
 }
@@ -180,7 +186,8 @@ fn claims(spec: &Value, vllm: &Value) -> Vec<Value> {
     let declared = json::list(spec, "resourceClaims");
     let used = vllm.get("resources").unwrap_or(&Value::Null);
     let used = json::list(used, "claims").iter();
-    used.filter(|claim| json::position(declared, json::name(claim)).is_some())
+    let declared: HashSet<&str> = declared.iter().map(json::name).collect();
+    used.filter(|claim| declared.contains(json::name(claim)))
         .map(|claim| {
             let mut same = json!({"name": json::name(claim)});
             if let Some(request) = json::text(claim, "request").filter(|text| !text.is_empty()) {

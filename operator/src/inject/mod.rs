@@ -32,6 +32,7 @@ mod tool;
 pub use additions::PROGRAM;
 pub use disk::Disk;
 pub use files::{Files, Holder};
+pub use gpu::names_gpus;
 pub use outcome::{Outcome, Report, Verdict};
 pub use quantity::Quantity;
 pub use reason::Reason;

@@ -36,6 +36,12 @@ pub(super) fn requests(holder: &Value) -> Amounts {
     all
 }
 
+/// The effective request of one resource.
+fn requested(holder: &Value, name: &str) -> Option<Quantity> {
+    let amount = |kind| Quantity::of(holder.get("resources")?.get(kind)?.get(name)?);
+    amount("requests").or_else(|| amount("limits"))
+}
+
 /// The class of a pod, counting only containers that satisfy `counts`.
 pub(super) fn class(spec: &Value, counts: impl Fn(&Value) -> bool) -> Qos {
     if has_pod_resources(spec) {
@@ -84,37 +90,19 @@ pub(super) fn has_pod_resources(spec: &Value) -> bool {
         .any(|kind| amounts(spec, kind).keys().any(|name| is_pod_resource(name)))
 }
 
-/// The sum of all containers' requests. A pod-level request must cover it.
-pub(super) fn aggregate(spec: &Value) -> Amounts {
-    let mut sidecars = Amounts::new();
-    let mut peak = Amounts::new();
-    let raise = |peak: &mut Amounts, candidate: &Amounts| {
-        for (name, amount) in candidate {
-            let most = peak.entry(name.clone()).or_default();
-            *most = (*most).max(*amount);
-        }
-    };
-    let sum = |a: &Amounts, b: &Amounts| {
-        let mut sum = a.clone();
-        for (name, amount) in b {
-            let total = sum.entry(name.clone()).or_default();
-            *total = *total + *amount;
-        }
-        sum
-    };
+/// The most that containers request of a resource at the same time. A pod-level request must cover it.
+pub(super) fn aggregate(spec: &Value, name: &str) -> Quantity {
+    let of = |container| requested(container, name).unwrap_or_default();
+    let (mut sidecars, mut peak) = (Quantity::default(), Quantity::default());
     for container in json::list(spec, "initContainers") {
-        let with_sidecars = sum(&sidecars, &requests(container));
+        let with_sidecars = sidecars + of(container);
         if json::text(container, "restartPolicy") == Some("Always") {
-            sidecars = with_sidecars.clone();
+            sidecars = with_sidecars;
         }
-        raise(&mut peak, &with_sidecars);
+        peak = peak.max(with_sidecars);
     }
-    let mut running = sidecars;
-    for container in json::list(spec, "containers") {
-        running = sum(&running, &requests(container));
-    }
-    raise(&mut peak, &running);
-    peak
+    let containers = json::list(spec, "containers").iter();
+    peak.max(containers.fold(sidecars, |sum, container| sum + of(container)))
 }
 
 #[cfg(test)]
@@ -177,9 +165,9 @@ mod tests {
             ],
             "containers": [{"resources": cpu(1)}, {"resources": cpu(1)}],
         });
-        assert_eq!(aggregate(&spec)["cpu"].to_string(), "5");
+        assert_eq!(aggregate(&spec, "cpu").to_string(), "5");
         let mut more = spec.clone();
         more["containers"][0]["resources"] = cpu(9);
-        assert_eq!(aggregate(&more)["cpu"].to_string(), "11");
+        assert_eq!(aggregate(&more, "cpu").to_string(), "11");
     }
 }

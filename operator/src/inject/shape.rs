@@ -4,6 +4,9 @@
 use super::json;
 use serde_json::Value;
 
+/// Maximum containers of a pod. Some checks compare all containers with each other.
+const CONTAINERS_MAX: usize = 256;
+
 /// Returns the first structural problem of a pod.
 pub(super) fn check(pod: &Value) -> Result<(), String> {
     check_metadata(pod)?;
@@ -23,6 +26,9 @@ pub(super) fn check(pod: &Value) -> Result<(), String> {
     }
     if json::list(spec, "containers").is_empty() {
         return Err("the pod has no containers".to_string());
+    }
+    if json::all_containers(spec).count() > CONTAINERS_MAX {
+        return Err(format!("the pod has more than {CONTAINERS_MAX} containers"));
     }
     for container in json::all_containers(spec) {
         for key in ["env", "volumeMounts"] {
@@ -84,5 +90,23 @@ fn resources(holder: &Value) -> Result<(), String> {
         Ok(())
     } else {
         Err("resources is not an object".to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_of_hundreds_of_containers_is_refused() {
+        let pod = |count| {
+            let containers: Vec<Value> = (0..count)
+                .map(|i| json!({"name": format!("c{i}")}))
+                .collect();
+            json!({"metadata": {}, "spec": {"containers": [containers[0]], "initContainers": containers[1..]}})
+        };
+        assert_eq!(check(&pod(CONTAINERS_MAX)), Ok(()));
+        assert!(check(&pod(CONTAINERS_MAX + 1)).is_err());
     }
 }

@@ -38,15 +38,25 @@ pub fn main() -> ExitCode {
     match done {
         Ok(printed) => {
             if !printed.text.is_empty() {
-                println!("{}", printed.text.trim_end());
+                println!("{}", plain(printed.text.trim_end()));
             }
             printed.code
         }
         Err(e) => {
-            eprintln!("error: {e}");
+            eprintln!("error: {}", plain(&e.to_string()));
             ExitCode::FAILURE
         }
     }
+}
+
+/// A text without control characters, by which a message from the cluster could change what a terminal shows.
+fn plain(text: &str) -> String {
+    let plain = |c: char| match c {
+        '\n' | '\t' => c,
+        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        c => c,
+    };
+    text.chars().map(plain).collect()
 }
 
 /// The output, and the exit code.
@@ -167,4 +177,14 @@ async fn set_injection(
 ) -> Result<Printed, Box<dyn Error>> {
     let report = injection::set(cluster, &args.pool, mode).await?;
     Ok(args.output.format(&report, injection::Report::text)?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_from_the_cluster_are_not_printed() {
+        assert_eq!(plain("a\tb\nc\u{1b}]0;x\u{7}"), "a\tb\nc\u{fffd}]0;x\u{fffd}");
+    }
 }

@@ -5,7 +5,8 @@ use super::explain::{Evidence, PoolFound};
 use crate::api::KVCachePool;
 use crate::inject::requested_pool;
 use crate::names;
-use crate::pods::Pod;
+use crate::pods::{Pod, STATUS_VALUES_MAX};
+use crate::untrusted;
 use axum::http::Request;
 use jiff::Timestamp;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
@@ -242,7 +243,8 @@ impl Cluster {
     /// Queries a sidecar through the API server, because pods are seldom reachable from a user's machine.
     pub async fn sidecar(&self, pod: &str) -> Result<Status, String> {
         let text = self.proxied(pod, names::ADMIN_PORT, "v1/status").await?;
-        serde_json::from_str(&text).map_err(|e| format!("its status cannot be read: {e}"))
+        untrusted::from_slice(text.as_bytes(), STATUS_VALUES_MAX)
+            .map_err(|e| format!("its status cannot be read: {e}"))
     }
 
     /// Reads a path of a pod's HTTP server through the API server.

@@ -1,6 +1,7 @@
 //! Queries one sidecar with a deadline and a size limit, because any pod can have the label.
 
 use crate::names;
+use crate::untrusted;
 use axum::body::{Body, to_bytes};
 use hyper::client::conn::http1;
 use hyper::header::{CONNECTION, HOST};
@@ -16,7 +17,9 @@ use tokio::time::timeout;
 /// From the connection to the last byte.
 const DEADLINE: Duration = Duration::from_secs(1);
 /// Longest response in bytes.
-const BODY_BYTES_MAX: usize = 1 << 20;
+const BODY_BYTES_MAX: usize = 512 << 10;
+/// Maximum values of a response: those of some hundred sessions.
+pub const STATUS_VALUES_MAX: usize = 10_000;
 
 /// Why there is no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -65,7 +68,7 @@ async fn query(at: SocketAddr) -> Result<Status, FetchError> {
         let body = to_bytes(Body::new(response.into_body()), BODY_BYTES_MAX)
             .await
             .map_err(|_| FetchError::NoStatus)?;
-        serde_json::from_slice(&body).map_err(|_| FetchError::NoStatus)
+        untrusted::from_slice(&body, STATUS_VALUES_MAX).map_err(|_| FetchError::NoStatus)
     };
     // The connection is driven concurrently with the request and ends with it.
     tokio::pin!(answer, connection);
@@ -118,7 +121,11 @@ mod tests {
     async fn a_server_that_is_no_sidecar_is_reported() {
         let teapot = b"HTTP/1.1 418 no\r\ncontent-length: 0\r\n\r\n".to_vec();
         let huge = ok(&"x".repeat(BODY_BYTES_MAX + 1));
-        for reply in [ok("[1]"), ok("<html>"), teapot, huge] {
+        let swollen = ok(&format!(
+            r#"{{"domains":[{}{{}}]}}"#,
+            "{},".repeat(STATUS_VALUES_MAX)
+        ));
+        for reply in [ok("[1]"), ok("<html>"), teapot, huge, swollen] {
             let at = served(reply).await;
             assert_eq!(fetch_from(at, LONG).await, Err(FetchError::NoStatus));
         }

@@ -94,15 +94,15 @@ struct Inner<T> {
 }
 
 impl Index {
-    /// The pool of any pod of this controller.
+    /// The pool of any pod of this controller, which is in this namespace.
     #[must_use]
-    pub fn pool_of_owner(&self, uid: &str) -> Option<PoolRef> {
+    pub fn pool_of_owner(&self, namespace: &str, uid: &str) -> Option<PoolRef> {
         let owned = |pod: &Arc<Pod>| pod.owner.as_ref().is_some_and(|o| *o.uid == *uid);
         let inner = self.inner.read();
         let (pool, _) = inner
             .pools
             .iter()
-            .find(|(_, pods)| pods.values().any(owned))?;
+            .find(|(pool, pods)| *pool.namespace == *namespace && pods.values().any(owned))?;
         Some(pool.clone())
     }
 }

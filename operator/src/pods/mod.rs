@@ -26,7 +26,7 @@ pub use breaker::{Breaker, BreakerChange, BreakerInput, OWNERS_MAX, Pause, Posit
 pub use evict::{EvictionStep, Evictions, SkipReason, missed};
 pub use evidence::{Cause, Kind};
 pub use faults::Faults;
-pub use fetch::{FetchError, fetch};
+pub use fetch::{FetchError, STATUS_VALUES_MAX, fetch};
 pub use index::{Index, PoolRef};
 pub use pod::{Fault, ImageChange, Injection, Owner, Phase, Pod, Sidecar, SidecarState};
 pub use refused::{Refusals, Refused, watch_refusals};

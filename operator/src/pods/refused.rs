@@ -101,10 +101,12 @@ pub fn watch_refusals(
             });
             async move {
                 let event = event.ok()?;
+                let now = Timestamp::now();
                 let refused = event
-                    .refused()
-                    .filter(|r| Timestamp::now().duration_since(r.at) <= COUNTS)?;
-                let pool = owners.pool(&event.involved_object).await?;
+                    .refused(now)
+                    .filter(|r| now.duration_since(r.at) <= COUNTS)?;
+                let namespace = event.metadata.namespace.as_deref()?;
+                let pool = owners.pool(namespace, &refused.owner).await?;
                 refusals.put(pool.clone(), refused);
                 Some(pool)
             }
@@ -124,7 +126,11 @@ struct WireEvent {
 }
 
 impl WireEvent {
-    fn refused(&self) -> Option<Refused> {
+    /// The refusal. `None` if the event claims something about another namespace, where its writer may have no rights.
+    fn refused(&self, now: Timestamp) -> Option<Refused> {
+        if self.involved_object.namespace != self.metadata.namespace {
+            return None;
+        }
         let at = self
             .last_timestamp
             .as_ref()
@@ -144,7 +150,8 @@ impl WireEvent {
                 .take(NOTE_CHARS_MAX)
                 .collect::<String>()
                 .into(),
-            at,
+            // A time in the future would never expire.
+            at: at.min(now),
         })
     }
 }
@@ -153,52 +160,49 @@ impl WireEvent {
 struct Owners {
     client: Client,
     index: Arc<Index>,
-    known: Mutex<HashMap<String, (Timestamp, Option<PoolRef>)>>,
+    /// By namespace and workload. All of it is what an event claims.
+    known: Mutex<HashMap<(String, Owner), (Timestamp, Option<PoolRef>)>>,
 }
 
 impl Owners {
-    async fn pool(&self, owner: &ObjectReference) -> Option<PoolRef> {
-        let namespace = owner.namespace.as_deref()?;
-        let uid = owner.uid.clone()?;
+    async fn pool(&self, namespace: &str, owner: &Owner) -> Option<PoolRef> {
+        let key = (namespace.to_owned(), owner.clone());
         let now = Timestamp::now();
-        if let Some((at, pool)) = self.known.lock().get(&uid)
+        if let Some((at, pool)) = self.known.lock().get(&key)
             && now.duration_since(*at) <= OWNER_COUNTS
         {
             return pool.clone();
         }
-        let label = self.label(owner).await;
-        let pool = label
+        // Of kinds that are not read, a pod of the workload decides.
+        let pool = template_pool(self.client.clone(), namespace, owner)
+            .await
+            .inspect_err(|e| debug!(reason = %e, kind = &*owner.kind, "workload cannot be read"))
+            .unwrap_or_default()
             .map(|name| PoolRef::new(namespace, &name))
-            .or_else(|| self.index.pool_of_owner(&uid));
+            .or_else(|| self.index.pool_of_owner(namespace, &owner.uid));
         let mut known = self.known.lock();
         if known.len() >= OWNERS_MAX {
             known.clear();
         }
-        known.insert(uid, (now, pool.clone()));
+        known.insert(key, (now, pool.clone()));
         pool
-    }
-
-    /// The pool in the workload's template. `None` for kinds that may not be read; then a pod of the workload decides.
-    async fn label(&self, owner: &ObjectReference) -> Option<String> {
-        let (api_version, kind) = (owner.api_version.as_deref()?, owner.kind.as_deref()?);
-        let (namespace, name) = (owner.namespace.as_deref()?, owner.name.as_deref()?);
-        template_pool(self.client.clone(), api_version, kind, namespace, name)
-            .await
-            .inspect_err(|e| debug!(reason = %e, kind, "workload cannot be read"))
-            .ok()?
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names;
+    use crate::pods::template::tests::one_workload;
     use crate::pods::tests::{at, pod};
+    use crate::pods::wire::WirePod;
+    use kube::runtime::watcher;
     use serde_json::json;
 
     fn event(extra: &serde_json::Value) -> WireEvent {
         let mut event = json!({
-            "metadata": {"name": "e"},
-            "involvedObject": {"kind": "ReplicaSet", "name": "web-7f", "uid": "r", "namespace": "n"},
+            "metadata": {"name": "e", "namespace": "n"},
+            "involvedObject": {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-7f", "uid": "r", "namespace": "n"},
             "message": "Error creating: pods \"web-7f-\" is forbidden: exceeded quota: q",
         });
         event
@@ -211,14 +215,69 @@ mod tests {
     #[test]
     fn an_event_names_the_owner_of_refused_pods_and_the_time() {
         let old = event(&json!({"lastTimestamp": at(5).to_string(), "count": 3}))
-            .refused()
+            .refused(at(9))
             .unwrap();
         assert_eq!((&*old.owner.name, old.at), ("web-7f", at(5)));
         assert!(old.message.contains("exceeded quota"));
         let new =
             event(&json!({"lastTimestamp": null, "eventTime": "2026-01-02T03:04:05.000006Z"}));
-        assert!(new.refused().is_some());
-        assert_eq!(event(&json!({})).refused(), None, "without a time");
+        assert!(new.refused(at(9)).is_some());
+        assert_eq!(event(&json!({})).refused(at(9)), None, "without a time");
+    }
+
+    #[test]
+    fn an_event_counts_only_for_its_namespace_and_not_beyond_now() {
+        let time = json!({"lastTimestamp": at(500).to_string()});
+        assert_eq!(event(&time).refused(at(9)).unwrap().at, at(9));
+        let mut foreign = time;
+        foreign["metadata"] = json!({"name": "e", "namespace": "of-the-writer"});
+        assert_eq!(event(&foreign).refused(at(9)), None);
+    }
+
+    #[tokio::test]
+    async fn a_workload_belongs_to_the_pool_of_its_template_or_of_its_pods_in_the_same_namespace() {
+        let (client, read) = one_workload();
+        let index = Index::default();
+        let of_pod = json!({
+            "metadata": {
+                "name": "a",
+                "namespace": "n",
+                "labels": {names::POOL: "of-pods"},
+                "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "Custom", "name": "web", "uid": "c", "controller": true}
+                ],
+            },
+        });
+        let of_pod: WirePod = serde_json::from_value(of_pod).unwrap();
+        index.apply(watcher::Event::Apply(of_pod));
+        let owners = Owners {
+            client,
+            index: Arc::new(index),
+            known: Mutex::default(),
+        };
+        let owner = |kind: &str, uid: &str| Owner {
+            api_version: "apps/v1".into(),
+            kind: kind.into(),
+            name: "web".into(),
+            uid: uid.into(),
+        };
+        for (namespace, owner, expected) in [
+            // What somebody claims about a workload in a namespace of theirs is not remembered for the workload itself.
+            ("evil", owner("ReplicaSet", "other"), None),
+            ("n", owner("ReplicaSet", "other"), None),
+            ("n", owner("ReplicaSet", "u"), Some(PoolRef::new("n", "p"))),
+            ("evil", owner("Custom", "c"), None),
+            (
+                "n",
+                owner("Custom", "c"),
+                Some(PoolRef::new("n", "of-pods")),
+            ),
+        ] {
+            for _ in 0..2 {
+                assert_eq!(owners.pool(namespace, &owner).await, expected, "{owner:?}");
+            }
+        }
+        assert_eq!(read.lock().len(), 3, "each claim is looked up once");
     }
 
     #[test]
@@ -230,7 +289,7 @@ mod tests {
                 ..pod("a").owner.unwrap()
             },
             ..event(&json!({"lastTimestamp": at(second).to_string()}))
-                .refused()
+                .refused(at(999))
                 .unwrap()
         };
         let refusals = Refusals::default();

@@ -1,8 +1,12 @@
 //! The wire format of AdmissionReview v1. Input is parsed leniently: an answer needs only a uid.
 
+use crate::untrusted::{self, Unparsed};
 use k8s_openapi::ByteString;
 use serde::Serialize;
 use serde_json::Value;
+
+/// Maximum values of a review. A large pod has some thousands, and as many again in `managedFields`.
+const VALUES_MAX: usize = 20_000;
 
 /// A review to answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,8 +32,8 @@ pub struct Review {
 /// Why a body is not a review.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
-    #[error("not JSON: {0}")]
-    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Unparsed(#[from] Unparsed),
     #[error("not an AdmissionReview: request.uid is missing")]
     NoUid,
 }
@@ -38,7 +42,8 @@ impl Unreadable {
     /// Name in metrics.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Json(_) => "NotJson",
+            Self::Unparsed(Unparsed::TooManyValues(_)) => "TooManyValues",
+            Self::Unparsed(Unparsed::Json(_)) => "NotJson",
             Self::NoUid => "NoUid",
         }
     }
@@ -47,7 +52,7 @@ impl Unreadable {
 impl Review {
     /// Parses a request's body.
     pub fn read(body: &[u8]) -> Result<Self, Unreadable> {
-        let mut review: Value = serde_json::from_slice(body)?;
+        let mut review: Value = untrusted::from_slice(body, VALUES_MAX)?;
         let request = review.get_mut("request").ok_or(Unreadable::NoUid)?;
         let text = |pointer: &str| {
             let found = request.pointer(pointer).and_then(Value::as_str);
@@ -145,6 +150,14 @@ mod tests {
         ] {
             assert!(Review::read(body.as_bytes()).is_err(), "{body}");
         }
+    }
+
+    #[test]
+    fn a_review_that_would_become_far_larger_in_memory_is_not_parsed() {
+        let pod = format!(r#"{{"args":[{}0]}}"#, "0,".repeat(VALUES_MAX));
+        let body = format!(r#"{{"request":{{"uid":"u","object":{pod}}}}}"#);
+        let error = Review::read(body.as_bytes()).err();
+        assert_eq!(error.map(|e| e.name()), Some("TooManyValues"));
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub const PATH: &str = "/inject";
 pub struct Limits {
     /// Largest body: a review of the largest pod that the API server stores (1.5 MiB), with room for JSON escapes.
     pub body_bytes_max: usize,
-    /// Maximum bytes of all bodies together.
+    /// Maximum bytes of all bodies together. A parsed pod and its copies take several times as much.
     pub bodies_bytes_max: usize,
     /// Longest wait for a whole body, including the wait for room.
     pub body_time_max: Duration,
@@ -39,7 +39,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_bytes_max: 4 << 20,
-            bodies_bytes_max: 32 << 20,
+            bodies_bytes_max: 16 << 20,
             body_time_max: Duration::from_millis(1200),
             body_pause_max: Duration::from_millis(400),
             decision_time_max: Duration::from_millis(1000),

@@ -108,7 +108,7 @@ fn value<T>(
     let text = read(path).ok()?;
     match Config::parse(&text, true) {
         Ok((config, _)) => Some(of_config(config)),
-        Err(_) => by_itself(serde_yaml::from_str(&text).ok()?),
+        Err(_) => by_itself(kvcachepool_protocol::config::mapping(&text)?),
     }
 }
 

@@ -91,7 +91,7 @@ impl Executor<'_> {
         let owner = pod.owner.as_ref()?;
         let client = self.context.client.clone();
         let (kind, name) = (&owner.kind, &owner.name);
-        match template_pool(client, &owner.api_version, kind, &pod.namespace, name).await {
+        match template_pool(client, &pod.namespace, owner).await {
             Ok(Some(pool)) if *pool == *self.observed.name.name => None,
             Ok(_) => Some(format!(
                 "the template of {kind} {name} does not have the pool's label, so a replacement would have none either"

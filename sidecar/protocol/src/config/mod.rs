@@ -4,6 +4,7 @@
 
 mod cache;
 mod choice;
+mod document;
 mod footprint;
 mod limits;
 mod memory;
@@ -17,6 +18,7 @@ mod units;
 
 pub use cache::{Cache, LoadOrRecompute};
 pub use choice::Choice;
+pub use document::mapping;
 pub use footprint::{
     CHUNK_BYTES, CONTEXT_BYTES, CONVERTING_BYTES, Footprint, PACKING_BYTES, PAGE_BYTES,
     UNPACKING_BYTES, beside_arena, disk_objects_max,

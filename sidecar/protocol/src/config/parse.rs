@@ -1,5 +1,6 @@
 //! Converts YAML text to [`Config`] and back. All problems of a file are reported at once, each with what to write instead.
 
+use super::document;
 use super::section::Key;
 use super::slot::Slot;
 use super::{Config, Reload};
@@ -91,8 +92,7 @@ impl Config {
         if text.len() > MAX_BYTES {
             return Err(only(Problem::TooLong(text.len())));
         }
-        let document: Value =
-            serde_yaml::from_str(text).map_err(|e| only(Problem::NotYaml(e.to_string())))?;
+        let document = document::parse(text).map_err(|e| only(Problem::NotYaml(e.to_string())))?;
         let mut problems = Vec::new();
         let mut config = Config::default();
         let mut left = flatten(document, &mut problems);

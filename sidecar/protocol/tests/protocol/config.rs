@@ -294,6 +294,19 @@ fn odd_values_are_refused_by_name() {
 }
 
 #[test]
+fn aliases_do_not_swell_a_file() {
+    let list = "0,".repeat(1000);
+    for (aliases, right) in [(1, true), (5000, false)] {
+        let aliases = "*a,".repeat(aliases);
+        let text = format!("x: &a [{list}]\ny: [{aliases}]\nz: &b [{aliases}]\n");
+        match Config::parse(&text, true) {
+            Ok((_, unknown)) => assert!(right && unknown.len() == 3),
+            Err(e) => assert!(!right && e.to_string().contains("10000 values"), "{e}"),
+        }
+    }
+}
+
+#[test]
 fn unknown_keys_are_errors_by_hand_and_warnings_when_managed() {
     let text = "memory: {szie: 8Gi, size: 8Gi}\nfuture: {depth: 1}\n";
     assert_eq!(
