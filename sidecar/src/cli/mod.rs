@@ -48,8 +48,8 @@ enum Command {
     #[command(
         after_help = "Stops on SIGTERM or SIGINT. Reloads the config on SIGHUP, and within a second after a file changes.
 With --pool-config, the file with the higher pool.generation is in effect. Some keys always come from --config: socket, admin.listen,
-disk.*, gpu.* and the keys that determine the memory needed (memory.size, memory.hugePages, limits.indexEntries). A missing pool file is
-ignored; an invalid one is reported by `status`.
+disk.*, fileSystem.path, gpu.* and the keys that determine the memory needed (memory.size, memory.hugePages, limits.indexEntries). A missing
+pool file is ignored; an invalid one is reported by `status`.
 An invalid config, a missing file or an arena that does not fit does not end the process: /readyz, /metrics and `status` report the reason.
 
 Examples:

@@ -98,7 +98,7 @@ pub const MEMORY: &[Row] = &[
             key("extra_config.maru_*", Any),
             key("extra_config.dax.*", Any),
         ],
-        NotSupported("Memory belongs to a pod; Redis and S3 are shared."),
+        NotSupported("Memory belongs to a pod; Redis, file system and S3 are shared."),
     ),
 ];
 
@@ -115,7 +115,7 @@ pub const DISK: &[Row] = &[
         &[key("spec.l2Backend.raw.config.base_path", Text)],
         Translated {
             to: &["disk.path"],
-            note: "The disk tier belongs to one pod. A folder that pods share becomes S3 instead.",
+            note: "The disk tier belongs to one pod. For a folder that pods share write `shared.fileSystem` instead.",
             by: convert::base_path,
         },
     ),
@@ -150,6 +150,6 @@ pub const DISK: &[Row] = &[
             key("extra_config.use_direct_io", Flag),
             key("extra_config.rust_raw_block.*", Any),
         ],
-        NotSupported("Use `local.disk`, or S3 for storage that pods share."),
+        NotSupported("Use `local.disk`, or `shared.fileSystem` or S3 for storage that pods share."),
     ),
 ];

@@ -41,7 +41,7 @@ pub const OTHERS: &[Row] = &[
             key("lookup_url", Text),
             key("distributed_url", Text),
         ],
-        NotSupported("Pods share chunks through Redis or S3."),
+        NotSupported("Pods share chunks through Redis, a shared file system or S3."),
     ),
     row(
         &[

@@ -166,7 +166,9 @@ pub const REDIS: &[Row] = &[
             key("LMCACHE_PLUGIN_*", Any),
             key("LMCACHE_RUNTIME_PLUGIN_*", Any),
         ],
-        NotSupported("There are no plugins. Use Redis or S3."),
+        NotSupported(
+            "There are no plugins. Use Redis, a shared file system or S3, or serve the store by a Python class (`kvcachepool.store`).",
+        ),
     ),
     row(
         &[
@@ -189,7 +191,9 @@ pub const REDIS: &[Row] = &[
             key("LMCACHE_AEROSPIKE_*", Any),
             key("spec.l2Backend.raw.config.*", Any),
         ],
-        NotSupported("Other servers are not used. Use Redis or S3."),
+        NotSupported(
+            "Other servers are not used. Use Redis, a shared file system or S3, or serve the store by a Python class (`kvcachepool.store`).",
+        ),
     ),
     row(
         &[
