@@ -53,6 +53,11 @@ impl<'de> Visitor<'de> for Counted<'_> {
         Ok(Value::Null)
     }
 
+    /// An empty document.
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
     fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
         Ok(value.into())
     }
