@@ -51,7 +51,7 @@ test: setup  ## all tests that this machine can run
 	@tools/setup.sh sglang
 	@tools/setup.sh lmcache
 	@tools/setup.sh vllm $(VLLM_BEFORE)
-	@$(PYTHON) tools/run_tests.py rust connector,lmcache,chart,soak,stress,vllm+cluster
+	@$(PYTHON) tools/run_tests.py rust,cluster,vllm,connector,stress,soak,lmcache,chart
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@tools/setup.sh servers
 	@tools/setup.sh sglang

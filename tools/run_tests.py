@@ -1,7 +1,7 @@
 """Runs test suites (see `commands`), streams their output and ends with one summary.
 
-Each argument is a stage: suites that run one after the other (`connector,chart`), in one or more lanes that run at the
-same time (`connector,chart+cluster`). A cluster mostly waits, so another lane can use its processor time.
+Each argument is a stage: suites (`cluster,vllm,chart`), two at a time, in their order. Most tests wait for a server, a
+node or a deadline while another suite uses the processor.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def commands(suite: str) -> list[list[str]]:
 
 
 def run(suite: str, prefix: str) -> Result:
-    """Runs a suite; its output goes through as it comes, with a prefix for each line."""
+    """Runs a suite; its output goes through as it comes, with a prefix before each line."""
     start = time.monotonic()
     passed = failed = status = 0
     failures: list[str] = []
@@ -104,12 +104,11 @@ def run(suite: str, prefix: str) -> Result:
 
 
 def run_stage(stage: str) -> list[Result]:
-    """Runs the lanes of a stage at the same time. The prefix of a line is its lane's number, if there are several."""
-    lanes = [lane.split(",") for lane in stage.split("+")]
-    prefixes = [f"{number} | " if len(lanes) > 1 else "" for number in range(1, len(lanes) + 1)]
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        done = pool.map(lambda lane, prefix: [run(suite, prefix) for suite in lane], lanes, prefixes)
-        return [result for results in done for result in results]
+    """Runs the suites of a stage, two at a time. If there are several, each line begins with its suite."""
+    suites = stage.split(",")
+    prefixes = [f"{suite} | " if len(suites) > 1 else "" for suite in suites]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, suites, prefixes))
 
 
 def main(stages: list[str]) -> int:

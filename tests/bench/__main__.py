@@ -63,6 +63,7 @@ VALUE_BARS = {
     "operator_rss_mib": 100.0,
     "api_writes_per_min_unchanged": 0.0,
     "api_writes_per_min_changed_pool": 1.0,
+    "attached_age_s": 180.0,
     "webhook_p99_ms": 10.0,
     "label_to_running_added_s": 3.0,
     "takeover_s": 20.0,

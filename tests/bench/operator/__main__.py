@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable
 
-from bench.operator import changes, counts, load, pods, webhook
+from bench.operator import attached, changes, counts, load, pods, webhook
 from bench.operator.api import Api, say
 from bench.operator.load import Load
 from bench.operator.rows import Loaded, Run
@@ -75,9 +75,11 @@ def _measure(cluster: Cluster, api: Api, size: Load, seconds: float, rounds: int
     still_mib = rss_anon_mib([leader().pid(node)])
     _phase(f"{CHANGING} pools change for {seconds:.0f} s")
     changed = changes.changed(api, size, leader(), CHANGING, seconds)
+    _phase("a large pool")
+    age = attached.measure(api, node)
     _phase("takeover")
     taken = changes.takeover(api, node, size)
-    return Run(size, loaded, started, reviews, still, minutes, still_mib, changed, taken)
+    return Run(size, loaded, started, reviews, still, minutes, still_mib, changed, age, taken)
 
 
 def _load(api: Api, size: Load, node: Node, leader: Callable[[], Replica]) -> Loaded:

@@ -6,6 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
+from bench.operator.attached import Age
 from bench.operator.changes import Changed, Takeover
 from bench.operator.counts import APART, quantile
 from bench.operator.load import Load
@@ -45,11 +46,13 @@ class Run:
     minutes: float
     still_mib: float
     changed: Changed
+    age: Age
     taken: Takeover
 
     def rows(self) -> list[Row]:
         """One row per number."""
-        return [self._rss(), self._reconcile(), *self._writes(), self._webhook(), self._started(), self._takeover()]
+        first = [self._rss(), self._reconcile(), *self._writes(), self._webhook(), self._started()]
+        return [*first, self._attached(), self._takeover()]
 
     def _rss(self) -> Row:
         what = (
@@ -109,6 +112,14 @@ class Run:
         )
         rounds = len(started.labelled)
         return _row("label_to_running_added_s", started.added(), "s", what, started.added_by_shape(), rounds)
+
+    def _attached(self) -> Row:
+        seconds = ", ".join(f"{one:.0f}" for one in self.age.seconds)
+        what = (
+            f"longest time from a change in all sidecars of a pool of {self.age.pods} pods until its status showed it"
+            f" for all ({seconds}); reference: two rounds of queries and the pause between two writes of the status"
+        )
+        return _row("attached_age_s", max(self.age.seconds), "s", what, 180, len(self.age.seconds), digits=0)
 
     def _takeover(self) -> Row:
         taken = self.taken
