@@ -60,7 +60,7 @@ pub fn is_field_path(text: &str) -> bool {
 }
 
 /// Whether a text has a letter or digit at both ends, and only those or `inner` between.
-fn within(text: &str, letter: fn(&u8) -> bool, inner: &[u8]) -> bool {
+pub(crate) fn within(text: &str, letter: fn(&u8) -> bool, inner: &[u8]) -> bool {
     let end = |b: &u8| letter(b) || b.is_ascii_digit();
     let bytes = text.as_bytes();
     bytes.first().is_some_and(end)

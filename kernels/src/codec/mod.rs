@@ -159,3 +159,15 @@ pub fn decode(
         Codec::CacheGen => cachegen::unpack(shape, packed, raw),
     }
 }
+
+/// Takes `bytes` bytes from the front.
+fn take<'a>(packed: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], CodecError> {
+    packed.split_off(..bytes).ok_or(CodecError::StoredLength)
+}
+
+fn nothing_left(packed: &[u8]) -> Result<(), CodecError> {
+    match packed {
+        [] => Ok(()),
+        _ => Err(CodecError::StoredLength),
+    }
+}

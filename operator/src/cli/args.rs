@@ -9,7 +9,7 @@ use crate::policy::Policy;
 use crate::scope::Scope;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, ValueEnum};
-use kvcachepool_protocol::config::ByteSize;
+use kvcachepool_protocol::config::{ByteSize, LogFormat, LogLevel};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -225,43 +225,6 @@ pub enum PkiMode {
     External,
 }
 
-/// Log level.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogLevel {
-    /// Failures.
-    Error,
-    /// Failures, and what needs attention.
-    Warn,
-    /// Also normal operation.
-    Info,
-    /// Also details, and those of libraries.
-    Debug,
-    /// Everything.
-    Trace,
-}
-
-impl LogLevel {
-    /// Name in log filters.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
-    }
-}
-
-/// Log format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// One JSON object per line.
-    Json,
-    /// Text for people.
-    Text,
-}
-
 /// User of managed servers. `None` = the platform assigns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunAsUser(Option<u32>);
@@ -324,61 +287,54 @@ impl Args {
             return wrong("--lease-duration must be from 6s to 60s");
         }
         let names = match self.webhook_names.is_empty() {
-            false => self.webhook_names,
+            false => self.webhook_names.clone(),
             true => ["svc", "svc.cluster.local"]
                 .map(|end| format!("kvcachepool-webhook.{}.{end}", self.namespace))
                 .to_vec(),
         };
-        let registry = self.image_registry;
-        let default_image = |image: &str| format!("{registry}/{image}");
+        let image = |own: &Option<String>, default: &str| match own {
+            Some(image) => image.clone(),
+            None => format!("{}/{default}", self.image_registry),
+        };
         let random = fastrand::u64(..);
         Ok(Parts {
             // No other process has this name, including this pod before a restart.
             identity: format!("{}_{random:016x}", self.name),
             defaults: Defaults {
-                image: self.image,
+                image: self.image.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
-                namespace: self.namespace,
-                redis_image: (self.redis_image).unwrap_or_else(|| default_image(REDIS_IMAGE)),
-                redis_exporter_image: (self.redis_exporter_image)
-                    .unwrap_or_else(|| default_image(REDIS_EXPORTER_IMAGE)),
+                namespace: self.namespace.clone(),
+                redis_image: image(&self.redis_image, REDIS_IMAGE),
+                redis_exporter_image: image(&self.redis_exporter_image, REDIS_EXPORTER_IMAGE),
                 redis_run_as_user: self.redis_run_as_user.0,
-                image_pull_secrets: self.image_pull_secrets,
+                image_pull_secrets: self.image_pull_secrets.clone(),
                 policy: Policy {
                     max_memory: self.policy_max_memory_per_pod,
-                    images: self.policy_images,
-                    gpu_access: self.policy_gpu_access,
-                    service_accounts: self.policy_service_accounts,
+                    images: self.policy_images.clone(),
+                    gpu_access: self.policy_gpu_access.clone(),
+                    service_accounts: self.policy_service_accounts.clone(),
                 },
             },
-            name: self.name,
-            scope: Scope::new(self.watch_namespaces),
-            allow_pod_patch: self.allow_pod_patch,
-            status_interval: self.status_interval,
-            webhook_listen: self.webhook_listen,
+            scope: Scope::new(self.watch_namespaces.clone()),
             webhook_names: names,
-            webhook_configuration: self.webhook_configuration,
-            health_listen: self.health_listen,
             pki_mode: match self.pki_mode {
                 PkiMode::Own => Mode::Own {
-                    secret: self.pki_secret,
+                    secret: self.pki_secret.clone(),
                 },
                 PkiMode::CertManager => Mode::CertManager {
-                    folder: self.pki_folder,
+                    folder: self.pki_folder.clone(),
                 },
                 PkiMode::External => Mode::External {
-                    folder: self.pki_folder,
+                    folder: self.pki_folder.clone(),
                 },
             },
             lifetimes,
-            pki_interval: self.pki_interval,
-            lease: self.lease,
             timing: Timing {
                 lease_duration: self.lease_duration,
                 renew_deadline: self.lease_duration * 2 / 3,
                 retry_period: self.lease_duration / 6,
             },
-            drain: self.drain,
+            args: self,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Log setup: one JSON object per line, or text for terminals.
 
-use super::args::{LogFormat, LogLevel};
+use kvcachepool_protocol::config::{Choice, LogFormat, LogLevel};
 use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::fmt;
 

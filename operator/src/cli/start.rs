@@ -1,5 +1,6 @@
 //! Assembles the parts of the operator: starts them, connects them, and stops them in order.
 
+use super::Args;
 use crate::canary::{self, Canary, CanaryResult};
 use crate::defaults::Defaults;
 use crate::health::{self, Readiness, SERVING};
@@ -31,40 +32,23 @@ use tracing::{error, info};
 /// Longest wait for the parts at the end, beyond their own timeouts.
 const END_TIME_MAX: Duration = Duration::from_secs(8);
 
-/// The converted flags.
+/// The checked flags, and what is computed from them.
 #[derive(Debug, Clone)]
 pub struct Parts {
+    pub args: Args,
     /// Name of this process in the Lease.
     pub identity: String,
-    /// Name of this replica, for events.
-    pub name: String,
     /// Namespaces of pools.
     pub scope: Scope,
-    /// Whether the operator may patch pods, so that sidecars can be updated in place.
-    pub allow_pod_patch: bool,
-    /// Minimum interval between two queries of sidecars, and between two writes of counts in a pool's status.
-    pub status_interval: Duration,
     /// Defaults for fields that a pool does not set.
     pub defaults: Defaults,
-    /// Address of the webhook.
-    pub webhook_listen: SocketAddr,
     /// Names in the webhook's certificate. API servers call the first.
     pub webhook_names: Vec<String>,
-    /// Name of the MutatingWebhookConfiguration.
-    pub webhook_configuration: String,
-    /// Address of health and metrics.
-    pub health_listen: SocketAddr,
     /// Source of the webhook's certificate.
     pub pki_mode: Mode,
     pub lifetimes: Lifetimes,
-    /// Interval between checks of certificates.
-    pub pki_interval: Duration,
-    /// Name of the Lease.
-    pub lease: String,
     /// Times of the leader election.
     pub timing: Timing,
-    /// Time to serve after SIGTERM.
-    pub drain: Duration,
 }
 
 /// Why the operator cannot run.
@@ -135,8 +119,8 @@ pub async fn run(parts: Parts) -> Result<(), StartError> {
         finish(tasks).await;
         return Err(StartError::Ended(ended));
     }
-    info!(drain = ?parts.drain, "shutting down");
-    sleep(parts.drain).await;
+    info!(drain = ?parts.args.drain, "shutting down");
+    sleep(parts.args.drain).await;
     phase.send_replace(Phase::Stopping);
     info!(in_time = finish(tasks).await, "operator stopped");
     Ok(())
@@ -179,8 +163,8 @@ async fn start(
 ) -> Result<(), StartError> {
     let defaults = Arc::new(parts.defaults.clone());
     let namespace = &defaults.namespace;
-    let health = listen(parts.health_listen, "--health-listen").await?;
-    let webhook = listen(parts.webhook_listen, "--webhook-listen").await?;
+    let health = listen(parts.args.health_listen, "--health-listen").await?;
+    let webhook = listen(parts.args.webhook_listen, "--webhook-listen").await?;
     let address = webhook.local_addr()?;
     let config = config().await?;
     let client = Client::try_from(config.clone())?;
@@ -228,7 +212,7 @@ async fn start(
     let (leads, leadership) = Leadership::new();
     let election = Election {
         lease: Api::namespaced(client.clone(), namespace),
-        name: parts.lease.clone(),
+        name: parts.args.lease.clone(),
         identity: parts.identity.clone(),
         timing: parts.timing,
         metrics: metrics.clone(),
@@ -236,10 +220,10 @@ async fn start(
     let upkeep = Upkeep {
         mode: parts.pki_mode.clone(),
         lifetimes: parts.lifetimes,
-        interval: parts.pki_interval,
+        interval: parts.args.pki_interval,
         names: parts.webhook_names.clone(),
         address,
-        configuration: parts.webhook_configuration.clone(),
+        configuration: parts.args.webhook_configuration.clone(),
         namespace: namespace.clone(),
         client: client.clone(),
         served,
@@ -256,10 +240,10 @@ async fn start(
         defaults: defaults.clone(),
         metrics: metrics.clone(),
         canary: canary_rx,
-        webhook_configuration: parts.webhook_configuration.clone(),
-        name: parts.name.clone(),
-        allow_pod_patch: parts.allow_pod_patch,
-        status_interval: SignedDuration::try_from(parts.status_interval)
+        webhook_configuration: parts.args.webhook_configuration.clone(),
+        name: parts.args.name.clone(),
+        allow_pod_patch: parts.args.allow_pod_patch,
+        status_interval: SignedDuration::try_from(parts.args.status_interval)
             .unwrap_or(SignedDuration::MAX),
     };
     let work = reconcile::run(context, leadership.clone());

@@ -69,13 +69,10 @@ pub fn purge(
     defaults: &Defaults,
 ) -> Result<Purge, Vec<Problem>> {
     let mut settings = settings(pool, defaults)?;
-    let shared = keep_shared(pool, &mut settings.config, others, unreadable);
+    let shared = keep_shared(pool, &mut settings, others, unreadable);
     if servers(pool).is_empty() {
         // Managed servers are deleted with the pool.
         settings.config.redis = config::Redis::default();
-    }
-    if settings.config.file_system.path.is_none() {
-        settings.claim = None;
     }
     let left = has_shared_tier(&settings.config);
     let job = left.then(|| {
@@ -97,10 +94,7 @@ pub fn purge_now(
     time_max: Duration,
     chance: &str,
 ) -> Purge {
-    let shared = keep_shared(pool, &mut settings.config, others, unreadable);
-    if settings.config.file_system.path.is_none() {
-        settings.claim = None;
-    }
+    let shared = keep_shared(pool, &mut settings, others, unreadable);
     let left = has_shared_tier(&settings.config);
     let job = left.then(|| {
         let command = ["purge", "--output", "json", "--dry-run"];
@@ -119,10 +113,10 @@ fn purge_account(pool: &KVCachePool) -> &str {
     named.map_or("default", |name| name)
 }
 
-/// Removes tiers that another pool uses too from a config. Returns them, each with the pool that shares it.
+/// Removes tiers that another pool uses too from the settings. Returns them, each with the pool that shares it.
 fn keep_shared(
     pool: &KVCachePool,
-    config: &mut Config,
+    settings: &mut Settings,
     others: &[&KVCachePool],
     unreadable: Option<&str>,
 ) -> Vec<(&'static str, String)> {
@@ -140,15 +134,16 @@ fn keep_shared(
             !servers.is_disjoint(&self::servers(other))
         })
     {
-        config.redis = config::Redis::default();
+        settings.config.redis = config::Redis::default();
     }
     let claim = claim(pool);
     if claim.is_some() && sharer("filesystem", &|other| self::claim(other) == claim) {
-        config.file_system = config::FileSystem::default();
+        settings.config.file_system = config::FileSystem::default();
+        settings.claim = None;
     }
     let folder = folder(pool);
     if folder.is_some() && sharer("s3", &|other| self::folder(other) == folder) {
-        config.s3 = config::S3::default();
+        settings.config.s3 = config::S3::default();
     }
     shared
 }

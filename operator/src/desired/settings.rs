@@ -2,7 +2,7 @@
 
 use super::files;
 use super::placed::{Placed, placed};
-use crate::api::{Disk, ImagePullPolicy, KVCachePool, Problem, Reason, check};
+use crate::api::{Disk, KVCachePool, Problem, Reason, check};
 use crate::defaults::Defaults;
 use crate::inject::{self, Settings};
 use kube::ResourceExt;
@@ -39,7 +39,7 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
         generation: generation(pool),
         mode: injection.mode,
         image: nonempty(&sidecar.image).unwrap_or_else(|| defaults.image.clone()),
-        image_pull_policy: Some(policy(sidecar.image_pull_policy).to_string()),
+        image_pull_policy: Some(format!("{:?}", sidecar.image_pull_policy)),
         image_pull_secrets: image_pull_secrets(pool, defaults),
         container: nonempty(&injection.container),
         existing_connector: injection.existing_connector,
@@ -95,14 +95,6 @@ fn nonempty(text: &str) -> Option<String> {
 
 fn generation(pool: &KVCachePool) -> i64 {
     pool.metadata.generation.unwrap_or_default()
-}
-
-fn policy(policy: ImagePullPolicy) -> &'static str {
-    match policy {
-        ImagePullPolicy::IfNotPresent => "IfNotPresent",
-        ImagePullPolicy::Always => "Always",
-        ImagePullPolicy::Never => "Never",
-    }
 }
 
 /// Keys whose values are fixed by the layout of an injected pod.

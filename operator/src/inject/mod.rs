@@ -42,6 +42,7 @@ pub use shortfall::Reason as Shortfall;
 pub use tool::tool;
 
 use crate::api::Mode;
+use crate::forms::within;
 use crate::names;
 use engine::Engine;
 use json_patch::Patch;
@@ -223,12 +224,5 @@ fn stamp(pod: &Value, report: &Report) -> Option<Patch> {
 }
 
 fn is_label(name: &str) -> bool {
-    let ends = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = name.as_bytes();
-    bytes.len() <= 63
-        && ends(bytes.first())
-        && ends(bytes.last())
-        && bytes
-            .iter()
-            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+    name.len() <= 63 && within(name, u8::is_ascii_alphabetic, b"-_.")
 }

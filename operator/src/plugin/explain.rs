@@ -69,19 +69,35 @@ pub struct Explained {
     pub steps: Vec<Step>,
 }
 
-fn step(
-    step: &'static str,
-    found: Found,
-    reason: impl Into<String>,
-    message: impl Into<String>,
-) -> Step {
+/// A step without a reason. Its name is in the table of `explain`.
+fn found(found: Found, message: impl Into<String>) -> Step {
     Step {
-        step,
+        step: "",
         found,
-        reason: reason.into(),
+        reason: String::new(),
         message: message.into(),
     }
 }
+
+fn ok(message: impl Into<String>) -> Step {
+    found(Found::Ok, message)
+}
+
+fn no(message: impl Into<String>) -> Step {
+    found(Found::No, message)
+}
+
+fn unclear(message: impl Into<String>) -> Step {
+    found(Found::Unclear, message)
+}
+
+fn because(reason: impl Into<String>, step: Step) -> Step {
+    let reason = reason.into();
+    Step { reason, ..step }
+}
+
+/// Checks one step. `None` if it does not apply.
+type Check = fn(&Evidence) -> Option<Step>;
 
 /// Checks one step after the other until one fails.
 pub fn explain(evidence: &Evidence) -> Explained {
@@ -90,14 +106,22 @@ pub fn explain(evidence: &Evidence) -> Explained {
         found.unwrap_or_default().to_owned()
     };
     let mut steps = Vec::new();
-    for check in [
-        label, pool, accepted, webhook, injection, container, answer, attached,
-    ] {
+    let checks: [(_, Check); 8] = [
+        ("label", label),
+        ("pool", pool),
+        ("accepted", accepted),
+        ("webhook", webhook),
+        ("injection", injection),
+        ("container", container),
+        (ANSWER, answer),
+        (ATTACHED, attached),
+    ];
+    for (name, check) in checks {
         let Some(step) = check(evidence) else {
             continue;
         };
         let ends = step.found == Found::No;
-        steps.push(step);
+        steps.push(Step { step: name, ..step });
         if ends {
             break;
         }
@@ -131,16 +155,8 @@ fn without_valid_pool(evidence: &Evidence) -> Found {
 
 fn label(evidence: &Evidence) -> Option<Step> {
     Some(match requested_pool(&evidence.pod) {
-        Some(name) => step(
-            "label",
-            Found::Ok,
-            "",
-            format!("the pod requests pool {name}"),
-        ),
-        None => step(
-            "label",
-            Found::No,
-            "",
+        Some(name) => ok(format!("the pod requests pool {name}")),
+        None => no(
             "the pod has no label kvcachepool.io/pool; add it to the pod template of its workload",
         ),
     })
@@ -149,19 +165,21 @@ fn label(evidence: &Evidence) -> Option<Step> {
 fn pool(evidence: &Evidence) -> Option<Step> {
     let name = requested_pool(&evidence.pod)?;
     Some(match evidence.pool.as_ref()? {
-        PoolFound::Yes(_) => step("pool", Found::Ok, "", format!("pool {name} exists")),
-        PoolFound::Broken(error) => step(
-            "pool",
-            without_valid_pool(evidence),
+        PoolFound::Yes(_) => ok(format!("pool {name} exists")),
+        PoolFound::Broken(error) => because(
             "Malformed",
-            format!("pool {name} cannot be read: {error}"),
+            found(
+                without_valid_pool(evidence),
+                format!("pool {name} cannot be read: {error}"),
+            ),
         ),
-        PoolFound::No => step(
-            "pool",
-            without_valid_pool(evidence),
+        PoolFound::No => because(
             "PoolNotFound",
-            format!(
-                "there is no KVCachePool {name} in the pod's namespace; create it, then create the pod again"
+            found(
+                without_valid_pool(evidence),
+                format!(
+                    "there is no KVCachePool {name} in the pod's namespace; create it, then create the pod again"
+                ),
             ),
         ),
     })
@@ -175,15 +193,15 @@ fn readable(evidence: &Evidence) -> Option<&KVCachePool> {
 }
 
 fn accepted(evidence: &Evidence) -> Option<Step> {
-    of_condition(evidence, "accepted", ACCEPTED)
+    of_condition(evidence, ACCEPTED)
 }
 
 fn webhook(evidence: &Evidence) -> Option<Step> {
-    of_condition(evidence, "webhook", INJECTION_READY)
+    of_condition(evidence, INJECTION_READY)
 }
 
 /// The current state of a condition only hints at its state when the pod was created, so it never ends the explanation.
-fn of_condition(evidence: &Evidence, name: &'static str, type_: &str) -> Option<Step> {
+fn of_condition(evidence: &Evidence, type_: &str) -> Option<Step> {
     let pool = readable(evidence)?;
     let conditions = pool
         .status
@@ -191,42 +209,30 @@ fn of_condition(evidence: &Evidence, name: &'static str, type_: &str) -> Option<
         .map(|s| &*s.conditions)
         .unwrap_or_default();
     Some(match condition(conditions, type_) {
-        Some(c) if c.status == "True" => step(name, Found::Ok, "", format!("{type_} is True")),
-        Some(c) => step(
-            name,
-            Found::Unclear,
+        Some(c) if c.status == "True" => ok(format!("{type_} is True")),
+        Some(c) => because(
             &c.reason,
-            format!("{type_} is {}: {}", c.status, c.message),
+            unclear(format!("{type_} is {}: {}", c.status, c.message)),
         ),
-        None => step(
-            name,
-            Found::Unclear,
-            "",
-            format!("the pool has no condition {type_}: check that an operator is running"),
-        ),
+        None => unclear(format!(
+            "the pool has no condition {type_}: check that an operator is running"
+        )),
     })
 }
 
 fn injection(evidence: &Evidence) -> Option<Step> {
     let has_sidecar = slim(evidence).is_some_and(|p| p.sidecar.is_some());
     Some(match Report::of(&evidence.pod) {
-        Some(report) if has_sidecar && has_shortfall(&report) => step(
-            "injection",
-            Found::Unclear,
+        Some(report) if has_sidecar && has_shortfall(&report) => because(
             report.reason,
-            format!("the pod has a sidecar, but {}", report.message),
+            unclear(format!("the pod has a sidecar, but {}", report.message)),
         ),
-        _ if has_sidecar => step("injection", Found::Ok, "", "the pod has a sidecar"),
-        Some(report) if report.result == Verdict::Refused => step(
-            "injection",
-            Found::No,
+        _ if has_sidecar => ok("the pod has a sidecar"),
+        Some(report) if report.result == Verdict::Refused => because(
             report.reason,
-            format!("the pod was not injected: {}", report.message),
+            no(format!("the pod was not injected: {}", report.message)),
         ),
-        Some(_) => step(
-            "injection",
-            Found::No,
-            "",
+        Some(_) => no(
             "the annotation kvcachepool.io/injection says Injected, but the pod has no sidecar: it was changed afterwards, or is a copy. Create it again",
         ),
         None => missed(evidence),
@@ -247,23 +253,21 @@ fn missed(evidence: &Evidence) -> Step {
     let created = slim(evidence).map(|p| p.created);
     let pool = readable(evidence).and_then(|p| p.meta().creation_timestamp.as_ref().map(|t| t.0));
     match (created, pool) {
-        _ if requests_by_annotation(evidence) => step(
-            "injection",
-            Found::No,
+        _ if requests_by_annotation(evidence) => because(
             "Missed",
-            "the webhook was not called when the pod was created. The pod requests the pool by annotation, and the operator counts, reports and evicts only pods with the label. Create the pod again",
+            no(
+                "the webhook was not called when the pod was created. The pod requests the pool by annotation, and the operator counts, reports and evicts only pods with the label. Create the pod again",
+            ),
         ),
-        (Some(pod), Some(pool)) if pod < pool => step(
-            "injection",
-            Found::No,
+        (Some(pod), Some(pool)) if pod < pool => because(
             "PoolNotFound",
-            "the pod was created before its pool; create it again",
+            no("the pod was created before its pool; create it again"),
         ),
-        _ => step(
-            "injection",
-            Found::No,
+        _ => because(
             "Missed",
-            "the webhook was not called when the pod was created, or the label was added later; create the pod again",
+            no(
+                "the webhook was not called when the pod was created, or the label was added later; create the pod again",
+            ),
         ),
     }
 }
@@ -271,63 +275,45 @@ fn missed(evidence: &Evidence) -> Step {
 fn container(evidence: &Evidence) -> Option<Step> {
     let pod = slim(evidence)?;
     let sidecar = pod.sidecar.as_ref()?;
-    let name = "container";
     if matches!(pod.phase, Phase::Succeeded | Phase::Failed) {
-        return Some(step(name, Found::No, "", "the pod has ended"));
+        return Some(no("the pod has ended"));
     }
     if let Some(fault) = pod.fault() {
-        return Some(step(
-            name,
-            Found::No,
+        return Some(because(
             fault.reason,
-            format!("the sidecar does not start: {}", fault.message),
+            no(format!("the sidecar does not start: {}", fault.message)),
         ));
     }
     Some(match &sidecar.state {
         SidecarState::Running { since } => {
             let seconds = evidence.now.duration_since(*since).as_secs();
-            step(
-                name,
-                Found::Ok,
-                "",
-                format!(
-                    "the sidecar has run for {seconds} s, {} restarts",
-                    sidecar.restarts
-                ),
-            )
+            ok(format!(
+                "the sidecar has run for {seconds} s, {} restarts",
+                sidecar.restarts
+            ))
         }
-        SidecarState::Unseen => step(
-            name,
-            Found::No,
-            "",
-            "the pod is not on a node yet, or its own init containers run before the sidecar",
-        ),
-        SidecarState::Waiting { reason, message } => step(
-            name,
-            Found::No,
+        SidecarState::Unseen => {
+            no("the pod is not on a node yet, or its own init containers run before the sidecar")
+        }
+        SidecarState::Waiting { reason, message } => because(
             &**reason,
-            format!("the sidecar's container is waiting: {message}"),
+            no(format!("the sidecar's container is waiting: {message}")),
         ),
-        SidecarState::Terminated { reason } => step(
-            name,
-            Found::No,
+        SidecarState::Terminated { reason } => because(
             &**reason,
-            "the sidecar has ended and was not restarted yet",
+            no("the sidecar has ended and was not restarted yet"),
         ),
     })
 }
 
 fn answer(evidence: &Evidence) -> Option<Step> {
-    let name = ANSWER;
     Some(match evidence.sidecar.as_ref()? {
         // A sidecar that cannot be reached ends the explanation, but not the pod's use of the cache.
-        Err(why) => step(
-            name,
-            Found::No,
+        Err(why) => because(
             "Unreachable",
-            format!(
+            no(format!(
                 "the sidecar did not answer: {why}. Check `kubectl logs` of the container kvcachepool"
-            ),
+            )),
         ),
         Ok(status) => {
             let waits = Some(&status.memory.resize_waits).filter(|why| !why.is_empty());
@@ -344,7 +330,7 @@ fn answer(evidence: &Evidence) -> Option<Step> {
                 .first()
                 .map(|r| r.code.clone())
                 .unwrap_or_default();
-            let (found, sentence) = match status.state {
+            let (result, sentence) = match status.state {
                 State::Ready => (Found::Ok, "the sidecar serves as configured"),
                 State::Degraded => (
                     Found::Unclear,
@@ -354,11 +340,12 @@ fn answer(evidence: &Evidence) -> Option<Step> {
                 State::Draining => (Found::Unclear, "the sidecar is shutting down"),
                 State::Off => (Found::No, "the sidecar serves nothing"),
             };
-            step(
-                name,
-                found,
+            because(
                 first,
-                [vec![sentence.to_owned()], reasons].concat().join("; "),
+                found(
+                    result,
+                    [vec![sentence.to_owned()], reasons].concat().join("; "),
+                ),
             )
         }
     })
@@ -388,28 +375,22 @@ fn attached(evidence: &Evidence) -> Option<Step> {
             "{engine} is attached with {on} sessions; {hit} of {} requested tokens came from the cache",
             counters.requested_tokens
         );
-        return Some(step(ATTACHED, Found::Ok, "", message));
+        return Some(ok(message));
     }
     if starts_sglang(&evidence.pod) {
         return Some(sglang_is_absent(evidence, !status.sessions.is_empty()));
     }
     Some(match status.sessions.iter().find(|s| !s.off.is_empty()) {
-        Some(off) => step(
-            ATTACHED,
-            Found::No,
+        Some(off) => because(
             &off.off,
-            "vLLM has registered with the sidecar, but its connector has switched the cache off. Search vLLM's log for kvcachepool",
+            no(
+                "vLLM has registered with the sidecar, but its connector has switched the cache off. Search vLLM's log for kvcachepool",
+            ),
         ),
-        None if !status.sessions.is_empty() => step(
-            ATTACHED,
-            Found::No,
-            "",
+        None if !status.sessions.is_empty() => no(
             "vLLM has contacted the sidecar but is not registered and connected: it is loading its model, or it has ended",
         ),
-        None => step(
-            ATTACHED,
-            Found::No,
-            "",
+        None => no(
             "no vLLM has contacted the sidecar: it is not up yet, or it does not find the connector (PYTHONPATH must contain /kvcachepool; an image with its own PYTHONPATH needs the annotation kvcachepool.io/python-path). Search vLLM's log for kvcachepool",
         ),
     })
@@ -420,17 +401,11 @@ fn sglang_is_absent(evidence: &Evidence, seen: bool) -> Step {
     let lacking = Shortfall::SglangArgumentsMissing.name();
     let report = Report::of(&evidence.pod);
     match report.filter(|report| report.reason == lacking) {
-        _ if seen => step(
-            ATTACHED,
-            Found::No,
-            "",
+        _ if seen => no(
             "SGLang has contacted the sidecar but is not connected: it is starting, or it has ended",
         ),
-        Some(report) => step(ATTACHED, Found::No, lacking, report.message),
-        None => step(
-            ATTACHED,
-            Found::No,
-            "",
+        Some(report) => because(lacking, no(report.message)),
+        None => no(
             "SGLang has not contacted the sidecar: it is not up yet, its arguments do not name the storage backend kvcachepool.sglang, or it does not find that module (PYTHONPATH must contain /kvcachepool; an image with its own PYTHONPATH needs the annotation kvcachepool.io/python-path). Search SGLang's log for kvcachepool",
         ),
     }

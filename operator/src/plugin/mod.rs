@@ -185,6 +185,9 @@ mod tests {
 
     #[test]
     fn control_characters_from_the_cluster_are_not_printed() {
-        assert_eq!(plain("a\tb\nc\u{1b}]0;x\u{7}"), "a\tb\nc\u{fffd}]0;x\u{fffd}");
+        assert_eq!(
+            plain("a\tb\nc\u{1b}]0;x\u{7}"),
+            "a\tb\nc\u{fffd}]0;x\u{fffd}"
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use super::read::Pools;
 use super::table::table;
-use crate::api::{KVCachePool, KVCachePoolStatus, TierState};
+use crate::api::{KVCachePool, KVCachePoolStatus};
 use crate::pods::{Pod, SidecarState};
 use crate::status::{READY, condition};
 use kube::ResourceExt;
@@ -118,7 +118,7 @@ fn details(pool: &KVCachePool, pods: &[Pod], text: &mut String) {
             .map(|t| {
                 vec![
                     t.name.clone(),
-                    state(t.state).to_owned(),
+                    format!("{:?}", t.state),
                     t.reason.clone(),
                     size(&t.used),
                     size(&t.capacity),
@@ -145,16 +145,6 @@ fn details(pool: &KVCachePool, pods: &[Pod], text: &mut String) {
             })
             .collect(),
     );
-}
-
-fn state(state: TierState) -> &'static str {
-    match state {
-        TierState::Ready => "Ready",
-        TierState::Degraded => "Degraded",
-        TierState::Unavailable => "Unavailable",
-        TierState::Stale => "Stale",
-        TierState::Unknown => "Unknown",
-    }
 }
 
 fn sidecar(pod: &Pod) -> &'static str {

@@ -2,7 +2,7 @@
 //! moment.
 
 use super::breaker::{STEADY, may_fall_back};
-use super::pod::{Fault, Pod, SidecarState};
+use super::pod::{Fault, Pod};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,8 +37,8 @@ impl Faults {
                 None => stored.filter(|_| may_fall_back(pod, now)),
             };
             let Some(stored) = stored else { continue };
-            if let Some(SidecarState::Running { since }) = pod.sidecar.as_ref().map(|s| &s.state) {
-                let wait = STEADY - now.duration_since(*since);
+            if let Some(since) = pod.sidecar.as_ref().and_then(|s| s.state.since()) {
+                let wait = STEADY - now.duration_since(since);
                 again = again.into_iter().chain([wait]).min();
             }
             self.0.insert(pod.uid.clone(), stored);
@@ -59,6 +59,7 @@ impl Faults {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::SidecarState;
     use crate::pods::tests::{at, injected, waiting};
 
     fn running(since: i64) -> Vec<Arc<Pod>> {

@@ -323,10 +323,7 @@ impl Own {
     /// Start of the current process.
     #[must_use]
     pub fn running_since(&self) -> Option<Timestamp> {
-        match self.state {
-            SidecarState::Running { since } => Some(since),
-            _ => None,
-        }
+        self.state.since()
     }
 
     /// Why it does not start, if its image or its configuration is the cause.
@@ -340,7 +337,7 @@ impl Sidecar {
     /// Whether its process is running.
     #[must_use]
     pub fn runs(&self) -> bool {
-        matches!(self.state, SidecarState::Running { .. })
+        self.state.since().is_some()
     }
 
     /// Whether the added init container has finished, so that the pod's own containers start.
@@ -371,6 +368,15 @@ impl Sidecar {
 }
 
 impl SidecarState {
+    /// Start of its process, while it runs.
+    #[must_use]
+    pub fn since(&self) -> Option<Timestamp> {
+        match self {
+            Self::Running { since } => Some(*since),
+            _ => None,
+        }
+    }
+
     /// Why its container cannot be started, if that lasts.
     pub(super) fn stuck(&self) -> Option<Fault<'_>> {
         match self {

@@ -160,9 +160,11 @@ impl WireEvent {
 struct Owners {
     client: Client,
     index: Arc<Index>,
-    /// By namespace and workload. All of it is what an event claims.
-    known: Mutex<HashMap<(String, Owner), (Timestamp, Option<PoolRef>)>>,
+    known: Mutex<HashMap<Claim, (Timestamp, Option<PoolRef>)>>,
 }
+
+/// What an event claims: a workload in a namespace.
+type Claim = (String, Owner);
 
 impl Owners {
     async fn pool(&self, namespace: &str, owner: &Owner) -> Option<PoolRef> {

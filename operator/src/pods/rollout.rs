@@ -1,6 +1,6 @@
 //! Follows one sidecar from the change of its image until it has run with the new image for a while.
 
-use super::pod::{ImageChange, Pod, SidecarState, same_image};
+use super::pod::{ImageChange, Pod, same_image};
 use jiff::{SignedDuration, Timestamp};
 
 /// How long a sidecar may be down before its old image is restored.
@@ -124,8 +124,5 @@ impl Failure {
 }
 
 fn running_since(pod: &Pod) -> Option<Timestamp> {
-    match pod.sidecar.as_ref()?.state {
-        SidecarState::Running { since } => Some(since),
-        _ => None,
-    }
+    pod.sidecar.as_ref()?.state.since()
 }

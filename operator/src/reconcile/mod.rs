@@ -8,7 +8,6 @@ mod applied;
 mod backoff;
 mod caches;
 mod children;
-mod coalesce;
 mod context;
 mod error;
 mod events;

@@ -10,7 +10,6 @@ use crate::canary::CanaryResult;
 use crate::desired::{desired, settings};
 use crate::inject::Settings;
 use crate::pods::{Pod, PoolRef, Refused, Server, Summary};
-use crate::status::Canary;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{DynamicObject, TypeMeta};
@@ -59,7 +58,7 @@ pub struct Active<'a> {
     /// Owners whose pods the API server refused recently.
     pub refused: Vec<Refused>,
     pub usage: Summary,
-    pub canary: Canary,
+    pub canary: CanaryResult,
     pub allow_pod_patch: bool,
 }
 
@@ -118,7 +117,7 @@ fn active<'a>(
     caches: &Caches,
     now: Timestamp,
 ) -> Active<'a> {
-    let canary = canary(&context.canary.borrow());
+    let canary = context.canary.borrow().clone();
     let objects = desired(spec, &context.defaults).unwrap_or_default();
     let with_live = |object: DynamicObject| {
         let kind = object.types.as_ref().map_or("", |types| &types.kind);
@@ -137,21 +136,11 @@ fn active<'a>(
         servers: caches.servers.of(name),
         refused: match canary {
             // Injection cannot be why pods are refused while no pod is injected.
-            Canary::Unreachable => Vec::new(),
+            CanaryResult::WebhookUnreachable => Vec::new(),
             _ => caches.refusals.of(name, now),
         },
         usage: caches.usage.with(name, |usage| usage.summary(pods, now)),
         canary,
         allow_pod_patch: context.allow_pod_patch,
-    }
-}
-
-fn canary(result: &CanaryResult) -> Canary {
-    match result {
-        CanaryResult::NotYet => Canary::Pending,
-        CanaryResult::Injected => Canary::Works,
-        CanaryResult::WebhookUnreachable => Canary::Unreachable,
-        CanaryResult::Partly => Canary::Partly,
-        CanaryResult::Unknown(why) => Canary::Refused(why.clone()),
     }
 }

@@ -3,20 +3,22 @@
 
 use super::caches::{Caches, Stored};
 use super::children;
-use super::coalesce::coalesced;
 use super::context::Context;
 use crate::names;
 use crate::pods::{PoolRef, watch_pods, watch_refusals, watch_servers};
 use futures::{Stream, StreamExt};
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, store::Writer};
+use kube::runtime::scheduler::{ScheduleRequest, scheduler};
 use kube::runtime::watcher::Config;
 use kube::runtime::{WatchStreamExt, reflector};
 use std::collections::HashSet;
 use std::convert::Infallible;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 /// Changes of one pool within this time cause one pass.
@@ -77,6 +79,18 @@ pub fn queue(
         listed(caches).boxed(),
     ]);
     coalesced(all, COALESCE_TIME).map(Ok)
+}
+
+/// Yields the items of `changes` after `delay`, each once, however often it occurs within that time. Later changes do not restart the time,
+/// so a pool whose pods change continuously is still reconciled.
+fn coalesced<T: Clone + Eq + Hash>(
+    changes: impl Stream<Item = T>,
+    delay: Duration,
+) -> impl Stream<Item = T> {
+    scheduler(changes.map(move |message| ScheduleRequest {
+        message,
+        run_at: Instant::now() + delay,
+    }))
 }
 
 fn received<T>(receiver: mpsc::UnboundedReceiver<T>) -> impl Stream<Item = T> {
@@ -154,4 +168,38 @@ fn canary(
         }
     })
     .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::stream::{iter, pending, unfold};
+    use tokio::time::{sleep, timeout};
+
+    const DELAY: Duration = Duration::from_millis(50);
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn concurrent_changes_are_yielded_once() {
+        let changes = iter(["a", "b", "a", "a"]).chain(pending());
+        let mut coalesced = Box::pin(coalesced(changes, DELAY));
+        let mut yielded = [coalesced.next().await, coalesced.next().await];
+        yielded.sort();
+        assert_eq!(yielded, [Some("a"), Some("b")]);
+        assert!(timeout(10 * DELAY, coalesced.next()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_pool_that_changes_continuously_is_yielded_repeatedly() {
+        let changes = unfold((), async |()| {
+            sleep(DELAY / 50).await;
+            Some(("a", ()))
+        });
+        let mut coalesced = Box::pin(coalesced(changes, DELAY));
+        for _ in 0..3 {
+            let started = Instant::now();
+            assert_eq!(timeout(LONG, coalesced.next()).await, Ok(Some("a")));
+            assert!(started.elapsed() >= DELAY);
+        }
+    }
 }

@@ -4,8 +4,9 @@ use super::counts::{Counts, size};
 use super::paused;
 use super::servers;
 use super::tiers::is_configured;
-use super::{Canary, Observation, Reason};
+use super::{Observation, Reason};
 use crate::api::{self, ManagedServers, Mode, Problem};
+use crate::canary::CanaryResult;
 use crate::desired::redis::manager_name;
 use crate::pods::{Fault, Pod, Position, SHARED, UpdateBlocker};
 use jiff::Timestamp;
@@ -326,12 +327,12 @@ fn injection(observed: &Observation<'_>) -> Verdict {
     let pause = observed.breaker.pool_pause();
     let pause = pause.or_else(|| observed.breaker.owners().first().copied());
     match (observed.canary, pause) {
-        (Canary::Unreachable, _) => verdict(
+        (CanaryResult::WebhookUnreachable, _) => verdict(
             FALSE,
             Reason::WebhookUnreachable,
             "the API server does not call the injection webhook or does not trust its certificate: a pod that the operator created by dry run got no sidecar, and neither do new pods",
         ),
-        (Canary::Partly, _) => verdict(
+        (CanaryResult::Partly, _) => verdict(
             FALSE,
             Reason::WebhookUnreachable,
             "several of the last ten pods that the operator created by dry run got no sidecar: some API servers do not reach the webhook, or not all its replicas, so some new pods get no sidecar",
@@ -343,17 +344,17 @@ fn injection(observed: &Observation<'_>) -> Verdict {
             };
             verdict(FALSE, reason, paused::sentence(observed.breaker))
         }
-        (Canary::Pending, None) => verdict(
+        (CanaryResult::NotYet, None) => verdict(
             UNKNOWN,
             Reason::CanaryPending,
             "the operator has not finished its first dry run of a labelled pod yet",
         ),
-        (Canary::Refused(why), None) => verdict(
+        (CanaryResult::Unknown(why), None) => verdict(
             UNKNOWN,
             Reason::CanaryRefused,
             format!("the operator's dry run of a labelled pod failed: {why}"),
         ),
-        (Canary::Works, None) => verdict(TRUE, Reason::WebhookAnswers, ""),
+        (CanaryResult::Injected, None) => verdict(TRUE, Reason::WebhookAnswers, ""),
     }
 }
 

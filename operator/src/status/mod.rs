@@ -18,27 +18,12 @@ pub use servers::is_complete;
 pub use write::{Write, Writes, due};
 
 use crate::api::{Duration, KVCachePool, KVCachePoolStatus, Problem};
+use crate::canary::CanaryResult;
 use crate::pods::{
     Breaker, Faults, HitRate, Pod, Resizes, Server, Summary, UpdateBlocker, WINDOW_MINUTES,
 };
 use jiff::Timestamp;
 use std::sync::Arc;
-
-/// The leader's knowledge of the injection path.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Canary {
-    /// The first dry run has not returned yet.
-    #[default]
-    Pending,
-    /// A dry run returned a pod with a sidecar.
-    Works,
-    /// A dry run returned a pod without a sidecar.
-    Unreachable,
-    /// A dry run returned a pod with a sidecar, but several before did not.
-    Partly,
-    /// The API server refused the dry run, so the state of the webhook is unknown.
-    Refused(String),
-}
 
 /// The observed state of one pool.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +41,7 @@ pub struct Observation<'a> {
     pub hash: &'a str,
     /// The sum of the sidecars' answers.
     pub usage: &'a Summary,
-    pub canary: &'a Canary,
+    pub canary: &'a CanaryResult,
     pub breaker: &'a Breaker,
     /// Why running pods are not updated, if so.
     pub blocker: Option<&'a UpdateBlocker>,

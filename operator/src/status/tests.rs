@@ -20,7 +20,7 @@ struct Scene {
     pods: Vec<Arc<Pod>>,
     servers: Vec<Arc<Server>>,
     usage: Summary,
-    canary: Canary,
+    canary: CanaryResult,
     breaker: Breaker,
     blocker: Option<UpdateBlocker>,
     resizes: Resizes,
@@ -42,7 +42,7 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
             known: true,
             ..Summary::default()
         },
-        canary: Canary::Works,
+        canary: CanaryResult::Injected,
         breaker: Breaker::default(),
         blocker: None,
         resizes: Resizes::default(),
@@ -162,25 +162,35 @@ fn every_reason_of_injection() {
     let closed = Breaker::default;
     let one = |probing| Breaker::restored("h", None, [kept(Some("web"), probing)]);
     let table = [
-        (Canary::Works, closed(), "True", "WebhookAnswers"),
-        (Canary::Pending, closed(), "Unknown", "CanaryPending"),
+        (CanaryResult::Injected, closed(), "True", "WebhookAnswers"),
+        (CanaryResult::NotYet, closed(), "Unknown", "CanaryPending"),
         (
-            Canary::Refused("quota".into()),
+            CanaryResult::Unknown("quota".into()),
             closed(),
             "Unknown",
             "CanaryRefused",
         ),
         (
-            Canary::Unreachable,
+            CanaryResult::WebhookUnreachable,
             whole(false),
             "False",
             "WebhookUnreachable",
         ),
-        (Canary::Partly, closed(), "False", "WebhookUnreachable"),
-        (Canary::Works, whole(false), "False", "PodsHeldBack"),
-        (Canary::Pending, one(false), "False", "PodsHeldBack"),
-        (Canary::Works, whole(true), "False", "TryingOnePod"),
-        (Canary::Works, one(true), "False", "TryingOnePod"),
+        (
+            CanaryResult::Partly,
+            closed(),
+            "False",
+            "WebhookUnreachable",
+        ),
+        (
+            CanaryResult::Injected,
+            whole(false),
+            "False",
+            "PodsHeldBack",
+        ),
+        (CanaryResult::NotYet, one(false), "False", "PodsHeldBack"),
+        (CanaryResult::Injected, whole(true), "False", "TryingOnePod"),
+        (CanaryResult::Injected, one(true), "False", "TryingOnePod"),
     ];
     for (canary, breaker, state, reason) in table {
         let mut scene = scene([]);
@@ -361,10 +371,10 @@ fn an_object_that_cannot_be_applied_is_reported_by_ready() {
     let status = scene.status();
     assert_eq!(face(&status, READY), ("False".into(), "NameTaken".into()));
     expect(&status, SIDECARS_READY, "True", "AllRunning");
-    scene.canary = Canary::Pending;
+    scene.canary = CanaryResult::NotYet;
     let ready = face(&scene.status(), READY);
     assert_eq!(ready, ("False".into(), "NameTaken".into()));
-    scene.canary = Canary::Unreachable;
+    scene.canary = CanaryResult::WebhookUnreachable;
     let ready = face(&scene.status(), READY);
     assert_eq!(ready, ("False".into(), "WebhookUnreachable".into()));
 }
@@ -524,7 +534,7 @@ fn a_new_leader_writes_nothing_before_it_has_queried_sidecars() {
     };
     let last = scene.status();
     scene.usage = Summary::default();
-    scene.canary = Canary::Pending;
+    scene.canary = CanaryResult::NotYet;
     let first = scene.after(&last, at(500));
     assert_eq!(first, last);
     scene.pods = vec![Arc::new(waiting("a", "CrashLoopBackOff"))];
@@ -609,7 +619,7 @@ proptest! {
             scene.pool.spec.injection.mode = Mode::Disabled;
         }
         if !works {
-            scene.canary = Canary::Unreachable;
+            scene.canary = CanaryResult::WebhookUnreachable;
         }
         let first = scene.status();
         let second = scene.after(&first, at(5000));

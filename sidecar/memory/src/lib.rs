@@ -11,4 +11,5 @@ pub mod lockfile;
 pub mod mapping;
 pub mod memfd;
 pub mod populate;
+pub mod record_lock;
 pub mod verify;

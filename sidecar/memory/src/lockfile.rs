@@ -1,16 +1,16 @@
 //! The lock file beside the socket: counters that never repeat, and locks that show whether a process of an earlier boot is alive.
-#![allow(unsafe_code)]
 
-use kvcachepool_protocol::lockfile::{
-    LockFile as Header, MAGIC, SIDECAR_BYTE, VERSION, lock_offset,
-};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use crate::record_lock::{Owner, any_lock, try_lock};
+use kvcachepool_protocol::lockfile::{LockFile as Header, SIDECAR_BYTE, VERSION, lock_offset};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::{Errno, pread, pwrite};
 use std::path::{Path, PathBuf};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 const HEADER_BYTES: usize = size_of::<Header>();
+/// Most locks that processes of one pod hold. A process that locks more has written to the file's counters.
+const HELD_MAX: usize = 65_536;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LockFileError {
@@ -54,14 +54,7 @@ impl LockFile {
         };
         let size = fstat(&file.fd).map_err(|e| fail("fstat", e))?.st_size;
         if size == 0 {
-            file.store(&Header {
-                magic: MAGIC,
-                version: VERSION.into(),
-                next_lock: 1.into(),
-                next_region: 1.into(),
-                unhealthy_boots: 0.into(),
-                reserved: 0.into(),
-            })?;
+            file.store(&Header::NEW)?;
         }
         file.load()?;
         Ok(file)
@@ -75,17 +68,13 @@ impl LockFile {
     fn load(&self) -> Result<Header, LockFileError> {
         let mut bytes = [0u8; HEADER_BYTES];
         let got = pread(&self.fd, &mut bytes, 0).map_err(|e| self.io("pread", e))?;
-        let foreign = || LockFileError::Foreign {
+        Header::parse(&bytes[..got]).ok_or_else(|| self.foreign())
+    }
+
+    fn foreign(&self) -> LockFileError {
+        LockFileError::Foreign {
             path: self.path.clone(),
-        };
-        if got != HEADER_BYTES {
-            return Err(foreign());
         }
-        let header = Header::read_from_bytes(&bytes).map_err(|_| foreign())?;
-        if header.magic != MAGIC || header.version.get() != VERSION {
-            return Err(foreign());
-        }
-        Ok(header)
     }
 
     fn store(&self, header: &Header) -> Result<(), LockFileError> {
@@ -158,7 +147,7 @@ impl LockFile {
     }
 
     /// All allocated lock numbers that live processes hold, in order. The kernel names any lock of a range and not the lowest, so the parts
-    /// before and after it are queried again. The cost is per held lock, not per number.
+    /// before and after it are queried again. The cost is per held lock, not per number. More than 65,536 held locks are an error.
     pub fn held(&self) -> Result<Vec<u32>, LockFileError> {
         let mut held = Vec::new();
         let mut ranges = vec![(lock_offset(1), lock_offset(self.next_lock()?))];
@@ -175,6 +164,9 @@ impl LockFile {
                 0 => end,
                 n => (start + n).min(end),
             };
+            if stop - first > (HELD_MAX - held.len()) as u64 {
+                return Err(self.foreign());
+            }
             held.extend((first..stop).map(|byte| (byte - lock_offset(0)) as u32));
             ranges.push((from, first));
             ranges.push((stop, end));
@@ -188,21 +180,12 @@ impl LockFile {
     }
 
     fn first_lock(&self, start: u64, length: u64) -> Result<Option<(u64, u64)>, LockFileError> {
-        let mut lock = record(libc::F_WRLCK, start, length);
-        // SAFETY: fd is open; `lock` is a valid flock structure that the kernel overwrites.
-        let rc = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_GETLK, &mut lock) };
-        if rc != 0 {
-            return Err(self.io("F_GETLK", last_error()));
-        }
-        if i32::from(lock.l_type) == libc::F_UNLCK {
-            return Ok(None);
-        }
-        Ok(Some((lock.l_start as u64, lock.l_len as u64)))
+        any_lock(self.fd(), start, length).map_err(|e| self.io("F_GETLK", e))
     }
 
     /// Takes [`SIDECAR_BYTE`] for the life of this process. Returns false if a live sidecar holds it.
     pub fn claim_sidecar(&self) -> Result<bool, LockFileError> {
-        match set_lock(self.fd.as_fd(), SIDECAR_BYTE) {
+        match try_lock(self.fd(), Owner::Process, SIDECAR_BYTE, 1) {
             Ok(()) => Ok(true),
             Err(Errno::ACCESS | Errno::AGAIN) => Ok(false),
             Err(e) => Err(self.io("F_SETLK", e)),
@@ -220,32 +203,9 @@ pub struct HeldLock {
 impl HeldLock {
     /// Locks the byte `number` of the file that the sidecar passed. The process must have no other descriptor of the file.
     pub fn take(fd: OwnedFd, number: u32) -> Result<Self, Errno> {
-        set_lock(fd.as_fd(), lock_offset(number))?;
+        try_lock(fd.as_fd(), Owner::Process, lock_offset(number), 1)?;
         Ok(Self { _fd: fd, number })
     }
-}
-
-fn set_lock(fd: BorrowedFd<'_>, byte: u64) -> Result<(), Errno> {
-    let lock = record(libc::F_WRLCK, byte, 1);
-    // SAFETY: fd is open; `lock` is a valid flock structure that the kernel only reads.
-    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLK, &lock) } {
-        0 => Ok(()),
-        _ => Err(last_error()),
-    }
-}
-
-fn record(kind: libc::c_int, start: u64, length: u64) -> libc::flock {
-    // SAFETY: flock is plain old data; all zero is a valid value.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    lock.l_start = start as libc::off_t;
-    lock.l_len = length as libc::off_t;
-    lock
-}
-
-fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]
@@ -265,5 +225,30 @@ mod tests {
         lock.healthy().unwrap();
         lock.ended_on_request(3).unwrap();
         assert_eq!(lock.begin_boot().unwrap(), 0, "health stays");
+    }
+    #[test]
+    fn a_peer_that_locks_the_whole_file_costs_no_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sidecar.lock");
+        let lock = LockFile::open(&path).unwrap();
+        lock.store(&Header {
+            next_lock: u32::MAX.into(),
+            ..Header::NEW
+        })
+        .unwrap();
+        // A lock of an open file conflicts with those of its own process too.
+        let hold = |start, length| {
+            let peer = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            try_lock(peer.as_fd(), Owner::OpenFile, start, length).unwrap();
+            peer
+        };
+        let most = HELD_MAX as u64;
+        let peer = hold(lock_offset(5), most);
+        assert_eq!(lock.held().unwrap().len(), HELD_MAX);
+        let other = hold(lock_offset(u32::MAX - 1), 1);
+        assert!(matches!(lock.held(), Err(LockFileError::Foreign { .. })));
+        drop((peer, other));
+        let _peer = hold(0, 0);
+        assert!(matches!(lock.held(), Err(LockFileError::Foreign { .. })));
     }
 }

@@ -87,12 +87,6 @@ pub enum FrameError {
         /// The reader's limit in bytes.
         limit: usize,
     },
-    /// The stream ended in the middle of a frame.
-    #[error("the stream ended after {got} bytes of a frame")]
-    Torn {
-        /// Bytes of the frame that were received, including its header.
-        got: usize,
-    },
     /// This version does not know the opcode. The reply is an error, and the connection continues.
     #[error("unknown opcode {0}")]
     UnknownOpcode(u8),
@@ -210,14 +204,6 @@ impl FrameReader {
     pub fn refused(&self) -> (u8, u64) {
         let [_, _, _, _, _, opcode, _, _, tag @ ..] = self.head;
         (opcode, u64::from_le_bytes(tag))
-    }
-
-    /// Call at the end of the stream. Errors: the stream ended within a frame.
-    pub fn finish(&self) -> Result<(), FrameError> {
-        match self.pending() {
-            0 => Ok(()),
-            got => Err(FrameError::Torn { got }),
-        }
     }
 }
 

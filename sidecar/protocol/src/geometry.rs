@@ -36,12 +36,9 @@ impl Geometry {
         most_bytes: u64,
         index_entries_max: u32,
     ) -> Self {
-        let mut segment_bytes = (arena_bytes / 64)
+        let segment_bytes = (arena_bytes / 64)
             .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
             .next_power_of_two();
-        if segment_bytes > SEGMENT_BYTES_MAX {
-            segment_bytes = SEGMENT_BYTES_MAX;
-        }
         let arena_bytes = (arena_bytes.max(most_bytes) / segment_bytes).max(1) * segment_bytes;
         let rows = u32::try_from(arena_bytes / ROW_BYTES).unwrap_or(u32::MAX);
         let chunks = rows.min(index_entries_max.max(64));
@@ -127,7 +124,9 @@ impl Geometry {
         if header.version != VERSION || header.row_bytes != ROW_BYTES as u32 {
             return Err(UnusableTable::OtherFormat(header.version));
         }
-        let sound = header.segment_bytes.is_power_of_two()
+        let sound = header.region != 0
+            && header.arena_bytes > 0
+            && header.segment_bytes.is_power_of_two()
             && header.segment_bytes >= ROW_BYTES
             && header.arena_bytes.is_multiple_of(header.segment_bytes)
             && header.arena_bytes / ROW_BYTES == u64::from(header.rows)

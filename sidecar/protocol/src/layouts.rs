@@ -4,6 +4,7 @@
 //! The dimensions left of `B` select a piece of a block, those right of it are the bytes of the piece. A layout without a row is not
 //! supported: the cache is off in that vLLM, with a named reason.
 
+use crate::domain::GroupKind;
 use serde::Deserialize;
 
 /// The content of `layouts.json`.
@@ -59,23 +60,11 @@ pub struct Layout {
 pub struct Spec {
     pub spec: String,
     /// Kind of group. `None` if the spec is not supported.
-    pub group: Option<GroupName>,
+    pub group: Option<GroupKind>,
     /// Number of the group's shards over tensor-parallel ranks.
     pub shards: Option<Shards>,
     /// Name of the reason why the spec is not supported.
     pub reason: Option<String>,
-}
-
-/// `Group::kind` of REGISTER.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GroupName {
-    /// KV of all tokens.
-    Full,
-    /// KV of the last tokens only.
-    Window,
-    /// The state behind the last token.
-    State,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]

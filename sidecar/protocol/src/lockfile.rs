@@ -44,58 +44,24 @@ pub struct LockFile {
     pub reserved: U32,
 }
 
-/// The bytes are not a lock file of this version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BadLockFile {
-    /// Shorter than the header.
-    #[error("the lock file has {0} bytes, less than its header")]
-    Torn(usize),
-    /// The file has another magic number.
-    #[error("the file is not a lock file: wrong magic number")]
-    NotALockFile,
-    /// Written by another version.
-    #[error("lock file of version {0}; this build supports version {VERSION}")]
-    OtherVersion(u32),
-    /// A counter is 0, which is never assigned.
-    #[error("the lock file's {0} is 0, which is never assigned")]
-    ZeroCounter(&'static str),
-}
-
 impl LockFile {
     /// The content of a new file.
-    pub fn new() -> Self {
-        Self {
-            magic: MAGIC,
-            version: VERSION.into(),
-            next_lock: 1.into(),
-            next_region: 1.into(),
-            unhealthy_boots: 0.into(),
-            reserved: 0.into(),
-        }
-    }
+    pub const NEW: Self = Self {
+        magic: MAGIC,
+        version: U32::new(VERSION),
+        next_lock: U32::new(1),
+        next_region: U64::new(1),
+        unhealthy_boots: U32::new(0),
+        reserved: U32::new(0),
+    };
 
-    /// Parses and validates the first bytes of the file.
-    pub fn parse(bytes: &[u8]) -> Result<Self, BadLockFile> {
-        let (file, _) =
-            Self::read_from_prefix(bytes).map_err(|_| BadLockFile::Torn(bytes.len()))?;
-        if file.magic != MAGIC {
-            return Err(BadLockFile::NotALockFile);
-        }
-        if file.version.get() != VERSION {
-            return Err(BadLockFile::OtherVersion(file.version.get()));
-        }
-        if file.next_lock.get() == 0 {
-            return Err(BadLockFile::ZeroCounter("next lock number"));
-        }
-        if file.next_region.get() == 0 {
-            return Err(BadLockFile::ZeroCounter("next region number"));
-        }
-        Ok(file)
-    }
-}
-
-impl Default for LockFile {
-    fn default() -> Self {
-        Self::new()
+    /// Parses the first bytes of the file. `None`: they are not a lock file of this version, or a counter is 0, which is never assigned.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (file, _) = Self::read_from_prefix(bytes).ok()?;
+        let sound = file.magic == MAGIC
+            && file.version.get() == VERSION
+            && file.next_lock.get() != 0
+            && file.next_region.get() != 0;
+        sound.then_some(file)
     }
 }

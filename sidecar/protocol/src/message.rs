@@ -1,6 +1,7 @@
 //! Bodies of all messages: msgpack maps with the field names below. Unknown fields are ignored, and absent fields take their default,
 //! because versions may differ by one during an upgrade. `Option` fields are absent or nil. Times are in milliseconds.
 
+use crate::domain::Refused;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
 
@@ -93,8 +94,40 @@ pub struct ErrorBody {
     pub retryable: bool,
 }
 
+impl ErrorBody {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            retryable: false,
+        }
+    }
+
+    /// The same request may succeed later.
+    pub fn later(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            retryable: true,
+            ..Self::new(code, message)
+        }
+    }
+}
+
+impl From<BadBody> for ErrorBody {
+    fn from(bad: BadBody) -> Self {
+        Self::new(ErrorCode::BadBody, bad.to_string())
+    }
+}
+
+impl From<Refused> for ErrorBody {
+    fn from(refused: Refused) -> Self {
+        Self::new(refused.code(), refused.to_string())
+    }
+}
+
 /// The role of a session's client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// vLLM's scheduler side of the connector.
@@ -106,6 +139,7 @@ pub enum Role {
     /// A command-line tool.
     Admin,
     /// The plugin hook, which only reports `off`.
+    #[default]
     Plugin,
 }
 

@@ -167,7 +167,7 @@ pub struct Slots {
 }
 
 /// One role of one process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Session {
     pub id: u64,
     pub role: Role,

@@ -135,163 +135,51 @@ const _: () = assert!(size_of::<Row>() == 64);
 const _: () = assert!(size_of::<ChunkRecord>() == 1024);
 const _: () = assert!(size_of::<Header>() == 128);
 
-/// Why a table, a row or a chunk record cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BadTable {
-    /// The file has another magic number.
-    #[error("the file is not a slot table: wrong magic number")]
-    NotATable,
-    /// Written by another version.
-    #[error("slot table of version {0}; this build supports version {VERSION}")]
-    OtherVersion(u32),
-    /// Rows have another size.
-    #[error("{0} bytes of arena per row; this build uses {ROW_BYTES}")]
-    RowBytes(u32),
-    /// Region 0 is never assigned.
-    #[error("the table has region 0, which is never assigned")]
-    NoRegion,
-    /// The arena's length differs from the header's, or from that of its rows.
-    #[error(
-        "the table describes an arena of {expected} bytes and {rows} rows, but the arena has {got} bytes"
-    )]
-    ArenaBytes {
-        /// Arena bytes in the header.
-        expected: u64,
-        /// Rows in the header.
-        rows: u32,
-        /// Bytes of the arena file.
-        got: u64,
-    },
-    /// Segments are not a power of two, are smaller than a row, or do not fill the arena.
-    #[error("segments of {0} bytes are not a power of two that fills the arena")]
-    SegmentBytes(u64),
-    /// Rows or chunk records overlap each other or the header, or extend past the end.
-    #[error("the table's {0} are outside the file, unaligned or overlapping")]
-    OutOfBounds(&'static str),
-    /// More rows are populated or in use than exist.
-    #[error("{populated} rows are populated and {capacity} in use, of {rows}")]
-    Populated {
-        /// Populated rows in the header.
-        populated: u32,
-        /// Rows in use in the header.
-        capacity: u32,
-        /// Rows in the header.
-        rows: u32,
-    },
-    /// A row or record contradicts itself or the table.
-    #[error("row or record {index}: {what}")]
-    Entry {
-        /// Index of the row or record.
-        index: u32,
-        /// The contradiction.
-        what: &'static str,
-    },
-}
-
-impl Header {
-    /// Validates the header of a table of `table_bytes` for an arena of `arena_bytes`. Checks every offset and count against the sizes of
-    /// the files, so that indexing rows and records below their counts is within bounds.
-    pub fn check(&self, table_bytes: u64, arena_bytes: u64) -> Result<(), BadTable> {
-        if self.magic != MAGIC {
-            return Err(BadTable::NotATable);
-        }
-        if self.version != VERSION {
-            return Err(BadTable::OtherVersion(self.version));
-        }
-        if u64::from(self.row_bytes) != ROW_BYTES {
-            return Err(BadTable::RowBytes(self.row_bytes));
-        }
-        if self.region == 0 {
-            return Err(BadTable::NoRegion);
-        }
-        if self.arena_bytes != arena_bytes || u64::from(self.rows) * ROW_BYTES != arena_bytes {
-            return Err(BadTable::ArenaBytes {
-                expected: self.arena_bytes,
-                rows: self.rows,
-                got: arena_bytes,
-            });
-        }
-        let segment = self.segment_bytes;
-        if !segment.is_power_of_two()
-            || segment < ROW_BYTES
-            || arena_bytes == 0
-            || !arena_bytes.is_multiple_of(segment)
-        {
-            return Err(BadTable::SegmentBytes(segment));
-        }
-        let rows_end = end(self.rows_offset, self.rows, size_of::<Row>());
-        let chunks_end = end(self.chunks_offset, self.chunks, size_of::<ChunkRecord>());
-        if self.rows_offset < HEADER_BYTES
-            || !self.rows_offset.is_multiple_of(64)
-            || rows_end.is_none_or(|e| e > self.chunks_offset)
-        {
-            return Err(BadTable::OutOfBounds("rows"));
-        }
-        if !self.chunks_offset.is_multiple_of(64) || chunks_end.is_none_or(|e| e > table_bytes) {
-            return Err(BadTable::OutOfBounds("chunk records"));
-        }
-        if self.populated_rows > self.rows || self.capacity_rows > self.rows {
-            return Err(BadTable::Populated {
-                populated: self.populated_rows,
-                capacity: self.capacity_rows,
-                rows: self.rows,
-            });
-        }
-        Ok(())
-    }
-}
-
-fn end(offset: u64, count: u32, bytes: usize) -> Option<u64> {
-    offset.checked_add(u64::from(count).checked_mul(bytes as u64)?)
-}
-
 impl Row {
     /// Whether this engine could have written this row with this `index` in the table of `header`. FREE rows always pass: only their state
     /// counts.
-    pub fn check(&self, header: &Header, index: u32) -> Result<(), BadTable> {
-        let bad = |what| Err(BadTable::Entry { index, what });
+    pub fn check(&self, header: &Header, index: u32) -> Result<(), &'static str> {
         if self.state == FREE {
             return Ok(());
         }
         if self.state > PUBLISHED {
-            return bad("unknown state");
+            return Err("unknown state");
         }
         let segment_rows = header.segment_bytes / ROW_BYTES;
         if segment_rows == 0 || self.slot_rows == 0 {
-            return bad("the slot has no rows");
+            return Err("the slot has no rows");
         }
         let in_segment = u64::from(index) % segment_rows;
         if index >= header.rows || in_segment + u64::from(self.slot_rows) > segment_rows {
-            return bad("the slot crosses its segment's end");
+            return Err("the slot crosses its segment's end");
         }
         if self.length == 0 || self.length > u64::from(self.slot_rows) * ROW_BYTES {
-            return bad("the length is 0 or exceeds the slot");
+            return Err("the length is 0 or exceeds the slot");
         }
         if self.chunk >= header.chunks {
-            return bad("the chunk record does not exist");
+            return Err("the chunk record does not exist");
         }
         Ok(())
     }
 }
 
 impl ChunkRecord {
-    /// Whether this engine could have written this used record with this `index`. The key is computed again.
-    pub fn check(&self, index: u32) -> Result<(), BadTable> {
-        let bad = |what| Err(BadTable::Entry { index, what });
+    /// Whether this engine could have written this used record. The key is computed again.
+    pub fn check(&self) -> Result<(), &'static str> {
         let Ok(kind) = KeyKind::try_from(self.kind) else {
-            return bad("unknown kind of key");
+            return Err("unknown kind of key");
         };
         if self.state != 1 {
-            return bad("not used");
+            return Err("not used");
         }
         if usize::from(self.block_hash_count) > MAX_BLOCK_HASHES {
-            return bad("too many block hashes");
+            return Err("too many block hashes");
         }
         if self.tokens == 0 {
-            return bad("no tokens");
+            return Err("no tokens");
         }
         if self.needed == [0, 0] {
-            return bad("no sections");
+            return Err("no sections");
         }
         let key = chunk_key(
             &ModelId(self.model),
@@ -300,7 +188,7 @@ impl ChunkRecord {
             &EngineHash(self.last_hash),
         );
         if key.0 != self.key {
-            return bad("the key does not match its parts");
+            return Err("the key does not match its parts");
         }
         Ok(())
     }

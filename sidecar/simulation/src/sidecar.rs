@@ -330,7 +330,7 @@ impl World {
         let id = FdId(m.next_fd);
         m.fds.push((id, object));
         let kind = match object {
-            FdObject::Pidfd(_) => FdType::Pidfd { pollable: true },
+            FdObject::Pidfd(_) => FdType::Pidfd,
             FdObject::Arena(at) | FdObject::Table(at) => FdType::Memfd {
                 sealed: true,
                 live: m.supervisor == Some(at),

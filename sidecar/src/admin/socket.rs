@@ -30,14 +30,6 @@ pub fn answer(daemon: &Daemon, shell: &Shell, tag: u64, request: &Admin) -> Opti
     })
 }
 
-fn refuse(code: ErrorCode, message: impl Into<String>) -> ErrorBody {
-    ErrorBody {
-        code,
-        message: message.into(),
-        retryable: false,
-    }
-}
-
 fn perform(daemon: &Daemon, shell: &Shell, request: &Admin) -> Result<Vec<u8>, ErrorBody> {
     match request.op.as_str() {
         "status" => return body(&daemon.status()),
@@ -50,7 +42,7 @@ fn perform(daemon: &Daemon, shell: &Shell, request: &Admin) -> Result<Vec<u8>, E
         }
         "lookup" | "clear" | "pin" | "unpin" => {}
         other => {
-            return Err(refuse(
+            return Err(ErrorBody::new(
                 ErrorCode::NotFound,
                 format!(
                     "unknown operation {other:?}; expected status, health, flush, lookup, clear, pin or unpin"
@@ -60,7 +52,7 @@ fn perform(daemon: &Daemon, shell: &Shell, request: &Admin) -> Result<Vec<u8>, E
     }
     let file = daemon.config().effective.admin.token_file;
     if check(file.as_deref(), Some(&request.token)) != Access::Granted {
-        return Err(refuse(
+        return Err(ErrorBody::new(
             ErrorCode::Unauthorized,
             "the token must be that of the file admin.tokenFile; without the file these operations are off",
         ));
@@ -70,17 +62,17 @@ fn perform(daemon: &Daemon, shell: &Shell, request: &Admin) -> Result<Vec<u8>, E
         "lookup" => {
             let found = daemon
                 .lookup(keys)
-                .map_err(|e| refuse(e.code(), e.to_string()))?;
+                .map_err(|e| ErrorBody::new(e.code(), e.to_string()))?;
             return body(&found);
         }
         "clear" => shell.with_core(|core, now, out| core.clear(now, out)),
         "pin" => shell.with_core(|core, now, _| core.pin(now, keys, request.ttl_s)),
         _ => shell.with_core(|core, now, out| core.unpin(now, keys, out)),
     };
-    let count = count.map_err(|e| refuse(e.code(), e.to_string()))?;
+    let count = count.map_err(|e| ErrorBody::new(e.code(), e.to_string()))?;
     body(&json!({ "count": count }))
 }
 
 fn body<T: Serialize>(value: &T) -> Result<Vec<u8>, ErrorBody> {
-    encode(value).map_err(|e| refuse(ErrorCode::Internal, e.to_string()))
+    encode(value).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
 }

@@ -112,12 +112,7 @@ fn ask(stream: &mut UnixStream, op: Op, tag: u64, body: &[u8]) -> Result<Vec<u8>
     }
 }
 
-/// Unique enough for a tool: process id and time.
+/// Unique enough for a tool.
 fn incarnation() -> Vec<u8> {
-    let time = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |t| t.as_nanos());
-    let mut seed = time.to_le_bytes().to_vec();
-    seed.extend(std::process::id().to_le_bytes());
-    blake3::hash(&seed).as_bytes()[..16].to_vec()
+    fastrand::u128(..).to_le_bytes().to_vec()
 }

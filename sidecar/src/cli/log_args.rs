@@ -5,41 +5,19 @@ use kvcachepool_protocol::config::{Log, LogFormat, LogLevel};
 #[derive(Debug, clap::Args)]
 pub struct LogArgs {
     /// Lowest level of the log.
-    #[arg(long, value_enum, default_value_t = Level::Info)]
-    log_level: Level,
+    #[arg(long, value_enum, default_value_t = LogLevel::Info)]
+    log_level: LogLevel,
     /// Format of the log.
-    #[arg(long, value_enum, default_value_t = Format::Json)]
-    log_format: Format,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Level {
-    Error,
-    Warn,
-    Info,
-    Debug,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Format {
-    Json,
-    Text,
+    #[arg(long, value_enum, default_value_t = LogFormat::Json)]
+    log_format: LogFormat,
 }
 
 impl LogArgs {
     /// Starts the log.
     pub fn start(&self) {
         crate::log::start(&Log {
-            level: match self.log_level {
-                Level::Error => LogLevel::Error,
-                Level::Warn => LogLevel::Warn,
-                Level::Info => LogLevel::Info,
-                Level::Debug => LogLevel::Debug,
-            },
-            format: match self.log_format {
-                Format::Json => LogFormat::Json,
-                Format::Text => LogFormat::Text,
-            },
+            level: self.log_level,
+            format: self.log_format,
         });
     }
 }

@@ -2,70 +2,19 @@
 
 use super::log_args::LogArgs;
 use crate::remote::{self, Settings};
-use clap::builder::RangedU64ValueParser;
-use kvcachepool_protocol::config::{ByteSize, Config};
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
-
-/// A frame with its data must fit into the buffers.
-const BUFFER_BYTES_MIN: u64 = 16 << 20;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Socket of the sidecar.
-    #[arg(long, value_name = "PATH", default_value_os_t = Config::default().socket)]
-    socket: PathBuf,
-    /// Address and port for clients.
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9800")]
-    listen: SocketAddr,
-    /// Address and port of /healthz, /readyz and /metrics, over HTTP.
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9801")]
-    admin: SocketAddr,
-    /// Certificate chain in PEM. Its names must be those that clients connect to.
-    #[arg(long, value_name = "FILE")]
-    certificate: PathBuf,
-    /// Private key of the certificate, in PEM.
-    #[arg(long, value_name = "FILE")]
-    private_key: PathBuf,
-    /// Keys of the clients: one per line, each of 16 or more characters.
-    #[arg(long, value_name = "FILE")]
-    key_file: PathBuf,
-    /// Open connections of clients.
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = RangedU64ValueParser::<u32>::new().range(1..=65_536))]
-    connections: u32,
-    /// Memory for values on their way, of all connections together.
-    #[arg(long, value_name = "BYTES", default_value_t = ByteSize(256 << 20), value_parser = buffers)]
-    buffers: ByteSize,
-    /// File to write the address of --listen to, for a port that the system chooses (port 0).
-    #[arg(long, value_name = "FILE")]
-    address_file: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
     #[command(flatten)]
     log: LogArgs,
 }
 
-fn buffers(value: &str) -> Result<ByteSize, String> {
-    let size: ByteSize = value.parse().map_err(|e| format!("{e}"))?;
-    match size.0 >= BUFFER_BYTES_MIN {
-        true => Ok(size),
-        false => Err(format!("expected at least {}", ByteSize(BUFFER_BYTES_MIN))),
-    }
-}
-
 pub fn main(args: Args) -> Result<ExitCode, String> {
     args.log.start();
-    let settings = Settings {
-        socket: args.socket,
-        listen: args.listen,
-        admin: args.admin,
-        certificate: args.certificate,
-        private_key: args.private_key,
-        key_file: args.key_file,
-        connections_max: args.connections as usize,
-        buffer_bytes: args.buffers.0,
-        address_file: args.address_file,
-    };
-    match remote::run(settings) {
+    match remote::run(args.settings) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(e) => Err(e.to_string()),
     }

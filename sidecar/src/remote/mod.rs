@@ -8,6 +8,7 @@ mod keys;
 mod memory;
 mod metrics;
 mod objects;
+mod settings;
 mod tls;
 mod upstream;
 
@@ -19,6 +20,7 @@ use axum::routing::get;
 use client::{BUFFER_BYTES, End};
 use kvcachepool_metrics::Metrics;
 pub use metrics::REMOTE;
+pub use settings::Settings;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -45,24 +47,6 @@ const DRAIN: Duration = Duration::from_secs(5);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
-
-/// How to serve.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// The sidecar's socket.
-    pub socket: PathBuf,
-    pub listen: SocketAddr,
-    /// Health and metrics.
-    pub admin: SocketAddr,
-    pub certificate: PathBuf,
-    pub private_key: PathBuf,
-    pub key_file: PathBuf,
-    pub connections_max: usize,
-    /// Bytes of values on their way, of all connections together.
-    pub buffer_bytes: u64,
-    /// Where to write the address in use.
-    pub address_file: Option<PathBuf>,
-}
 
 /// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -144,7 +128,7 @@ pub fn run(settings: Settings) -> Result<(), RemoteError> {
         let address = listener.local_addr()?;
         let (state, upstream) = watch::channel(State::Waiting("not connected yet".into()));
         let (stop, stopped) = watch::channel(false);
-        let buffers = usize::try_from(settings.buffer_bytes).unwrap_or(usize::MAX) / BUFFER_BYTES;
+        let buffers = usize::try_from(settings.buffers.0).unwrap_or(usize::MAX) / BUFFER_BYTES;
         let server = Arc::new(Server {
             key_file: settings.key_file.clone(),
             upstream,
@@ -152,7 +136,7 @@ pub fn run(settings: Settings) -> Result<(), RemoteError> {
             free: Semaphore::new(buffers.min(Semaphore::MAX_PERMITS)),
             requests: AtomicU64::new(1),
             served: AtomicUsize::new(0),
-            connections_max: settings.connections_max,
+            connections_max: settings.connections as usize,
             metrics: Arc::new(metrics::registry()),
         });
         let http = bind(settings.admin).await?;

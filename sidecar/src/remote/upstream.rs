@@ -141,11 +141,8 @@ impl Upstream {
         };
         let body = match header.flags & FLAG_ERROR {
             0 => Ok(body),
-            _ => Err(decode(&body).unwrap_or_else(|e| ErrorBody {
-                code: ErrorCode::Internal,
-                message: e.to_string(),
-                retryable: true,
-            })),
+            _ => Err(decode(&body)
+                .unwrap_or_else(|e| ErrorBody::later(ErrorCode::Internal, e.to_string()))),
         };
         if let Err(Ok(unread)) = reply.send(body)
             && op == Op::Grant

@@ -28,7 +28,7 @@ impl Descriptors {
         let kind = facts::look(fd.as_fd());
         let mut inner = self.inner.lock();
         let kind = match kind {
-            Kind::Pidfd { .. } => FdType::Pidfd { pollable: true },
+            Kind::Pidfd { .. } => FdType::Pidfd,
             Kind::Memfd { sealed, inode, .. } => FdType::Memfd {
                 sealed,
                 live: inner.live.is_some_and(|live| live.contains(&inode)),
@@ -57,9 +57,5 @@ impl Descriptors {
     /// Sets the files of the live arena.
     pub fn set_live(&self, live: Inodes) {
         self.inner.lock().live = live;
-    }
-
-    pub fn held(&self) -> usize {
-        self.inner.lock().open.len()
     }
 }

@@ -236,9 +236,8 @@ impl Shell {
         message: &str,
     ) {
         let body = ErrorBody {
-            code,
-            message: message.to_owned(),
             retryable: code == ErrorCode::LimitReached && tag == 0,
+            ..ErrorBody::new(code, message)
         };
         if let Ok(body) = encode(&body) {
             // A peer that does not read the error is closed too.

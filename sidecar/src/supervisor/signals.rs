@@ -1,6 +1,7 @@
 //! Signals as a readable descriptor, so that the supervisor's loop handles them one at a time.
 #![allow(unsafe_code)]
 
+use kvcachepool_memory::record_lock::last_error;
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};
 use rustix::io::{Errno, read};
 
@@ -26,11 +27,11 @@ pub fn open() -> Result<OwnedFd, Errno> {
             libc::sigaddset(&mut set, signal);
         }
         if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
-            return Err(last());
+            return Err(last_error());
         }
         let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
         if fd < 0 {
-            return Err(last());
+            return Err(last_error());
         }
         Ok(OwnedFd::from_raw_fd(fd))
     }
@@ -51,8 +52,4 @@ pub fn next(fd: impl AsFd) -> Option<Signal> {
             _ => Signal::Terminate,
         });
     }
-}
-
-fn last() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

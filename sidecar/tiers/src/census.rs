@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
@@ -452,11 +452,7 @@ async fn look_on<S: Shared + ?Sized>(place: &S, young: Duration) -> Result<bool,
 
 /// Three quarters to five quarters of a time, so that many sidecars do not list at once.
 fn spread(every: Duration) -> Duration {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let chance = u64::from(since.subsec_nanos()) ^ u64::from(std::process::id()) << 7;
-    every.mul_f64(0.75 + 0.5 * (chance % 1_000) as f64 / 1_000.0)
+    every.mul_f64(0.75 + 0.5 * fastrand::f64())
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ mod varint;
 pub use parts::{Parts, Planes, STREAM_BYTES};
 pub use table::LEVELS;
 
-use super::{CodecError, Element, Shape};
+use super::{CodecError, Element, Shape, nothing_left, take};
 use crate::number::{Bf16, F16, F32, Number};
 use level::{quantise, restore, steps};
 use table::Counts;
@@ -161,16 +161,4 @@ fn unpack_plane<N: Number>(
         restore::<N>(steps, channels, rows, levels, numbers)?;
     }
     nothing_left(packed)
-}
-
-fn take<'a>(packed: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], CodecError> {
-    packed.split_off(..bytes).ok_or(CodecError::StoredLength)
-}
-
-fn nothing_left(packed: &[u8]) -> Result<(), CodecError> {
-    if packed.is_empty() {
-        Ok(())
-    } else {
-        Err(CodecError::StoredLength)
-    }
 }

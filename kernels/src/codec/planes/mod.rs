@@ -9,7 +9,7 @@
 
 mod split;
 
-use super::{CodecError, Element, rans};
+use super::{CodecError, Element, nothing_left, rans, take};
 use crate::lanes::widest;
 use split::{Join, Split};
 
@@ -45,11 +45,7 @@ pub fn unpack(element: Element, mut packed: &[u8], raw: &mut [u8]) -> Result<(),
         join(element, planes, numbers);
         rest.copy_from_slice(take(&mut packed, rest.len())?);
     }
-    if packed.is_empty() {
-        Ok(())
-    } else {
-        Err(CodecError::StoredLength)
-    }
+    nothing_left(packed)
 }
 
 /// Bytes of a block that form whole numbers.
@@ -114,9 +110,4 @@ fn unpack_plane(packed: &mut &[u8], plane: &mut [u8]) -> Result<(), CodecError> 
         _ => return Err(CodecError::Damaged("kind of a plane")),
     }
     Ok(())
-}
-
-/// Takes `bytes` bytes from the front.
-fn take<'a>(packed: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], CodecError> {
-    packed.split_off(..bytes).ok_or(CodecError::StoredLength)
 }

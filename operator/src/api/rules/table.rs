@@ -2,6 +2,7 @@
 
 use super::{Rule, sidecar};
 use crate::api::{Duration, ManagedRedis, RedisMode, S3, Size};
+use crate::forms::within;
 use crate::names;
 use kvcachepool_protocol::config::{
     self, AddressingStyle, ByteSize, Form, PoolKey, SERVERS, Values, pool_keys,
@@ -22,13 +23,13 @@ const POOL_NAME_CHARS: usize = 40;
 pub(super) const NAME: Form = Form {
     pattern: "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
     write: "the name of an object: lower-case letters, digits, - and ., a letter or digit at both ends",
-    matches: |text| name(text, b"-."),
+    matches: |text| within(text, u8::is_ascii_lowercase, b"-."),
 };
 /// The name of a container: a DNS label.
 const LABEL: Form = Form {
     pattern: "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
     write: "the name of a container: lower-case letters, digits and -, a letter or digit at both ends",
-    matches: |text| name(text, b"-"),
+    matches: |text| within(text, u8::is_ascii_lowercase, b"-"),
 };
 /// The address of a Redis.
 const REDIS_URL: Form = Form {
@@ -383,14 +384,6 @@ fn one_of(at: &'static str, [a, b]: [&'static str; 2]) -> Rule {
         message: format!("write exactly one of {a} and {b}"),
         holds: Box::new(move |_, section| section.get(a).is_some() != section.get(b).is_some()),
     }
-}
-
-fn name(text: &str, inner: &[u8]) -> bool {
-    let end = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let bytes = text.as_bytes();
-    bytes.first().is_some_and(|b| end(*b))
-        && bytes.last().is_some_and(|b| end(*b))
-        && bytes.iter().all(|b| end(*b) || inner.contains(b))
 }
 
 fn host_of<'a>(text: &'a str, schemes: &[&str]) -> Option<&'a str> {

@@ -3,7 +3,10 @@
 
 use super::password::{CERTIFICATE, MANAGER_PASSWORD, PASSWORD};
 use super::server::SECRET_PATH;
-use super::{MANAGER, addresses, child, manager_name, manager_selector, secret_name, shape};
+use super::{
+    MANAGER, addresses, child, manager_name, manager_selector, secret_name, security_context,
+    set_given, shape,
+};
 use crate::api::{KVCachePool, ManagedRedis};
 use crate::inject::{PROGRAM, Settings};
 use crate::names;
@@ -42,8 +45,6 @@ pub(super) fn manager(
 }
 
 fn pod(pool: &KVCachePool, redis: &ManagedRedis, settings: &Settings) -> Value {
-    let secrets = settings.image_pull_secrets.iter();
-    let secrets: Vec<Value> = secrets.map(|name| json!({"name": name})).collect();
     let lost = ["not-ready", "unreachable"].map(|taint| {
         json!({
             "key": format!("node.kubernetes.io/{taint}"),
@@ -68,15 +69,8 @@ fn pod(pool: &KVCachePool, redis: &ManagedRedis, settings: &Settings) -> Value {
         "containers": [container(pool, redis, settings)],
         "volumes": [{"name": VOLUME, "secret": {"secretName": secret_name(pool), "items": files}}],
     });
-    if !secrets.is_empty() {
-        spec["imagePullSecrets"] = json!(secrets);
-    }
-    if !redis.node_selector.is_empty() {
-        spec["nodeSelector"] = json!(redis.node_selector);
-    }
-    if !redis.priority_class_name.is_empty() {
-        spec["priorityClassName"] = json!(redis.priority_class_name);
-    }
+    let keys = ["nodeSelector", "priorityClassName"];
+    set_given(&mut spec, redis, &keys, &settings.image_pull_secrets);
     spec
 }
 
@@ -97,11 +91,7 @@ fn container(pool: &KVCachePool, redis: &ManagedRedis, settings: &Settings) -> V
         "readinessProbe": probe("/readyz", 2, 1),
         "livenessProbe": probe("/healthz", 10, 6),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": false,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": true,
-        },
+        "securityContext": security_context(),
         "volumeMounts": [{"name": VOLUME, "mountPath": SECRET_PATH, "readOnly": true}],
     });
     if let Some(policy) = &settings.image_pull_policy {

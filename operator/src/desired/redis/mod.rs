@@ -51,6 +51,30 @@ pub(super) fn objects(
     objects
 }
 
+/// Sets these fields of a pod as the pool has them, and the pull secrets.
+fn set_given(spec: &mut Value, redis: &ManagedRedis, keys: &[&str], pull_secrets: &[String]) {
+    // Fields that the pool does not set are absent.
+    let given = json!(redis);
+    for key in keys {
+        if let Some(value) = given.get(key) {
+            spec[*key] = value.clone();
+        }
+    }
+    if !pull_secrets.is_empty() {
+        let secrets = pull_secrets.iter().map(|name| json!({"name": name}));
+        spec["imagePullSecrets"] = secrets.collect();
+    }
+}
+
+/// The security context of a container that writes nothing to its image.
+fn security_context() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": true,
+    })
+}
+
 /// The managed servers of this pool, if any.
 pub fn managed(pool: &KVCachePool) -> Option<&ManagedRedis> {
     pool.spec.shared.redis.as_ref()?.managed.as_ref()

@@ -2,7 +2,10 @@
 
 use super::password::secret_name;
 use super::server::{self, DATA_PATH, EXPORTER_PATH, NODE_NAME, POD_NAME, RUN_PATH, SECRET_PATH};
-use super::{METRICS_PORT, METRICS_PORT_NAME, child, is_cluster, name, selector, servers};
+use super::{
+    METRICS_PORT, METRICS_PORT_NAME, child, is_cluster, name, security_context, selector, servers,
+    set_given,
+};
 use crate::api::{Exporter, KVCachePool, ManagedRedis, Persistence};
 use crate::defaults::Defaults;
 use crate::desired::settings::image_pull_secrets;
@@ -32,8 +35,6 @@ pub(super) fn stateful_set(
     redis: &ManagedRedis,
     defaults: &Defaults,
 ) -> DynamicObject {
-    let secrets = image_pull_secrets(pool, defaults);
-    let secrets: Vec<Value> = secrets.iter().map(|name| json!({"name": name})).collect();
     let mut spec = json!({
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
@@ -55,29 +56,14 @@ pub(super) fn stateful_set(
             spec["securityContext"]["fsGroupChangePolicy"] = "OnRootMismatch".into();
         }
     }
-    let mut set = |key: &str, value: Value, is_set: bool| {
-        if is_set {
-            spec[key] = value;
-        }
-    };
-    set("imagePullSecrets", json!(secrets), !secrets.is_empty());
-    set(
+    let keys = [
         "nodeSelector",
-        json!(redis.node_selector),
-        !redis.node_selector.is_empty(),
-    );
-    set(
         "tolerations",
-        json!(redis.tolerations),
-        !redis.tolerations.is_empty(),
-    );
-    set(
         "affinity",
-        json!(redis.affinity),
-        redis.affinity != Default::default(),
-    );
-    let class = &redis.priority_class_name;
-    set("priorityClassName", json!(class), !class.is_empty());
+        "priorityClassName",
+    ];
+    let secrets = image_pull_secrets(pool, defaults);
+    set_given(&mut spec, redis, &keys, &secrets);
     let mut set = child::<StatefulSet>(
         pool,
         json!({
@@ -191,14 +177,6 @@ fn exporter_container(redis: &ManagedRedis, exporter: &Exporter, defaults: &Defa
 /// The image of the pool, if it names one.
 fn image<'a>(own: &'a str, default: &'a str) -> &'a str {
     if own.is_empty() { default } else { own }
-}
-
-fn security_context() -> Value {
-    json!({
-        "allowPrivilegeEscalation": false,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": true,
-    })
 }
 
 fn container(pool: &KVCachePool, redis: &ManagedRedis, defaults: &Defaults) -> Value {

@@ -20,62 +20,71 @@ const EXPIRES_SOON_S: u64 = 7 * 24 * 3600;
 /// Fields that a message names.
 const NAMED: usize = 5;
 
-pub fn finding(check: &'static str, level: Level, message: impl Into<String>) -> Finding {
-    let message = message.into();
+/// A finding. The name of its check is in the table of `judge`.
+pub fn finding(level: Level, message: impl Into<String>) -> Finding {
     Finding {
-        check,
+        check: "",
         level,
-        message,
+        message: message.into(),
     }
 }
 
-/// The finding of a fact that could not be read.
-fn unknown(check: &'static str, why: &str) -> Finding {
-    finding(check, Level::Unknown, why)
+pub fn ok(message: impl Into<String>) -> Finding {
+    finding(Level::Ok, message)
+}
+
+pub fn unknown(message: impl Into<String>) -> Finding {
+    finding(Level::Unknown, message)
+}
+
+pub fn warn(message: impl Into<String>) -> Finding {
+    finding(Level::Warn, message)
+}
+
+pub fn fail(message: impl Into<String>) -> Finding {
+    finding(Level::Fail, message)
 }
 
 /// All findings.
 pub fn judge(facts: &Facts) -> Vec<Finding> {
-    let single = [kubernetes, definition, operator, leader];
-    let mut findings: Vec<_> = single.iter().map(|check| check(facts)).collect();
-    findings.extend(webhook(facts));
-    findings.push(canary(facts));
-    findings.extend(rights(facts));
-    findings.extend(judge_pools::judge(facts, operator_version(facts)));
-    findings
+    let checks = [
+        ("kubernetes", vec![kubernetes(facts)]),
+        ("crd", vec![definition(facts)]),
+        ("operator", vec![operator(facts)]),
+        ("leader", vec![leader(facts)]),
+        ("webhook", vec![webhook(facts)]),
+        ("certificate", certificate(facts).into_iter().collect()),
+        ("injection", vec![canary(facts)]),
+        ("rights", rights(facts)),
+        (
+            "versions",
+            vec![judge_pools::of_versions(facts, operator_version(facts))],
+        ),
+        ("pools", judge_pools::of_pools(facts)),
+    ];
+    checks
+        .into_iter()
+        .flat_map(|(check, found)| found.into_iter().map(move |f| Finding { check, ..f }))
+        .collect()
 }
 
 fn kubernetes(facts: &Facts) -> Finding {
-    let check = "kubernetes";
     match &facts.kubernetes {
-        Err(why) => finding(
-            check,
-            Level::Fail,
-            format!("the API server does not answer: {why}"),
-        ),
-        Ok(minor) if *minor < KUBERNETES_MIN => finding(
-            check,
-            Level::Fail,
-            format!(
-                "Kubernetes 1.{minor} is too old: injection needs 1.{KUBERNETES_MIN} or newer; upgrade the cluster"
-            ),
-        ),
-        Ok(minor) => finding(check, Level::Ok, format!("Kubernetes 1.{minor}")),
+        Err(why) => fail(format!("the API server does not answer: {why}")),
+        Ok(minor) if *minor < KUBERNETES_MIN => fail(format!(
+            "Kubernetes 1.{minor} is too old: injection needs 1.{KUBERNETES_MIN} or newer; upgrade the cluster"
+        )),
+        Ok(minor) => ok(format!("Kubernetes 1.{minor}")),
     }
 }
 
 fn definition(facts: &Facts) -> Finding {
-    let check = "crd";
     let stored = match &facts.crd {
-        Err(why) => return unknown(check, why),
+        Err(why) => return unknown(why),
         Ok(None) => {
-            return finding(
-                check,
-                Level::Fail,
-                format!(
-                    "there is no CustomResourceDefinition {CRD}: install the chart, or apply the file of the release with CRDs"
-                ),
-            );
+            return fail(format!(
+                "there is no CustomResourceDefinition {CRD}: install the chart, or apply the file of the release with CRDs"
+            ));
         }
         Ok(Some(stored)) => stored,
     };
@@ -86,11 +95,7 @@ fn definition(facts: &Facts) -> Finding {
         .find(|c| c.type_ == "Established" && c.status != "True");
     if let Some(condition) = not_established {
         let message = condition.message.clone().unwrap_or_default();
-        return finding(
-            check,
-            Level::Fail,
-            format!("the API server does not serve it: {message}"),
-        );
+        return fail(format!("the API server does not serve it: {message}"));
     }
     let (mine, theirs) = (fields(&crd()), fields(stored));
     let named = |set: BTreeSet<&String>| {
@@ -109,7 +114,6 @@ fn definition(facts: &Facts) -> Finding {
             Level::Warn
         };
         return finding(
-            check,
             level,
             format!(
                 "the CRD is older than version {version} and lacks {} fields, such as {}; helm upgrades it with crds.enabled=true, otherwise apply the CRDs of the release",
@@ -119,21 +123,13 @@ fn definition(facts: &Facts) -> Finding {
         );
     }
     if !new.is_empty() {
-        return finding(
-            check,
-            Level::Warn,
-            format!(
-                "the CRD is newer than this plugin ({version}) and has {} fields more, such as {}; install the plugin of the operator's version",
-                new.len(),
-                named(new)
-            ),
-        );
+        return warn(format!(
+            "the CRD is newer than this plugin ({version}) and has {} fields more, such as {}; install the plugin of the operator's version",
+            new.len(),
+            named(new)
+        ));
     }
-    finding(
-        check,
-        Level::Ok,
-        format!("it has the fields of version {version}"),
-    )
+    ok(format!("it has the fields of version {version}"))
 }
 
 /// Paths of all fields of all versions.
@@ -176,10 +172,9 @@ fn readiness(pod: &Pod) -> Result<(), String> {
 }
 
 fn operator(facts: &Facts) -> Finding {
-    let check = "operator";
     let namespace = &facts.namespace;
     let pods = match &facts.operator {
-        Err(why) => return unknown(check, why),
+        Err(why) => return unknown(why),
         Ok(pods) => pods,
     };
     let bad: Vec<_> = pods
@@ -189,42 +184,25 @@ fn operator(facts: &Facts) -> Finding {
     let ready = pods.len() - bad.len();
     let logs = "see: kubectl kvcachepool logs --operator";
     match (ready, bad.is_empty()) {
-        (0, true) => finding(
-            check,
-            Level::Fail,
-            format!(
-                "there is no pod of the operator in namespace {namespace}; install the chart, or name its namespace with --operator-namespace"
-            ),
-        ),
-        (0, false) => finding(
-            check,
-            Level::Fail,
-            format!(
-                "no pod of the operator is ready: {}; {logs}",
-                bad.join(", ")
-            ),
-        ),
-        (_, false) => finding(
-            check,
-            Level::Warn,
-            format!(
-                "{ready} of {} pods of the operator are ready, not {}; {logs}",
-                pods.len(),
-                bad.join(", ")
-            ),
-        ),
-        (_, true) => finding(
-            check,
-            Level::Ok,
-            format!("{ready} pods are ready in namespace {namespace}"),
-        ),
+        (0, true) => fail(format!(
+            "there is no pod of the operator in namespace {namespace}; install the chart, or name its namespace with --operator-namespace"
+        )),
+        (0, false) => fail(format!(
+            "no pod of the operator is ready: {}; {logs}",
+            bad.join(", ")
+        )),
+        (_, false) => warn(format!(
+            "{ready} of {} pods of the operator are ready, not {}; {logs}",
+            pods.len(),
+            bad.join(", ")
+        )),
+        (_, true) => ok(format!("{ready} pods are ready in namespace {namespace}")),
     }
 }
 
 fn leader(facts: &Facts) -> Finding {
-    let check = "leader";
     let spec = match &facts.lease {
-        Err(why) => return unknown(check, why),
+        Err(why) => return unknown(why),
         Ok(lease) => lease.as_ref().and_then(|l| l.spec.clone()),
     };
     let spec = spec.unwrap_or_default();
@@ -236,127 +214,89 @@ fn leader(facts: &Facts) -> Finding {
         .map_or(i64::MAX, |t| facts.now.duration_since(t.0).as_secs());
     let none = "no replica reconciles pools: their objects and statuses do not change";
     if holder.is_empty() {
-        return finding(
-            check,
-            Level::Fail,
-            format!("Lease {LEASE} has no holder, so {none}; check the operator's pods"),
-        );
+        return fail(format!(
+            "Lease {LEASE} has no holder, so {none}; check the operator's pods"
+        ));
     }
     if age > lasts.saturating_mul(2) {
-        return finding(
-            check,
-            Level::Fail,
-            format!(
-                "{name} has not renewed Lease {LEASE} for {age} s, so {none}; check the operator's pods and their connection to the API server"
-            ),
-        );
+        return fail(format!(
+            "{name} has not renewed Lease {LEASE} for {age} s, so {none}; check the operator's pods and their connection to the API server"
+        ));
     }
-    finding(check, Level::Ok, format!("{name} leads"))
+    ok(format!("{name} leads"))
 }
 
-fn webhook(facts: &Facts) -> Vec<Finding> {
-    let check = "webhook";
+fn webhook(facts: &Facts) -> Finding {
     let found = match &facts.webhook {
-        Err(why) => return vec![unknown(check, why)],
+        Err(why) => return unknown(why),
         Ok(found) => found,
     };
     let entries = found.as_ref().and_then(|f| f.webhooks.as_ref());
     let Some(entries) = entries.filter(|entries| !entries.is_empty()) else {
-        return vec![finding(
-            check,
-            Level::Fail,
-            format!(
-                "there is no MutatingWebhookConfiguration {WEBHOOK} with entries, so no pod gets a sidecar; install the chart with its webhook"
-            ),
-        )];
+        return fail(format!(
+            "there is no MutatingWebhookConfiguration {WEBHOOK} with entries, so no pod gets a sidecar; install the chart with its webhook"
+        ));
     };
     let blocking: Vec<_> = entries
         .iter()
         .filter(|e| e.failure_policy.as_deref() == Some("Fail"))
         .map(|e| e.name.as_str())
         .collect();
-    let configuration = match blocking.is_empty() {
-        true => finding(
-            check,
-            Level::Ok,
-            format!("{WEBHOOK} has {} entries", entries.len()),
-        ),
-        false => finding(
-            check,
-            Level::Warn,
-            format!(
-                "{} has failurePolicy Fail: no labelled pod starts while the operator is down; restore Ignore",
-                blocking.join(", ")
-            ),
-        ),
-    };
-    let bundles = entries.iter().map(|entry| {
+    match blocking.is_empty() {
+        true => ok(format!("{WEBHOOK} has {} entries", entries.len())),
+        false => warn(format!(
+            "{} has failurePolicy Fail: no labelled pod starts while the operator is down; restore Ignore",
+            blocking.join(", ")
+        )),
+    }
+}
+
+/// The worst of all entries. `None` if there are none.
+fn certificate(facts: &Facts) -> Option<Finding> {
+    let found = facts.webhook.as_ref().ok()?.as_ref()?;
+    let entries = found.webhooks.iter().flatten();
+    let bundles = entries.map(|entry| {
         let bundle = entry.client_config.ca_bundle.as_ref();
         let pem = bundle.map(|b| String::from_utf8_lossy(&b.0).into_owned());
         bundle_finding(&entry.name, pem.as_deref().unwrap_or_default(), facts)
     });
-    // One finding: the worst of all entries.
-    let worst = bundles.max_by_key(|f| f.level);
-    std::iter::once(configuration).chain(worst).collect()
+    bundles.max_by_key(|f| f.level)
 }
 
 fn bundle_finding(entry: &str, pem: &str, facts: &Facts) -> Finding {
-    let check = "certificate";
     let advice = "check the operator's log, or cert-manager's if it owns the certificate";
     let Some((count, ends)) = last_expiry(pem) else {
-        return finding(
-            check,
-            Level::Fail,
-            format!(
-                "the caBundle of {entry} has no certificate, so the API server does not call the webhook; {advice}"
-            ),
-        );
+        return fail(format!(
+            "the caBundle of {entry} has no certificate, so the API server does not call the webhook; {advice}"
+        ));
     };
     let now = facts.now.as_second().unsigned_abs();
     let days = ends.saturating_sub(now) / 86_400;
     match ends {
-        _ if ends <= now => finding(
-            check,
-            Level::Fail,
-            format!(
-                "the caBundle of {entry} has expired, so the API server does not call the webhook; {advice}"
-            ),
-        ),
-        _ if ends - now < EXPIRES_SOON_S => finding(
-            check,
-            Level::Warn,
-            format!("the caBundle of {entry} expires in {days} days and was not renewed; {advice}"),
-        ),
-        _ => finding(
-            check,
-            Level::Ok,
-            format!("the caBundle has {count} certificates and is valid for {days} days"),
-        ),
+        _ if ends <= now => fail(format!(
+            "the caBundle of {entry} has expired, so the API server does not call the webhook; {advice}"
+        )),
+        _ if ends - now < EXPIRES_SOON_S => warn(format!(
+            "the caBundle of {entry} expires in {days} days and was not renewed; {advice}"
+        )),
+        _ => ok(format!(
+            "the caBundle has {count} certificates and is valid for {days} days"
+        )),
     }
 }
 
 fn canary(facts: &Facts) -> Finding {
-    let check = "injection";
     match &facts.canary {
-        Err(why) => unknown(check, why),
-        Ok(pod) if injected(pod) => finding(
-            check,
-            Level::Ok,
-            "a labelled pod that was created by dry run got a sidecar",
-        ),
-        Ok(_) => finding(
-            check,
-            Level::Fail,
-            format!(
-                "a labelled pod that was created by dry run in namespace {} got no sidecar: the API server does not reach the webhook or does not trust its certificate; check the endpoints of its Service and firewalls to port 10250 of the nodes",
-                facts.namespace
-            ),
-        ),
+        Err(why) => unknown(why),
+        Ok(pod) if injected(pod) => ok("a labelled pod that was created by dry run got a sidecar"),
+        Ok(_) => fail(format!(
+            "a labelled pod that was created by dry run in namespace {} got no sidecar: the API server does not reach the webhook or does not trust its certificate; check the endpoints of its Service and firewalls to port 10250 of the nodes",
+            facts.namespace
+        )),
     }
 }
 
 fn rights(facts: &Facts) -> Vec<Finding> {
-    let check = "rights";
     let mut findings = Vec::new();
     for (right, allowed) in &facts.rights {
         let group = match right.group {
@@ -366,20 +306,16 @@ fn rights(facts: &Facts) -> Vec<Finding> {
         let what = format!("{} {}{group}", right.verb, right.resource);
         match allowed {
             Ok(true) => {}
-            Ok(false) => findings.push(finding(
-                check,
-                Level::Warn,
-                format!(
-                    "you may not {what} in this namespace, which these commands need: {}",
-                    right.commands
-                ),
-            )),
-            Err(why) => findings.push(unknown(check, &format!("{what}: {why}"))),
+            Ok(false) => findings.push(warn(format!(
+                "you may not {what} in this namespace, which these commands need: {}",
+                right.commands
+            ))),
+            Err(why) => findings.push(unknown(format!("{what}: {why}"))),
         }
     }
     if findings.is_empty() {
         let message = "you have the rights that all commands need in this namespace";
-        findings.push(finding(check, Level::Ok, message));
+        findings.push(ok(message));
     }
     findings
 }

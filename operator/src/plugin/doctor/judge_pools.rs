@@ -1,7 +1,7 @@
 //! Judges versions and pools. Pure.
 
 use super::facts::Facts;
-use super::judge::{finding, versions};
+use super::judge::{fail, finding, ok, unknown, versions, warn};
 use super::{Finding, Level};
 use crate::api::KVCachePool;
 use crate::status::{ACCEPTED, READY, condition};
@@ -11,46 +11,38 @@ use std::collections::BTreeMap;
 /// Conditions besides Ready and Accepted say more about the same cause.
 const UNKNOWN: &str = "Unknown";
 
-pub fn judge(facts: &Facts, operator: Option<&str>) -> Vec<Finding> {
-    let mut findings = vec![of_versions(facts, operator)];
+pub fn of_pools(facts: &Facts) -> Vec<Finding> {
     let pools = match &facts.pools {
-        Err(why) => {
-            findings.push(finding("pools", Level::Unknown, why));
-            return findings;
-        }
+        Err(why) => return vec![unknown(why)],
         Ok(pools) => pools,
     };
-    findings.extend(pools.broken.iter().map(|(name, error)| {
-        let message = format!("pool {name} cannot be read by this plugin: {error}");
-        finding("pools", Level::Fail, message)
-    }));
-    findings.extend(pools.pools.iter().flat_map(of_pool));
-    if pools.pools.is_empty() && pools.broken.is_empty() {
-        let message = "there are no pools; -A checks those of all namespaces";
-        findings.push(finding("pools", Level::Ok, message));
+    let unreadable = pools.broken.iter();
+    let unreadable = unreadable.map(|(name, error)| {
+        fail(format!(
+            "pool {name} cannot be read by this plugin: {error}"
+        ))
+    });
+    let mut findings: Vec<_> = unreadable
+        .chain(pools.pools.iter().flat_map(of_pool))
+        .collect();
+    if findings.is_empty() {
+        findings.push(ok("there are no pools; -A checks those of all namespaces"));
     }
     findings
 }
 
-fn of_versions(facts: &Facts, operator: Option<&str>) -> Finding {
-    let check = "versions";
+pub fn of_versions(facts: &Facts, operator: Option<&str>) -> Finding {
     let plugin = env!("CARGO_PKG_VERSION");
     let Some(operator) = operator else {
         let all: Vec<_> = versions(&facts.operator).into_iter().collect();
         return match all.is_empty() {
-            true => finding(
-                check,
-                Level::Unknown,
+            true => unknown(
                 "the version of the operator is unknown: its pods cannot be read, or have no label app.kubernetes.io/version",
             ),
-            false => finding(
-                check,
-                Level::Warn,
-                format!(
-                    "the operator runs in versions {}: wait for its rollout, or see why it does not proceed",
-                    all.join(" and ")
-                ),
-            ),
+            false => warn(format!(
+                "the operator runs in versions {}: wait for its rollout, or see why it does not proceed",
+                all.join(" and ")
+            )),
         };
     };
     let mut sidecars: BTreeMap<&str, i64> = BTreeMap::new();
@@ -66,14 +58,10 @@ fn of_versions(facts: &Facts, operator: Option<&str>) -> Finding {
         .map(|(version, pods)| format!("{version} ({pods} pods)"))
         .collect();
     if !unsupported.is_empty() {
-        return finding(
-            check,
-            Level::Fail,
-            format!(
-                "operator {operator} supports sidecars of its own and the previous minor version, not {}; restart these pods",
-                unsupported.join(", ")
-            ),
-        );
+        return fail(format!(
+            "operator {operator} supports sidecars of its own and the previous minor version, not {}; restart these pods",
+            unsupported.join(", ")
+        ));
     }
     let older: Vec<_> = sidecars
         .iter()
@@ -81,28 +69,18 @@ fn of_versions(facts: &Facts, operator: Option<&str>) -> Finding {
         .map(|(version, pods)| format!("{version} ({pods} pods)"))
         .collect();
     if !older.is_empty() {
-        return finding(
-            check,
-            Level::Warn,
-            format!(
-                "operator {operator}, and sidecars of version {}: they are updated when their pods restart, or by updateStrategy InPlace",
-                older.join(", ")
-            ),
-        );
+        return warn(format!(
+            "operator {operator}, and sidecars of version {}: they are updated when their pods restart, or by updateStrategy InPlace",
+            older.join(", ")
+        ));
     }
     match operator == plugin {
-        true => finding(
-            check,
-            Level::Ok,
-            format!("operator, sidecars and plugin have version {plugin}"),
-        ),
-        false => finding(
-            check,
-            Level::Warn,
-            format!(
-                "operator {operator}, plugin {plugin}: install the plugin of the operator's version"
-            ),
-        ),
+        true => ok(format!(
+            "operator, sidecars and plugin have version {plugin}"
+        )),
+        false => warn(format!(
+            "operator {operator}, plugin {plugin}: install the plugin of the operator's version"
+        )),
     }
 }
 
@@ -122,20 +100,15 @@ pub fn supported(operator: &str, sidecar: &str) -> bool {
 }
 
 fn of_pool(pool: &KVCachePool) -> Vec<Finding> {
-    let check = "pools";
     let name = format!(
         "{}/{}",
         pool.namespace().unwrap_or_default(),
         pool.name_any()
     );
     let Some(status) = &pool.status else {
-        return vec![finding(
-            check,
-            Level::Fail,
-            format!(
-                "pool {name} has no status: no operator reconciles it; check that one runs and watches this namespace"
-            ),
-        )];
+        return vec![fail(format!(
+            "pool {name} has no status: no operator reconciles it; check that one runs and watches this namespace"
+        ))];
     };
     let mut findings = Vec::new();
     let conditions = &status.conditions;
@@ -157,7 +130,6 @@ fn of_pool(pool: &KVCachePool) -> Vec<Finding> {
             _ => Level::Fail,
         };
         findings.push(finding(
-            check,
             level,
             format!(
                 "pool {name}: {} is False, {}: {}",
@@ -167,39 +139,23 @@ fn of_pool(pool: &KVCachePool) -> Vec<Finding> {
     }
     if causes.is_empty() {
         findings.push(match of(READY) {
-            Some(c) if c.status == "True" => {
-                finding(check, Level::Ok, format!("pool {name} is ready"))
-            }
-            Some(c) => finding(
-                check,
-                Level::Warn,
-                format!(
-                    "pool {name}: Ready is {}, {}: {}",
-                    c.status, c.reason, c.message
-                ),
-            ),
-            None => finding(
-                check,
-                Level::Warn,
-                format!("pool {name} has no condition Ready yet"),
-            ),
+            Some(c) if c.status == "True" => ok(format!("pool {name} is ready")),
+            Some(c) => warn(format!(
+                "pool {name}: Ready is {}, {}: {}",
+                c.status, c.reason, c.message
+            )),
+            None => warn(format!("pool {name} has no condition Ready yet")),
         });
     }
     if status.pods.missed > 0 {
-        findings.push(finding(
-            check,
-            Level::Warn,
-            format!(
+        findings.push(warn(format!(
                 "pool {name}: {} pods were created while the webhook was not called and have no cache; create them again, or set injection.onMissed: Evict",
                 status.pods.missed
             ),
         ));
     }
     for skipped in &status.skipped {
-        findings.push(finding(
-            check,
-            Level::Warn,
-            format!(
+        findings.push(warn(format!(
                 "pool {name}: {} pods have no sidecar, {}; see: kubectl kvcachepool explain pod/{} -n {}",
                 skipped.count,
                 skipped.reason,

@@ -13,10 +13,7 @@ pub(super) fn is_up(pod: &Pod, now: Timestamp) -> bool {
 /// Start of its sidecar, if the pod's own containers can start beside it.
 pub(super) fn running_since(pod: &Pod) -> Option<Timestamp> {
     let sidecar = pod.sidecar.as_ref().filter(|s| s.lets_the_pod_start())?;
-    match sidecar.state {
-        SidecarState::Running { since } => Some(since),
-        _ => None,
-    }
+    sidecar.state.since()
 }
 
 /// Whether the sidecar may be between two crashes: it has run for a short time only, or ended and is about to restart.

@@ -4,6 +4,7 @@
 use super::restore::{current_status, restore_breaker, restore_update};
 use super::write::{requeue, write};
 use crate::api::{Mode, OnMissed, UpdateStrategyType};
+use crate::canary::CanaryResult;
 use crate::inject::Settings;
 use crate::pods::{
     self, Breaker, BreakerInput, EvictionStep, Evictions, Goal, Pod, Resizes, UpdateBlocker, missed,
@@ -12,7 +13,7 @@ use crate::reconcile::memory::Memory;
 use crate::reconcile::observe::{Active, Observed, Outcome};
 use crate::reconcile::report::{self, NOT_ALLOWED};
 use crate::reconcile::step::Step;
-use crate::status::{self, Canary, Observation};
+use crate::status::{self, Observation};
 use jiff::Timestamp;
 use kube::Resource;
 use std::sync::Arc;
@@ -90,7 +91,7 @@ pub fn plan(
     steps.extend(to_replace.into_iter().map(Step::Replace));
     let reported = report::pods(pods, &to_report(active, pods), &memory.faults, about, *now);
     steps.extend(reported.into_iter().map(Step::Event));
-    let injects = injects && active.canary == Canary::Works && closed;
+    let injects = injects && active.canary == CanaryResult::Injected && closed;
     steps.extend(evict(observed, active, injects, memory));
     if let Some(settings) = settings {
         steps.extend(self::update(observed, active, settings, memory));
@@ -115,7 +116,7 @@ fn evict(
     injects: bool,
     memory: &mut Memory,
 ) -> Vec<Step> {
-    if active.canary == Canary::Unreachable {
+    if active.canary == CanaryResult::WebhookUnreachable {
         // Evictions that had no effect during the outage may have one afterwards.
         memory.evictions = Evictions::default();
     }

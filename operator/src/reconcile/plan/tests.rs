@@ -1,6 +1,7 @@
 //! At least one test for each kind of step, and one for a pool that needs none.
 
 use super::*;
+use crate::canary::CanaryResult;
 use crate::desired::tests::{defaults, pool};
 use crate::desired::{desired, settings};
 use crate::names;
@@ -12,7 +13,6 @@ use crate::reconcile::error::ApplyError;
 use crate::reconcile::events::{Event, Severity};
 use crate::reconcile::observe::{Active, Outcome};
 use crate::reconcile::purge::{JobState, Purge, PurgeJob};
-use crate::status::Canary;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -51,7 +51,7 @@ fn observed(stored: &Stored, pods: impl IntoIterator<Item = Pod>) -> Observed<'_
                 known: true,
                 ..Summary::default()
             },
-            canary: Canary::Works,
+            canary: CanaryResult::Injected,
             allow_pod_patch: false,
         })),
         status_interval: SignedDuration::from_secs(60),
@@ -403,8 +403,8 @@ fn changed_conditions_are_written_with_events_and_changed_counts_wait() {
     apply(steps, &mut observed, &mut memory);
 
     for (canary, severity) in [
-        (Canary::Unreachable, Severity::Warning),
-        (Canary::Works, Severity::Normal),
+        (CanaryResult::WebhookUnreachable, Severity::Warning),
+        (CanaryResult::Injected, Severity::Normal),
     ] {
         active(&mut observed).canary = canary;
         let steps = after_objects(&mut observed, &mut memory);
@@ -484,7 +484,7 @@ fn a_missed_pod_is_reported_and_evicted_if_the_pool_requests_it() {
     let evict = Step::Evict(observed.pods[0].clone());
     assert!(steps.ends_with(&[evict, evicting]), "{steps:?}");
     assert!(reasons(&steps).contains(&("Job", "NotEvicted")));
-    active(&mut observed).canary = Canary::Unreachable;
+    active(&mut observed).canary = CanaryResult::WebhookUnreachable;
     let steps = after_objects(&mut observed, &mut memory);
     assert!(!steps.iter().any(|s| matches!(s, Step::Evict(_))));
 }

@@ -129,7 +129,7 @@ fn a_connection_that_takes_no_frame_ends_once_and_the_rest_of_its_frames_is_drop
     let mut desk = Desk::new();
     let peer = FdFacts {
         id: FdId(9),
-        kind: FdType::Pidfd { pollable: true },
+        kind: FdType::Pidfd,
     };
     let conn = desk.connect(5, Some(peer));
     desk.breaks = true;

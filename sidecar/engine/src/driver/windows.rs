@@ -133,11 +133,7 @@ fn reply<D: Devices>(
             (flags, encode(&reply), fds)
         }
         Err(message) => {
-            let error = ErrorBody {
-                code: ErrorCode::WindowUnavailable,
-                message,
-                retryable: false,
-            };
+            let error = ErrorBody::new(ErrorCode::WindowUnavailable, message);
             (FLAG_ERROR, encode(&error), Vec::new())
         }
     };

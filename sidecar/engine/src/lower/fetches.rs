@@ -389,8 +389,7 @@ impl<T: Table> Engine<T> {
         if !self.reads.take(now.mono_ms, tier, bytes) {
             return Err(Not::Yet);
         }
-        let [low, high] = plan.section_map(plan.all_groups());
-        let sections = u128::from(low) | u128::from(high) << 64;
+        let sections = plan.section_map(plan.all_groups());
         let (fetch, refs) = self
             .memory
             .fetch(now, &chunk.context(0), &chunk.wish(sections, &[]))

@@ -110,7 +110,7 @@ impl<T: Table> MemoryTier<T> {
             return None;
         }
         if !self.index[row.chunk].live {
-            let usable = record.check(row.chunk).is_ok()
+            let usable = record.check().is_ok()
                 && matches!(
                     KeyKind::try_from(record.kind),
                     Ok(KeyKind::Prefix | KeyKind::Opaque)

@@ -345,8 +345,7 @@ impl<T: Table> MemoryTier<T> {
 
 /// Sections that every readable chunk has.
 fn full_sections(plan: &SectionPlan) -> u128 {
-    let [low, high] = plan.section_map(plan.full_groups());
-    u128::from(low) | u128::from(high) << 64
+    plan.section_map(plan.full_groups())
 }
 
 /// Iterates over the section numbers in a bit mask.

@@ -1,6 +1,6 @@
 //! Requests about chunks: PROBE, PIN and RELEASE find and lease them; GRANT, COMMIT and ABORT grant their slots and take them back.
 
-use super::core::{Asked, Core, Refusal};
+use super::core::{Asked, Core};
 use super::seam::{Host, Now, Output};
 use crate::mistake::Mistake;
 use crate::table::Table;
@@ -9,8 +9,8 @@ use kvcachepool_protocol::domain::SectionPlan;
 use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
 use kvcachepool_protocol::key::{EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes};
 use kvcachepool_protocol::message::{
-    self, Abort, AbortReply, ErrorCode, GRANT_INVALID, GRANT_NOT_READY, GRANT_TOO_LARGE, Grant,
-    GrantChunk, GrantReply, Pin, Probe, ProbeReply, Release, Role, Sections,
+    self, Abort, AbortReply, ErrorBody, ErrorCode, GRANT_INVALID, GRANT_NOT_READY, GRANT_TOO_LARGE,
+    Grant, GrantChunk, GrantReply, Pin, Probe, ProbeReply, Release, Role, Sections,
 };
 use kvcachepool_protocol::refs;
 
@@ -27,14 +27,14 @@ impl<H: Host> Core<H> {
         role: Role,
         body: &[u8],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let kind = key_kind(role);
         let probe: Probe = message::decode(body)?;
         let hashes = unpack_hashes(&probe.hashes)
-            .map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))?;
+            .map_err(|e| ErrorBody::new(ErrorCode::BadHashes, e.to_string()))?;
         let namespace = namespace(&probe.namespace)?;
         if probe.request.len() > REQUEST_ID_MAX {
-            return Err(Refusal::new(
+            return Err(ErrorBody::new(
                 ErrorCode::BadBody,
                 "the request id is longer than 1024 bytes",
             ));
@@ -58,7 +58,7 @@ impl<H: Host> Core<H> {
         };
         let plan = &ready.domain.plan;
         if probe.tail_tokens != 0 && !plan.valid_tokens(probe.tail_tokens) {
-            return Err(Refusal::new(
+            return Err(ErrorBody::new(
                 ErrorCode::BadHashes,
                 "tail_tokens is not a multiple of the scheduler's block size",
             ));
@@ -67,7 +67,7 @@ impl<H: Host> Core<H> {
         let keys_max = engine.geometry().chunks as usize;
         if hashes.len() > keys_max {
             let said = format!("a PROBE may name at most {keys_max} chunks");
-            return Err(Refusal::new(ErrorCode::LimitReached, said));
+            return Err(ErrorBody::new(ErrorCode::LimitReached, said));
         }
         // a process-local domain stays in memory
         let reaches = !self.config.tiers.is_empty() && ready.domain.not_shareable.is_none();
@@ -116,7 +116,7 @@ impl<H: Host> Core<H> {
                 "limit of requests reached (limits.requests = {}); raise the limit",
                 self.config.limits.requests_max
             );
-            return Err(Refusal::later(ErrorCode::LimitReached, said));
+            return Err(ErrorBody::later(ErrorCode::LimitReached, said));
         };
         self.answer_probe(asked, answer, out);
         Ok(())
@@ -176,7 +176,7 @@ impl<H: Host> Core<H> {
         now: Now,
         session: u64,
         body: &[u8],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let pin: Pin = message::decode(body)?;
         if let Some(engine) = &mut self.engine {
             let held = engine.pin(now, session, &pin.request, pin.probe, pin.from, pin.to);
@@ -187,7 +187,7 @@ impl<H: Host> Core<H> {
         Ok(())
     }
 
-    pub(super) fn release(&mut self, now: Now, session: u64, body: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn release(&mut self, now: Now, session: u64, body: &[u8]) -> Result<(), ErrorBody> {
         let release: Release = message::decode(body)?;
         if let Some(engine) = &mut self.engine {
             for request in &release.requests {
@@ -205,7 +205,7 @@ impl<H: Host> Core<H> {
         role: Role,
         body: &[u8],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let kind = key_kind(role);
         let grant: Grant = message::decode(body)?;
         let namespace = namespace(&grant.namespace)?;
@@ -253,7 +253,7 @@ impl<H: Host> Core<H> {
         Ok(())
     }
 
-    pub(super) fn commit(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn commit(&mut self, session: u64, body: &[u8]) -> Result<(), ErrorBody> {
         for section in self.sections(body)? {
             if let Some((lock, engine)) = self.writer(session) {
                 engine.memory.commit(lock, section);
@@ -268,7 +268,7 @@ impl<H: Host> Core<H> {
         session: u64,
         body: &[u8],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let sections = self.sections(body)?;
         let mut freed = 0;
         for section in &sections {
@@ -281,10 +281,10 @@ impl<H: Host> Core<H> {
     }
 
     /// Sections of a worker's message; none if they name another region than the live one.
-    fn sections(&mut self, body: &[u8]) -> Result<Vec<refs::SectionRef>, Refusal> {
+    fn sections(&mut self, body: &[u8]) -> Result<Vec<refs::SectionRef>, ErrorBody> {
         let sections: Sections = message::decode(body)?;
         let unpacked = refs::unpack(&sections.refs)
-            .map_err(|e| Refusal::new(ErrorCode::BadBody, e.to_string()))?;
+            .map_err(|e| ErrorBody::new(ErrorCode::BadBody, e.to_string()))?;
         if Some(sections.region) != self.region() && !H::Table::makes(Mistake::Regions) {
             self.counters.ignored("OtherRegion");
             return Ok(Vec::new());
@@ -303,10 +303,10 @@ impl<H: Host> Core<H> {
         session: u64,
         body: &[u8],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let abort: Abort = message::decode(body)?;
         let hashes = unpack_hashes(&abort.hashes)
-            .map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))?;
+            .map_err(|e| ErrorBody::new(ErrorCode::BadHashes, e.to_string()))?;
         let only = (!hashes.is_empty()).then_some(hashes);
         let freed = self
             .engine
@@ -364,11 +364,11 @@ fn grant_object<T: Table>(
 }
 
 /// Decodes a namespace id; empty = the default namespace.
-pub(super) fn namespace(said: &[u8]) -> Result<NamespaceId, Refusal> {
+pub(super) fn namespace(said: &[u8]) -> Result<NamespaceId, ErrorBody> {
     if said.is_empty() {
         return Ok(NamespaceId::default());
     }
-    NamespaceId::try_from(said).map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))
+    NamespaceId::try_from(said).map_err(|e| ErrorBody::new(ErrorCode::BadHashes, e.to_string()))
 }
 
 /// Converts a chunk of a GRANT; none if it is malformed.
@@ -388,14 +388,13 @@ fn wish<'a>(context: &GrantContext<'_>, chunk: &'a GrantChunk) -> Option<Wish<'a
         [] => None,
         hash => Some(key(&EngineHash::try_from(hash).ok()?)),
     };
-    let [low, high] = plan.section_map(chunk.groups);
     Some(Wish {
         key: key(&last_hash),
         parent,
         last_hash,
         first_token: chunk.first_token,
         tokens: chunk.tokens,
-        sections: u128::from(low) | u128::from(high) << 64,
+        sections: plan.section_map(chunk.groups),
         block_hashes: unpack_hashes(&chunk.block_hashes).ok()?,
     })
 }

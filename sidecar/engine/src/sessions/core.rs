@@ -64,37 +64,6 @@ pub(super) struct Asked {
     pub tag: u64,
 }
 
-/// A refusal before it is encoded.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub code: ErrorCode,
-    pub message: String,
-    pub retryable: bool,
-}
-
-impl Refusal {
-    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            message: message.into(),
-            retryable: false,
-        }
-    }
-
-    pub fn later(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self {
-            retryable: true,
-            ..Self::new(code, message)
-        }
-    }
-}
-
-impl From<message::BadBody> for Refusal {
-    fn from(bad: message::BadBody) -> Self {
-        Self::new(ErrorCode::BadBody, bad.to_string())
-    }
-}
-
 impl<H: Host> Core<H> {
     /// Creates a state machine at the start of an engine process. Makes or adopts the arena if that is possible now.
     pub fn new(
@@ -272,7 +241,7 @@ impl<H: Host> Core<H> {
         let op = match Op::try_from(header.opcode) {
             Ok(op) => op,
             Err(e) => {
-                let refusal = Refusal::new(ErrorCode::UnknownOpcode, e.to_string());
+                let refusal = ErrorBody::new(ErrorCode::UnknownOpcode, e.to_string());
                 // the tag identifies the request; a bad opcode cannot be echoed
                 self.refuse(asked(Op::Hello), refusal, out);
                 return;
@@ -284,14 +253,14 @@ impl<H: Host> Core<H> {
                 self.hello(now, asked, body, fds, out);
                 Ok(())
             }
-            (Op::Admin, _, Some(Role::Admin)) => {
-                message::decode(body).map_err(Refusal::from).map(|request| {
+            (Op::Admin, _, Some(Role::Admin)) => message::decode(body)
+                .map_err(ErrorBody::from)
+                .map(|request| {
                     let tag = header.tag;
                     out.push(Output::Admin { conn, tag, request });
-                })
-            }
+                }),
             (_, None, None) => {
-                let refusal = Refusal::new(
+                let refusal = ErrorBody::new(
                     ErrorCode::HelloFirst,
                     "the first frame of a connection must be HELLO",
                 );
@@ -314,7 +283,7 @@ impl<H: Host> Core<H> {
         session: u64,
         body: &[u8],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let Some(role) = self.peers.sessions.get(&session).map(|s| s.role) else {
             return Ok(());
         };
@@ -369,19 +338,9 @@ impl<H: Host> Core<H> {
         }
     }
 
-    pub(super) fn refuse(&mut self, asked: Asked, refusal: Refusal, out: &mut Vec<Output>) {
+    pub(super) fn refuse(&mut self, asked: Asked, refusal: ErrorBody, out: &mut Vec<Output>) {
         self.counters.refused(refusal.code);
-        let Refusal {
-            code,
-            message,
-            retryable,
-        } = refusal;
-        let body = ErrorBody {
-            code,
-            message,
-            retryable,
-        };
-        self.reply(asked, FLAG_ERROR, &body, Vec::new(), out);
+        self.reply(asked, FLAG_ERROR, &refusal, Vec::new(), out);
     }
 
     /// Closes a connection. No further frames of it are read.
@@ -499,8 +458,8 @@ impl<H: Host> Core<H> {
     }
 }
 
-fn wrong_role(role: Role, op: Op) -> Refusal {
-    Refusal::new(
+fn wrong_role(role: Role, op: Op) -> ErrorBody {
+    ErrorBody::new(
         ErrorCode::WrongRole,
         format!("a session of role {role:?} may not send {op:?}"),
     )

@@ -1,8 +1,8 @@
 //! Counters: the connectors' reports (conserved: requested = hits + misses) and the sessions' own.
 
-use super::core::{Core, Refusal, text};
+use super::core::{Core, text};
 use super::seam::Host;
-use kvcachepool_protocol::message::{self, ErrorCode, Report};
+use kvcachepool_protocol::message::{self, ErrorBody, ErrorCode, Report};
 use std::collections::BTreeMap;
 
 /// Limit on distinct names that peers can add, per kind.
@@ -115,7 +115,7 @@ fn known_name<V>(of: &BTreeMap<String, V>, name: &str) -> String {
 }
 
 impl<H: Host> Core<H> {
-    pub(super) fn report(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn report(&mut self, session: u64, body: &[u8]) -> Result<(), ErrorBody> {
         let report: Report = message::decode(body)?;
         self.counters.add(&report);
         if let Some(s) = self.peers.sessions.get_mut(&session) {

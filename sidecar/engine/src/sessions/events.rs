@@ -1,9 +1,9 @@
 //! EVENTS: a scheduler's long poll for stored and removed chunks, and the pages of a snapshot.
 
-use super::core::{Asked, Core, Refusal};
+use super::core::{Asked, Core};
 use super::seam::{Host, Now, Output};
 use crate::EventDomain;
-use kvcachepool_protocol::message::{self, Events, EventsReply};
+use kvcachepool_protocol::message::{self, ErrorBody, Events, EventsReply};
 
 /// Longest wait of a poll. Milliseconds.
 const WAIT_MS_MAX: u64 = 60_000;
@@ -27,7 +27,7 @@ impl<H: Host> Core<H> {
         session: u64,
         body: &[u8],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let asked: Events = message::decode(body)?;
         if let Some(older) = self.polls.remove(&session) {
             let nothing = self.nothing_new(&older);

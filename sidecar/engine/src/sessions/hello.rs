@@ -1,7 +1,7 @@
 //! HELLO: identifies the peer, requires a proof of its death and its lock, reconciles what it holds, and assigns its memory.
 
-use super::core::{Asked, Core, Refusal, text, version_served};
-use super::memory::{Verdict, passed};
+use super::core::{Asked, Core, text, version_served};
+use super::memory::{Verdict, fd};
 use super::peers::Session;
 use super::seam::{ConnId, FdFacts, FdKind, FdType, Host, Now, Output, ProcessId};
 use super::window::Mode;
@@ -9,7 +9,7 @@ use crate::mistake::Mistake;
 use crate::table::Table;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::message::{
-    self, ErrorCode, FEATURE_OBJECTS, Hello, HelloReply, Memory, Role,
+    self, ErrorBody, ErrorCode, FEATURE_OBJECTS, Hello, HelloReply, Memory, Role,
 };
 use kvcachepool_protocol::refs;
 
@@ -45,7 +45,7 @@ impl<H: Host> Core<H> {
         body: &[u8],
         fds: &[FdFacts],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let conn = asked.conn;
         let hello: Hello = message::decode(body)?;
         if !version_served(hello.version) {
@@ -53,7 +53,7 @@ impl<H: Host> Core<H> {
                 "the connector speaks protocol version {}, but this sidecar supports version {PROTOCOL_VERSION}, one more and one less; recreate the pod",
                 hello.version
             );
-            return Err(Refusal::new(ErrorCode::WrongVersion, said));
+            return Err(ErrorBody::new(ErrorCode::WrongVersion, said));
         }
         if hello.off.is_some() || matches!(hello.role, Role::Admin | Role::Plugin) {
             self.greet_without_session(asked, &hello, out);
@@ -62,10 +62,10 @@ impl<H: Host> Core<H> {
         let incarnation: [u8; 16] = hello.incarnation.as_slice().try_into().map_err(|_| {
             let got = hello.incarnation.len();
             let said = format!("expected an incarnation of 16 bytes, got {got}");
-            Refusal::new(ErrorCode::BadBody, said)
+            ErrorBody::new(ErrorCode::BadBody, said)
         })?;
         if self.peers.is_dead(&incarnation) {
-            return Err(Refusal::new(
+            return Err(ErrorBody::new(
                 ErrorCode::StaleHello,
                 "the process with this incarnation has ended",
             ));
@@ -76,7 +76,7 @@ impl<H: Host> Core<H> {
                 hello.fds.len(),
                 fds.len()
             );
-            return Err(Refusal::new(ErrorCode::BadDescriptor, said));
+            return Err(ErrorBody::new(ErrorCode::BadDescriptor, said));
         }
         let process = self.meet(conn, incarnation, &hello, fds, out)?;
         let session = self.continue_session(conn, process, &hello, out)?;
@@ -140,20 +140,15 @@ impl<H: Host> Core<H> {
         hello: &Hello,
         fds: &[FdFacts],
         out: &mut Vec<Output>,
-    ) -> Result<ProcessId, Refusal> {
+    ) -> Result<ProcessId, ErrorBody> {
         if let Some(known) = self.peers.process_of(&incarnation) {
             return Ok(known);
         }
-        let own = hello
-            .fds
-            .iter()
-            .position(|name| name == "pidfd")
-            .and_then(|at| fds.get(at))
-            .copied();
+        let own = fd(hello, fds, "pidfd");
         let peer = self.peers.conns.get(&conn).and_then(|c| c.peer);
-        let pollable = |f: &FdFacts| matches!(f.kind, FdType::Pidfd { pollable: true });
+        let pollable = |f: &FdFacts| f.kind == FdType::Pidfd;
         let Some(pidfd) = own.filter(pollable).or(peer.filter(pollable)) else {
-            return Err(Refusal::new(
+            return Err(ErrorBody::new(
                 ErrorCode::NoProofOfDeath,
                 "no pidfd that supports poll: HELLO passes none, and the kernel provides none for this socket; use Linux 5.3 or newer, and allow pidfd_open",
             ));
@@ -167,7 +162,7 @@ impl<H: Host> Core<H> {
         Ok(process)
     }
 
-    fn room_for_a_session(&self) -> Result<(), Refusal> {
+    fn room_for_a_session(&self) -> Result<(), ErrorBody> {
         let sessions_max = self.config.limits.sessions_max as usize;
         if self.peers.sessions.len() < sessions_max {
             return Ok(());
@@ -175,7 +170,7 @@ impl<H: Host> Core<H> {
         let said = format!(
             "limit of sessions reached (limits.sessions = {sessions_max}); raise the limit"
         );
-        Err(Refusal::later(ErrorCode::LimitReached, said))
+        Err(ErrorBody::later(ErrorCode::LimitReached, said))
     }
 
     /// Begins or continues the session of a HELLO. Closes its older connection and drops that connection's unread frames.
@@ -185,7 +180,7 @@ impl<H: Host> Core<H> {
         process: ProcessId,
         hello: &Hello,
         out: &mut Vec<Output>,
-    ) -> Result<u64, Refusal> {
+    ) -> Result<u64, ErrorBody> {
         let of_process = self
             .peers
             .processes
@@ -200,7 +195,7 @@ impl<H: Host> Core<H> {
         });
         let of_conn = self.peers.conns.get(&conn).and_then(|c| c.session);
         if of_conn.is_some() && of_conn != known {
-            return Err(Refusal::new(
+            return Err(ErrorBody::new(
                 ErrorCode::BadBody,
                 "this connection belongs to another session",
             ));
@@ -239,7 +234,7 @@ impl<H: Host> Core<H> {
                 "HELLO number {} is not higher than the last one, {}",
                 hello.number, session.hello
             );
-            return Err(Refusal::later(ErrorCode::StaleHello, said));
+            return Err(ErrorBody::later(ErrorCode::StaleHello, said));
         }
         session.hello = hello.number;
         let older = session.conn.filter(|c| *c != conn);
@@ -305,16 +300,14 @@ impl<H: Host> Core<H> {
         hello: &Hello,
         fds: &[FdFacts],
         out: &mut Vec<Output>,
-    ) -> Result<Verdict, Refusal> {
+    ) -> Result<Verdict, ErrorBody> {
         if let Some(p) = self.peers.processes.get_mut(&process) {
             p.watches_shrinks = hello.watches_shrinks;
         }
-        let unfit = |(name, kind): &(&str, FdType)| match *name {
-            "arena" | "table" => !matches!(kind, FdType::Memfd { .. }),
-            _ => false,
-        };
-        if passed(hello, fds).iter().any(unfit) {
-            return Err(Refusal::new(
+        let unfit =
+            |name| fd(hello, fds, name).is_some_and(|f| !matches!(f.kind, FdType::Memfd { .. }));
+        if unfit("arena") || unfit("table") {
+            return Err(ErrorBody::new(
                 ErrorCode::BadDescriptor,
                 "the descriptors `arena` and `table` must be memfds",
             ));
@@ -343,9 +336,9 @@ impl<H: Host> Core<H> {
         process: ProcessId,
         hello: &Hello,
         verdict: &Verdict,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let named = refs::unpack(&hello.grants)
-            .map_err(|torn| Refusal::new(ErrorCode::BadBody, torn.to_string()))?;
+            .map_err(|torn| ErrorBody::new(ErrorCode::BadBody, torn.to_string()))?;
         let mapped = matches!(verdict.memory, Memory::Held | Memory::Sent);
         if hello.role == Role::Scheduler {
             if let Some(engine) = &mut self.engine {

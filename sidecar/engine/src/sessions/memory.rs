@@ -1,13 +1,13 @@
 //! Arena ownership: creating an arena, adopting one, and the memory part of HELLO's reply.
 
-use super::core::{Core, Refusal};
+use super::core::Core;
 use super::peers::Process;
-use super::seam::{FdFacts, FdId, FdType, Host, Now, Output, ProcessId};
+use super::seam::{FdFacts, FdType, Host, Now, Output, ProcessId};
 use crate::Engine;
 use crate::memory::Resize;
 use crate::mistake::Mistake;
 use crate::table::{Geometry, Table};
-use kvcachepool_protocol::message::{ErrorCode, Hello, Memory};
+use kvcachepool_protocol::message::{ErrorBody, ErrorCode, Hello, Memory};
 use std::collections::BTreeSet;
 
 /// Retry interval after a failed creation of an arena. Milliseconds.
@@ -228,7 +228,7 @@ impl<H: Host> Core<H> {
         process: ProcessId,
         lock: u32,
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let holder = self.peers.holder(lock);
         let of_another = holder.is_some_and(|h| h != process);
         let held = if lock == 0 || of_another {
@@ -238,13 +238,13 @@ impl<H: Host> Core<H> {
         };
         let Some(held) = held else {
             // not "take a new lock": the process may hold this one, and its grants depend on it
-            return Err(Refusal::later(
+            return Err(ErrorBody::later(
                 ErrorCode::NoArena,
                 "cannot query the lock file now; retry",
             ));
         };
         if !held {
-            return Err(Refusal::new(
+            return Err(ErrorBody::new(
                 ErrorCode::LockNotHeld,
                 format!(
                     "byte {lock} of the lock file is not locked by this process; take a new lock"
@@ -265,7 +265,7 @@ impl<H: Host> Core<H> {
         hello: &Hello,
         fds: &[FdFacts],
         out: &mut Vec<Output>,
-    ) -> Result<Verdict, Refusal> {
+    ) -> Result<Verdict, ErrorBody> {
         let verdict = match (hello.region, self.region()) {
             (None, Some(_)) => Verdict::plain(Memory::Sent),
             (None, None) => {
@@ -284,9 +284,9 @@ impl<H: Host> Core<H> {
                 }
             }
             (Some(theirs), Some(ours)) => {
-                let same_files = passed(hello, fds)
+                let same_files = fds
                     .iter()
-                    .all(|(_, f)| !matches!(f, FdType::Memfd { live: false, .. }));
+                    .all(|f| !matches!(f.kind, FdType::Memfd { live: false, .. }));
                 if (theirs == ours && same_files) || H::Table::makes(Mistake::Regions) {
                     Verdict::plain(Memory::Held)
                 } else {
@@ -313,24 +313,18 @@ impl<H: Host> Core<H> {
         fds: &[FdFacts],
         theirs: u64,
         out: &mut Vec<Output>,
-    ) -> Result<Verdict, Refusal> {
-        let passed = passed(hello, fds);
-        let find = |name: &str| passed.iter().find(|(n, _)| *n == name).map(|(_, f)| *f);
-        let (Some(arena), Some(table)) = (find("arena"), find("table")) else {
-            return Err(Refusal::new(
+    ) -> Result<Verdict, ErrorBody> {
+        let (Some(arena), Some(table)) = (fd(hello, fds, "arena"), fd(hello, fds, "table")) else {
+            return Err(ErrorBody::new(
                 ErrorCode::BadDescriptor,
                 "HELLO names a mapped region, but carries no arena and table descriptors",
             ));
         };
-        let sealed = |f| matches!(f, FdType::Memfd { sealed: true, .. });
+        let sealed = |f: FdFacts| matches!(f.kind, FdType::Memfd { sealed: true, .. });
         if !sealed(arena) || !sealed(table) {
             return Ok(Verdict::unmap("Unsealed"));
         }
-        let (Some(arena), Some(table)) = (fd_id(hello, fds, "arena"), fd_id(hello, fds, "table"))
-        else {
-            return Ok(Verdict::unmap("Unsealed"));
-        };
-        match self.host.adopt(arena, table) {
+        match self.host.adopt(arena.id, table.id) {
             Ok(table) if table.geometry().region == theirs || H::Table::makes(Mistake::Regions) => {
                 out.push(Output::Log {
                     event: "ArenaAdopted",
@@ -367,17 +361,8 @@ impl<H: Host> Core<H> {
     }
 }
 
-/// Descriptors of a HELLO with their names.
-pub(super) fn passed<'a>(hello: &'a Hello, fds: &[FdFacts]) -> Vec<(&'a str, FdType)> {
-    hello
-        .fds
-        .iter()
-        .map(String::as_str)
-        .zip(fds.iter().map(|f| f.kind))
-        .collect()
-}
-
-fn fd_id(hello: &Hello, fds: &[FdFacts], name: &str) -> Option<FdId> {
+/// The descriptor of a HELLO with this name.
+pub(super) fn fd(hello: &Hello, fds: &[FdFacts], name: &str) -> Option<FdFacts> {
     let at = hello.fds.iter().position(|n| n == name)?;
-    fds.get(at).map(|f| f.id)
+    fds.get(at).copied()
 }

@@ -1,11 +1,11 @@
 //! OBJECTS: operations on opaque objects beside looking up, reading and writing them.
 
 use super::chunks::namespace;
-use super::core::{Asked, Core, Refusal};
+use super::core::{Asked, Core};
 use super::seam::{Host, Now, Output};
 use crate::{Reach, TooManyRemovals};
 use kvcachepool_protocol::key::{ChunkKey, KeyKind, chunk_key, unpack_hashes};
-use kvcachepool_protocol::message::{self, ErrorCode, Objects, ObjectsOp, ObjectsReply};
+use kvcachepool_protocol::message::{self, ErrorBody, ErrorCode, Objects, ObjectsOp, ObjectsReply};
 
 /// Keys of one OBJECTS.
 const KEYS_MAX: usize = 4_096;
@@ -18,18 +18,18 @@ impl<H: Host> Core<H> {
         session: u64,
         body: &[u8],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let objects: Objects = message::decode(body)?;
         let hashes = unpack_hashes(&objects.hashes)
-            .map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))?;
+            .map_err(|e| ErrorBody::new(ErrorCode::BadHashes, e.to_string()))?;
         let namespace = namespace(&objects.namespace)?;
         if hashes.len() > KEYS_MAX {
             let said = format!("OBJECTS may name at most {KEYS_MAX} keys");
-            return Err(Refusal::new(ErrorCode::LimitReached, said));
+            return Err(ErrorBody::new(ErrorCode::LimitReached, said));
         }
         let ready = self.ready_for(session);
         let (Some(ready), Some(engine)) = (ready, &mut self.engine) else {
-            return Err(Refusal::later(ErrorCode::NoArena, self.no_arena.0));
+            return Err(ErrorBody::later(ErrorCode::NoArena, self.no_arena.0));
         };
         let keys: Vec<ChunkKey> = hashes
             .iter()
@@ -50,7 +50,7 @@ impl<H: Host> Core<H> {
                 let removed = engine.remove_objects(now, &reach, &keys);
                 removed.map_err(|TooManyRemovals| {
                     let said = "too many removals wait for a lower tier; retry later";
-                    Refusal::later(ErrorCode::LimitReached, said)
+                    ErrorBody::later(ErrorCode::LimitReached, said)
                 })?
             }
             ObjectsOp::Touch => keys.iter().map(|key| engine.touch_key(key)).collect(),

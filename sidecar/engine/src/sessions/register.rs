@@ -1,9 +1,9 @@
 //! REGISTER: ranks and scheduler of an instance describe themselves. Once all agree, the instance has a domain and is served.
 
-use super::core::{Asked, Core, Refusal};
+use super::core::{Asked, Core};
 use super::seam::{Host, Output};
-use kvcachepool_protocol::domain::{Domain, RankPart, Refused, SchedulerPart, join, opaque};
-use kvcachepool_protocol::message::{self, ErrorCode, Register, RegisterReply, Role};
+use kvcachepool_protocol::domain::{Domain, RankPart, SchedulerPart, join, opaque};
+use kvcachepool_protocol::message::{self, ErrorBody, ErrorCode, Register, RegisterReply, Role};
 use kvcachepool_protocol::table::ROW_BYTES;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,12 +24,6 @@ pub(super) struct Ready {
     pub writers: Vec<u32>,
 }
 
-impl From<Refused> for Refusal {
-    fn from(refused: Refused) -> Self {
-        Self::new(refused.code(), refused.to_string())
-    }
-}
-
 impl<H: Host> Core<H> {
     pub(super) fn register(
         &mut self,
@@ -37,7 +31,7 @@ impl<H: Host> Core<H> {
         session: u64,
         body: &[u8],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let register: Register = message::decode(body)?;
         let Some((role, rank, instance)) = self
             .peers
@@ -90,21 +84,21 @@ impl<H: Host> Core<H> {
         rank: u32,
         instance: &str,
         register: &Register,
-    ) -> Result<Arc<RankPart>, Refusal> {
+    ) -> Result<Arc<RankPart>, ErrorBody> {
         let process = self.peers.process_of_session(session);
         let maps = process.and_then(|p| p.lock.and(p.maps));
         let (Some(region), Some(engine)) = (self.region(), &self.engine) else {
-            return Err(Refusal::later(ErrorCode::NoArena, self.no_arena.0));
+            return Err(ErrorBody::later(ErrorCode::NoArena, self.no_arena.0));
         };
         if maps != Some(region) {
-            return Err(Refusal::later(
+            return Err(ErrorBody::later(
                 ErrorCode::NoArena,
                 "this process does not map the current arena; send HELLO first",
             ));
         }
         let part = RankPart::check(register)?;
         if rank >= part.world {
-            return Err(Refusal::new(
+            return Err(ErrorBody::new(
                 ErrorCode::BadBody,
                 format!(
                     "rank {rank} does not exist: this vLLM has {} ranks",
@@ -117,7 +111,7 @@ impl<H: Host> Core<H> {
             engine.geometry().segment_bytes,
         );
         if longest > segment {
-            return Err(Refusal::new(
+            return Err(ErrorBody::new(
                 ErrorCode::SectionTooLarge,
                 format!(
                     "a section of {longest} bytes does not fit into a segment of {segment} bytes: raise memory.size or lower cache.chunkTokens"
@@ -146,7 +140,7 @@ impl<H: Host> Core<H> {
     }
 
     /// Joins an instance's parts once all have registered.
-    fn join_parts(&mut self, instance: &str) -> Result<(), Refusal> {
+    fn join_parts(&mut self, instance: &str) -> Result<(), ErrorBody> {
         let Some(known) = self.instances.get_mut(instance) else {
             return Ok(());
         };
@@ -237,9 +231,9 @@ impl<H: Host> Core<H> {
 
 /// Rejects a REGISTER of a replaced session. A connector restarted in the same process may have registered already, and a frame of its
 /// earlier self, still in the socket, must not replace it. Session numbers rise in order.
-fn not_replaced(session: u64, registered: Option<u64>) -> Result<(), Refusal> {
+fn not_replaced(session: u64, registered: Option<u64>) -> Result<(), ErrorBody> {
     match registered {
-        Some(newer) if newer > session => Err(Refusal::new(
+        Some(newer) if newer > session => Err(ErrorBody::new(
             ErrorCode::StaleHello,
             "a newer session of this role has registered",
         )),

@@ -29,10 +29,8 @@ pub struct FdFacts {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FdType {
-    Pidfd {
-        /// poll() works on the pidfd, so the process can be watched.
-        pollable: bool,
-    },
+    /// A pidfd that poll() works on, so that the process can be watched.
+    Pidfd,
     /// A memfd or other regular file.
     Memfd {
         sealed: bool,

@@ -3,7 +3,8 @@
 use super::core::Core;
 use super::seam::{Host, Now, Output};
 use crate::table::ROW_BYTES;
-use crate::{Durations, Found, PinError};
+use crate::{Durations, EventDomain, Found, PinError};
+use kvcachepool_protocol::domain;
 use kvcachepool_protocol::key::ChunkKey;
 use kvcachepool_protocol::message::{ErrorCode, Role};
 use kvcachepool_protocol::status::{
@@ -242,11 +243,7 @@ impl<H: Host> Core<H> {
                     registered,
                     ready,
                     domain: domain
-                        .and_then(|d| {
-                            domains
-                                .iter()
-                                .position(|x| x.0 == d.model_id && x.1 == d.layout_id)
-                        })
+                        .and_then(|d| domains.keys().position(|k| *k == (d.model_id, d.layout_id)))
                         .map(|at| at as u32),
                     transfer: match moves {
                         true => s.transfer.name().into(),
@@ -262,77 +259,47 @@ impl<H: Host> Core<H> {
             })
             .collect();
         list.extend(self.offs.iter().map(|(instance, reason)| Session {
-            id: 0,
             role: Role::Plugin,
             engine: "vllm".into(),
-            version: String::new(),
             instance: instance.clone(),
-            rank: 0,
-            pid: 0,
-            lock: None,
-            connected: false,
-            registered: false,
-            ready: false,
-            domain: None,
-            transfer: String::new(),
-            transfer_reason: String::new(),
             off: reason.clone(),
-            granted_bytes: 0,
+            ..Session::default()
         }));
         list
     }
 
-    fn domains(
-        &self,
-    ) -> Vec<(
-        kvcachepool_protocol::key::ModelId,
-        kvcachepool_protocol::key::LayoutId,
-    )> {
-        let mut list: Vec<_> = self
-            .instances
-            .values()
-            .filter_map(|i| i.domain.as_ref())
-            .map(|d| (d.model_id, d.layout_id))
-            .collect();
-        list.sort_unstable();
-        list.dedup();
-        list
+    /// Domains of all instances. The first instance of a domain describes it.
+    fn domains(&self) -> BTreeMap<EventDomain, &domain::Domain> {
+        let described = self.instances.values().rev();
+        described
+            .filter_map(|i| i.domain.as_deref())
+            .map(|d| ((d.model_id, d.layout_id), d))
+            .collect()
     }
 
     /// Number of process-local domains, by reason.
-    fn unshared_domains(&self) -> BTreeMap<String, u32> {
+    fn unshared_domains(&self) -> BTreeMap<&str, u32> {
         let mut counts = BTreeMap::new();
-        for domain in self.domain_status().into_iter().filter(|d| !d.shareable) {
-            *counts.entry(domain.reason).or_default() += 1;
+        let domains = self.domains();
+        for reason in domains.values().filter_map(|d| d.not_shareable.as_deref()) {
+            *counts.entry(reason).or_default() += 1;
         }
         counts
     }
 
     fn domain_status(&self) -> Vec<Domain> {
-        self.domains()
-            .into_iter()
-            .filter_map(|(model, layout)| {
-                let of = |d: &&std::sync::Arc<kvcachepool_protocol::domain::Domain>| {
-                    d.model_id == model && d.layout_id == layout
-                };
-                let d = self
-                    .instances
-                    .values()
-                    .filter_map(|i| i.domain.as_ref())
-                    .find(of)?;
-                Some(Domain {
-                    model_id: model.hex(),
-                    layout_id: layout.hex(),
-                    object_layout: d.object_layout.hex(),
-                    model: d.model.to_value(),
-                    layout: d.layout.to_value(),
-                    chunk_tokens: d.plan.chunk_tokens(),
-                    chunk_bytes: d.plan.chunk_bytes(d.plan.chunk_tokens()),
-                    shareable: d.not_shareable.is_none(),
-                    reason: d.not_shareable.clone().unwrap_or_default(),
-                })
-            })
-            .collect()
+        let status = |d: &domain::Domain| Domain {
+            model_id: d.model_id.hex(),
+            layout_id: d.layout_id.hex(),
+            object_layout: d.object_layout.hex(),
+            model: d.model.to_value(),
+            layout: d.layout.to_value(),
+            chunk_tokens: d.plan.chunk_tokens(),
+            chunk_bytes: d.plan.chunk_bytes(d.plan.chunk_tokens()),
+            shareable: d.not_shareable.is_none(),
+            reason: d.not_shareable.clone().unwrap_or_default(),
+        };
+        self.domains().into_values().map(status).collect()
     }
 
     fn counter_status(&self) -> Counters {
@@ -411,7 +378,7 @@ impl<H: Host> Core<H> {
             put("sessions", &[name], count as f64);
         }
         for (reason, domains) in self.unshared_domains() {
-            put("unshared_domains", &[&reason], f64::from(domains));
+            put("unshared_domains", &[reason], f64::from(domains));
         }
         for ((mode, reason), workers) in self.transfers() {
             put("worker_transfer", &[mode, &reason], f64::from(workers));
@@ -500,18 +467,8 @@ impl<H: Host> Core<H> {
 }
 
 fn parse_keys(keys: &[String]) -> Result<Vec<ChunkKey>, AdminError> {
+    let bad = |hex: &str| AdminError::BadKey(hex.chars().take(80).collect());
     keys.iter()
-        .map(|hex| {
-            let mut key = [0; 32];
-            let bad = || AdminError::BadKey(hex.chars().take(80).collect());
-            if hex.len() != 64 || !hex.is_ascii() {
-                return Err(bad());
-            }
-            for (byte, digits) in key.iter_mut().zip(hex.as_bytes().chunks(2)) {
-                let digits = std::str::from_utf8(digits).map_err(|_| bad())?;
-                *byte = u8::from_str_radix(digits, 16).map_err(|_| bad())?;
-            }
-            Ok(ChunkKey(key))
-        })
+        .map(|hex| ChunkKey::from_hex(hex).map_err(|_| bad(hex)))
         .collect()
 }

@@ -1,11 +1,13 @@
 //! WINDOW: selects a worker's transfer mode, and checks which copies the sidecar may make for it. The shell owns the memory and copies.
 
-use super::core::{Asked, Core, Refusal, text};
+use super::core::{Asked, Core, text};
 use super::seam::{ConnId, Host, Now, Output, ProcessId, WindowId, WindowJob, WindowNews};
 use crate::config::TransferMode;
 use crate::mistake::Mistake;
 use crate::table::Table;
-use kvcachepool_protocol::message::{self, AbortReply, ErrorCode, Register, Role, Window};
+use kvcachepool_protocol::message::{
+    self, AbortReply, ErrorBody, ErrorCode, Register, Role, Window,
+};
 use kvcachepool_protocol::window::{Order, Reason, Unavailable};
 use std::collections::BTreeMap;
 
@@ -44,8 +46,8 @@ pub(super) struct WaitingAbort {
     freed: u32,
 }
 
-fn unavailable(why: Unavailable, detail: &str) -> Refusal {
-    Refusal::new(ErrorCode::WindowUnavailable, format!("{why:?}: {detail}"))
+fn unavailable(why: Unavailable, detail: &str) -> ErrorBody {
+    ErrorBody::new(ErrorCode::WindowUnavailable, format!("{why:?}: {detail}"))
 }
 
 impl<H: Host> Core<H> {
@@ -77,7 +79,7 @@ impl<H: Host> Core<H> {
         session: u64,
         body: &[u8],
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let window: Window = message::decode(body)?;
         let registered = self.registered_rank(session);
         let Some(s) = self.peers.sessions.get_mut(&session) else {
@@ -85,7 +87,7 @@ impl<H: Host> Core<H> {
         };
         if !registered {
             let said = "WINDOW is accepted only from a worker that has registered";
-            return Err(Refusal::later(ErrorCode::NotRegistered, said));
+            return Err(ErrorBody::later(ErrorCode::NotRegistered, said));
         }
         if !s.transfer.chosen {
             let said = "the sidecar's `transfer` is not CudaWindow, or this worker did not offer `cuda_window`";
@@ -244,7 +246,7 @@ impl<H: Host> Core<H> {
         mut slots: Vec<u32>,
         freed: u32,
         out: &mut Vec<Output>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorBody> {
         let session = self.peers.sessions.get(&session);
         if !session.is_some_and(|s| s.had_window) {
             return Ok(());
@@ -252,7 +254,7 @@ impl<H: Host> Core<H> {
         let same = |w: &&WaitingAbort| w.asked.conn == asked.conn;
         if self.waiting_aborts.iter().filter(same).count() >= WAITING_ABORTS_MAX {
             let said = "too many ABORTs wait for these copies; retry after they are answered";
-            return Err(Refusal::later(ErrorCode::LimitReached, said));
+            return Err(ErrorBody::later(ErrorCode::LimitReached, said));
         }
         let engine = self.engine.as_ref();
         slots.retain(|slot| engine.is_some_and(|e| e.memory.copies_into(std::iter::once(*slot))));

@@ -119,7 +119,6 @@ impl Rig {
         ask: impl FnOnce(&mut Engine<MemoryTable>, Time, &GrantContext<'_>, &Wish<'_>) -> R,
     ) -> R {
         self.tag += 1;
-        let [low, high] = self.plan.section_map(groups);
         let parent = (path.len() > 1).then(|| key(&path[..path.len() - 1], CHUNK_TOKENS));
         let blocks: Vec<EngineHash> = (1..=tokens / BLOCK_TOKENS)
             .map(|b| hash(path, b * BLOCK_TOKENS))
@@ -130,7 +129,7 @@ impl Rig {
             last_hash: hash(path, tokens),
             first_token: (path.len() as u32 - 1) * CHUNK_TOKENS,
             tokens,
-            sections: u128::from(low) | u128::from(high) << 64,
+            sections: self.plan.section_map(groups),
             block_hashes: &blocks,
         };
         let writers: Vec<u32> = (0..self.plan.sections())

@@ -26,7 +26,6 @@ fuzz_target!(|input: &[u8]| {
         }
         assert!(now.is_empty());
     }
-    assert_eq!(reader.finish().is_ok(), reader.pending() == 0);
 });
 
 fn message(header: &Header, body: &[u8]) {

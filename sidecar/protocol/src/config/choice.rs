@@ -19,7 +19,8 @@ macro_rules! choice {
     ) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$value_doc])* $variant),+ }
+        #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+        pub enum $name { $($(#[$value_doc])* #[cfg_attr(feature = "cli", value(name = $text))] $variant),+ }
 
         choice!(@names $name { $($variant = $text $(| $in_pool)?),+ });
 

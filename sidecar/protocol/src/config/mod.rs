@@ -108,14 +108,16 @@ section! {
 choice!(
     /// Minimum level of log lines.
     LogLevel {
+        /// Failures.
         Error = "error",
+        /// Failures, and what needs attention.
         Warn = "warn",
-        /// Also changes of state.
+        /// Also normal operation.
         #[default]
         Info = "info",
-        /// Also sessions in detail.
+        /// Also details, and those of libraries.
         Debug = "debug",
-        /// Also frames.
+        /// Everything.
         Trace = "trace",
     }
 );
@@ -125,7 +127,7 @@ choice!(
         /// One JSON object per line.
         #[default]
         Json = "json",
-        /// Lines for people.
+        /// Text for people.
         Text = "text",
     }
 );

@@ -75,13 +75,7 @@ impl Descriptor {
     }
 }
 
-/// Canonical text of any JSON value. Integers are decimal, other numbers have the shortest form that parses to the same value.
-pub fn canonical_json(value: &Value) -> String {
-    let mut out = String::new();
-    write_value(value, &mut out);
-    out
-}
-
+/// Integers are decimal, other numbers have the shortest form that parses to the same value.
 fn write_value(value: &Value, out: &mut String) {
     match value {
         Value::Object(map) => write_object(map, out),

@@ -8,9 +8,7 @@ mod plan;
 mod portable;
 mod register;
 
-pub use canonical::{
-    BadDescriptor, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTOR_DEPTH, canonical_json,
-};
+pub use canonical::{BadDescriptor, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTOR_DEPTH};
 pub use opaque::opaque;
 pub use plan::{
     BadPlan, GroupKind, GroupPlan, MAX_GROUPS, MAX_OPAQUE_BYTES, MAX_SECTIONS, SectionPlan,

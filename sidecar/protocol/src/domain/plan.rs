@@ -1,6 +1,7 @@
 //! How a chunk is divided into sections, and the slot sizes of sections.
 
 use crate::table::ROW_BYTES;
+use serde::Deserialize;
 
 /// Maximum KV groups of a domain. GRANT names groups in a 32-bit map.
 pub const MAX_GROUPS: usize = 32;
@@ -14,7 +15,8 @@ pub(super) const PIECE_BYTES_MIN: u64 = 4 << 20;
 const MAX_SECTION_BYTES: u64 = u32::MAX as u64;
 
 /// Which tokens' KV a group's blocks hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum GroupKind {
     /// All tokens. A chunk without this section cannot be read.
     Full,
@@ -300,12 +302,11 @@ impl SectionPlan {
             .fold(0, |map, (i, _)| map | 1 << i)
     }
 
-    /// Bitmap of the sections (128 bits, low word first) of a bitmap of groups. Unknown groups are ignored.
-    pub fn section_map(&self, groups: u32) -> [u64; 2] {
-        let map = (0..self.sections)
+    /// Bitmap of the sections of a bitmap of groups. Unknown groups are ignored.
+    pub fn section_map(&self, groups: u32) -> u128 {
+        (0..self.sections)
             .filter(|s| self.locate(*s).is_some_and(|(g, _)| groups >> g & 1 == 1))
-            .fold(0u128, |map, s| map | 1 << s);
-        [map as u64, (map >> 64) as u64]
+            .fold(0, |map, s| map | 1 << s)
     }
 }
 

@@ -164,11 +164,6 @@ impl Section {
             raw_digest: digest,
         }
     }
-
-    /// Whether `stored` are the stored bytes of this section.
-    pub fn holds(&self, stored: &[u8]) -> bool {
-        stored.len() as u64 == self.stored_bytes && digest(stored) == self.stored_digest
-    }
 }
 
 /// xxh3-128, little-endian: the digest of objects and slots.

@@ -5,7 +5,7 @@ use super::{Flags, KvDtype, SizeError};
 use crate::config::{ByteSize, Config};
 use crate::domain::{GroupKind, GroupPlan, MAX_SECTIONS, SectionPlan, slot_rows};
 use crate::geometry::Geometry;
-use crate::layouts::{GroupName, LAYOUTS_JSON, LayoutTable, Shards, Spec};
+use crate::layouts::{LAYOUTS_JSON, LayoutTable, Shards, Spec};
 use crate::object::{ALIGN, HEADER_BYTES};
 use serde::Serialize;
 
@@ -319,18 +319,15 @@ impl Report {
 
     /// The sections of a chunk. Where layers differ, vLLM makes its KV groups equally long: it splits the larger kinds into groups of as many
     /// layers as the smallest kind has, unless the kinds are nearly equal.
-    fn plan(&self, served: &[GroupName]) -> Result<SectionPlan, SizeError> {
+    fn plan(&self, served: &[GroupKind]) -> Result<SectionPlan, SizeError> {
         let layers = || self.groups.iter().map(|group| group.layers);
         let (least, most) = (layers().min().unwrap_or(1), layers().max().unwrap_or(1));
         let size = if 2 * most < 3 * least { most } else { least };
-        let plans = self.groups.iter().zip(served).flat_map(|(group, name)| {
-            let kind = match name {
-                GroupName::Full => GroupKind::Full,
-                GroupName::Window => GroupKind::Window,
-                GroupName::State => GroupKind::State,
-            };
-            group.plans(kind, size, self.block_tokens)
-        });
+        let plans = self
+            .groups
+            .iter()
+            .zip(served)
+            .flat_map(|(group, kind)| group.plans(*kind, size, self.block_tokens));
         let plans = plans.take(MAX_SECTIONS + 1).collect();
         Ok(SectionPlan::new(
             self.chunk_tokens,

@@ -227,7 +227,7 @@ fn lock_file() {
     must_not_drift(
         "lockfile.json",
         &json!({
-            "sidecar_byte": lockfile::SIDECAR_BYTE, "locks": offsets, "new_file": hex(lockfile::LockFile::new().as_bytes()),
+            "sidecar_byte": lockfile::SIDECAR_BYTE, "locks": offsets, "new_file": hex(lockfile::LockFile::NEW.as_bytes()),
         }),
     );
 }

@@ -3,11 +3,12 @@
 
 use super::deadline::Deadline;
 use super::report::{Facility, FacilityName};
-use super::sys::{self, Owner};
+use super::sys;
 use crate::cli::status::size;
 use kvcachepool_memory::link;
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_memory::memfd::{Pages, sealed};
+use kvcachepool_memory::record_lock::{Owner, try_lock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ftruncate};
@@ -87,17 +88,7 @@ fn facility(
 ) -> Facility {
     let slow = || Err(Refused::of("TimedOut", "no answer in time"));
     let found = deadline.within(LONGEST, look).unwrap_or_else(slow);
-    let works = found.is_ok();
-    let (reason, detail) = match found {
-        Ok(detail) => (String::new(), detail),
-        Err(refused) => (refused.reason, refused.detail),
-    };
-    Facility {
-        name,
-        works,
-        reason,
-        detail,
-    }
+    Facility::of(name, found.map_err(|r| (r.reason, r.detail)))
 }
 
 fn memfd(pages: Pages, bytes: u64) -> Result<String, Refused> {
@@ -190,8 +181,8 @@ fn locks(folder: &Path, owner: Owner) -> Result<String, Refused> {
     let second = open(OFlags::RDWR);
     rustix::fs::unlink(&path).map_err(Refused::at("unlink"))?;
     let second = second?;
-    sys::record_lock(first.as_fd(), owner).map_err(Refused::at("fcntl"))?;
-    match sys::record_lock(second.as_fd(), Owner::OpenFile) {
+    try_lock(first.as_fd(), owner, 0, 1).map_err(Refused::at("fcntl"))?;
+    match try_lock(second.as_fd(), Owner::OpenFile, 0, 1) {
         Err(Errno::ACCESS | Errno::AGAIN) => {
             Ok(format!("a lock in {place} excluded another open file"))
         }

@@ -78,19 +78,7 @@ fn rows(found: [Found; 2]) -> [Facility; 2] {
         (FacilityName::WindowByFd, descriptor),
         (FacilityName::WindowByHandle, handle),
     ]
-    .map(|(name, found)| {
-        let works = found.is_ok();
-        let (reason, detail) = match found {
-            Ok(said) => (String::new(), said),
-            Err(why) => (why.name, why.detail),
-        };
-        Facility {
-            name,
-            works,
-            reason,
-            detail,
-        }
-    })
+    .map(|(name, found)| Facility::of(name, found.map_err(|why| (why.name, why.detail))))
 }
 
 #[cfg(test)]

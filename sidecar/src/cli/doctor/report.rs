@@ -67,6 +67,20 @@ pub struct Facility {
     pub detail: String,
 }
 
+impl Facility {
+    /// From what was found: a detail, or a reason name and a detail.
+    pub fn of(name: FacilityName, found: Result<String, (String, String)>) -> Self {
+        let works = found.is_ok();
+        let (reason, detail) = found.map_or_else(|why| why, |detail| (String::new(), detail));
+        Self {
+            name,
+            works,
+            reason,
+            detail,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FacilityName {

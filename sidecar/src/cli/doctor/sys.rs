@@ -2,33 +2,9 @@
 #![allow(unsafe_code)]
 
 use kvcachepool_memory::mapping::Mapping;
-use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use kvcachepool_memory::record_lock::last_error;
+use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::io::Errno;
-
-/// Owner of a record lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
-    /// The process's: `F_SETLK`.
-    Process,
-    /// The open file's: `F_OFD_SETLK`.
-    OpenFile,
-}
-
-/// Takes a write lock on the first byte of a file without waiting, or returns the error.
-pub fn record_lock(fd: BorrowedFd<'_>, owner: Owner) -> Result<(), Errno> {
-    // SAFETY: flock is plain old data; all zero is a valid value, and open-file locks need a pid of zero.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    lock.l_len = 1;
-    let command = match owner {
-        Owner::Process => libc::F_SETLK,
-        Owner::OpenFile => libc::F_OFD_SETLK,
-    };
-    // SAFETY: fd is open; `lock` is a valid flock structure that the kernel only reads.
-    let rc = unsafe { libc::fcntl(fd.as_raw_fd(), command, &lock) };
-    if rc == 0 { Ok(()) } else { Err(last_error()) }
-}
 
 /// Bytes of `struct io_uring_params` (`linux/io_uring.h`); all zero asks for nothing special.
 const RING_PARAMETERS_BYTES: usize = 120;
@@ -52,8 +28,4 @@ pub fn page_lock(mapping: &Mapping) -> Result<(), Errno> {
     let start = mapping.address(0, bytes).ok_or(Errno::INVAL)?;
     // SAFETY: the range is that of a live mapping; locking changes no content.
     unsafe { rustix::mm::mlock(start.as_ptr().cast(), bytes as usize) }
-}
-
-fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -3,7 +3,7 @@
 use super::super::upstream::Lost;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, Header};
-use kvcachepool_protocol::message::{BadBody, ErrorBody, ErrorCode, encode};
+use kvcachepool_protocol::message::{BadBody, ErrorBody, encode};
 use serde::Serialize;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -37,35 +37,16 @@ pub enum End {
     Stopping,
 }
 
-/// An error reply.
-pub(super) struct Refusal(pub(super) ErrorBody);
-
-impl Refusal {
-    pub(super) fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self(ErrorBody {
-            code,
-            message: message.into(),
-            retryable: false,
-        })
-    }
-}
-
-impl From<BadBody> for Refusal {
-    fn from(e: BadBody) -> Self {
-        Self::new(ErrorCode::BadBody, e.to_string())
-    }
-}
-
 /// What a request leads to, if not to a reply.
 pub(super) enum Failed {
     /// An error, after which the connection goes on.
-    Refused(Refusal),
+    Refused(ErrorBody),
     /// The connection to the sidecar ended.
     Lost,
 }
 
-impl From<Refusal> for Failed {
-    fn from(refusal: Refusal) -> Self {
+impl From<ErrorBody> for Failed {
+    fn from(refusal: ErrorBody) -> Self {
         Self::Refused(refusal)
     }
 }
@@ -112,12 +93,12 @@ pub(super) async fn write_error<S>(
     stream: &mut S,
     opcode: u8,
     tag: u64,
-    refusal: &Refusal,
+    refusal: &ErrorBody,
 ) -> Result<(), End>
 where
     S: AsyncWrite + Unpin,
 {
-    let front = encode(&refusal.0).map_err(|_| End::Broken)?;
+    let front = encode(refusal).map_err(|_| End::Broken)?;
     write(stream, opcode, FLAG_ERROR, tag, Body { front, data: None }).await
 }
 

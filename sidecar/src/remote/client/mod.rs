@@ -7,7 +7,7 @@ use super::objects::Pieces;
 use super::upstream::{State, Upstream};
 use super::{Place, Server, keys};
 pub use frames::End;
-use frames::{Body, Failed, Refusal, fill, plain, write, write_error};
+use frames::{Body, Failed, fill, plain, write, write_error};
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::{FLAG_DATA, HEADER_BYTES, Header, MAX_BODY, Op};
 use kvcachepool_protocol::message::{ErrorBody, ErrorCode, Objects, Release, decode, encode};
@@ -111,7 +111,7 @@ where
     let mut tag = [0; 8];
     tag.copy_from_slice(&head[8..]);
     let tag = u64::from_le_bytes(tag);
-    let refuse = async |stream: &mut S, end: End, refusal: Refusal| {
+    let refuse = async |stream: &mut S, end: End, refusal: ErrorBody| {
         // The connection ends with or without the reply.
         let _ = write_error(stream, Op::Hello as u8, tag, &refusal).await;
         Err(end)
@@ -119,7 +119,7 @@ where
     let header = match Header::decode(&head) {
         Ok(header) => header,
         Err(e) => {
-            let refusal = Refusal::new(ErrorCode::WrongVersion, e.to_string());
+            let refusal = ErrorBody::new(ErrorCode::WrongVersion, e.to_string());
             return refuse(stream, End::BadFrame, refusal).await;
         }
     };
@@ -128,7 +128,7 @@ where
         return refuse(
             stream,
             End::BadFrame,
-            Refusal::new(ErrorCode::HelloFirst, said),
+            ErrorBody::new(ErrorCode::HelloFirst, said),
         )
         .await;
     }
@@ -142,26 +142,21 @@ where
         Err(e) => return refuse(stream, End::BadFrame, e.into()).await,
     };
     if let Err(e) = keys::check(&server.key_file, &hello.key) {
-        let refusal = Refusal::new(ErrorCode::Unauthorized, e.to_string());
+        let refusal = ErrorBody::new(ErrorCode::Unauthorized, e.to_string());
         return refuse(stream, End::WrongKey, refusal).await;
     }
     let Some(place) = server.place() else {
-        let refusal = Refusal(ErrorBody {
-            code: ErrorCode::LimitReached,
-            message: "the server has as many connections as --connections allows".into(),
-            retryable: true,
-        });
+        let refusal = ErrorBody::later(
+            ErrorCode::LimitReached,
+            "the server has as many connections as --connections allows",
+        );
         return refuse(stream, End::TooManyConnections, refusal).await;
     };
     let state: State = server.upstream.borrow().clone();
     let upstream = match state.attached() {
         Ok(upstream) => upstream,
         Err(reason) => {
-            let refusal = Refusal(ErrorBody {
-                code: ErrorCode::NoArena,
-                message: reason,
-                retryable: true,
-            });
+            let refusal = ErrorBody::later(ErrorCode::NoArena, reason);
             return refuse(stream, End::NoSidecar, refusal).await;
         }
     };
@@ -232,7 +227,7 @@ impl<'a> Client<'a> {
         let name = op.map_or("unknown".into(), |op| format!("{op:?}").to_lowercase());
         let outcome = match op {
             Ok(op) => self.act(op, header.flags, body).await,
-            Err(e) => Err(Refusal::new(ErrorCode::UnknownOpcode, e.to_string()).into()),
+            Err(e) => Err(ErrorBody::new(ErrorCode::UnknownOpcode, e.to_string()).into()),
         };
         let result = match &outcome {
             Ok(_) => "ok",
@@ -274,7 +269,7 @@ impl<'a> Client<'a> {
                 let objects: Objects = decode(body)?;
                 let (_, reply) = self.upstream.request(Op::Objects, &objects).await?;
                 Ok(Body {
-                    front: reply.map_err(Refusal)?,
+                    front: reply?,
                     data: None,
                 })
             }
@@ -285,7 +280,7 @@ impl<'a> Client<'a> {
             }
             op => {
                 let said = format!("{op:?} is not served over TCP");
-                Err(Refusal::new(ErrorCode::NotServed, said).into())
+                Err(ErrorBody::new(ErrorCode::NotServed, said).into())
             }
         }
     }

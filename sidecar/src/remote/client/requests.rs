@@ -2,7 +2,7 @@
 
 use super::super::objects::Pieces;
 use super::super::upstream::{Reply, Upstream};
-use super::frames::{Body, Failed, Refusal};
+use super::frames::{Body, Failed};
 use super::{BUFFER_BYTES, Client, Lease, Writing};
 use kvcachepool_protocol::frame::{MAX_BODY, Op};
 use kvcachepool_protocol::key::EngineHash;
@@ -35,7 +35,7 @@ impl<'a> Client<'a> {
         let keys = asked.hashes.len() / size_of::<EngineHash>();
         if keys > KEYS_MAX {
             let said = format!("a PROBE may name {KEYS_MAX} keys, got {keys}");
-            return Err(Refusal::new(ErrorCode::LimitReached, said).into());
+            return Err(ErrorBody::new(ErrorCode::LimitReached, said).into());
         }
         if leases {
             free_place(&self.leases, &asked.request)?;
@@ -58,12 +58,8 @@ impl<'a> Client<'a> {
         let replied = timeout(longest, self.upstream.request(Op::Probe, &probe)).await;
         let Ok(replied) = replied else {
             self.release(vec![id]);
-            return Err(Refusal(ErrorBody {
-                code: ErrorCode::NoArena,
-                message: "the sidecar did not answer in time".into(),
-                retryable: true,
-            })
-            .into());
+            let said = "the sidecar did not answer in time";
+            return Err(ErrorBody::later(ErrorCode::NoArena, said).into());
         };
         let (tag, reply) = replied?;
         let (reply, objects) = match self.probed(reply, keys, leases) {
@@ -81,7 +77,7 @@ impl<'a> Client<'a> {
         if self.pieces + pieces > PIECES_MAX {
             self.release(vec![lease.request]);
             let said = format!("a connection may lease {PIECES_MAX} pieces; end some leases");
-            return Err(Refusal::new(ErrorCode::LimitReached, said).into());
+            return Err(ErrorBody::new(ErrorCode::LimitReached, said).into());
         }
         let pin = Pin {
             request: lease.request.clone(),
@@ -102,7 +98,7 @@ impl<'a> Client<'a> {
         keys: usize,
         leases: bool,
     ) -> Result<(remote::ProbeReply, Vec<Option<Pieces>>), Failed> {
-        let mut reply: ProbeReply = decode(&reply.map_err(Refusal)?)?;
+        let mut reply: ProbeReply = decode(&reply?)?;
         if reply.states.is_empty() && !reply.reason.is_empty() {
             reply.states = vec![0; keys];
         }
@@ -137,8 +133,7 @@ impl<'a> Client<'a> {
         let asked = std::mem::replace(&mut grant.request, id);
         free_place(&self.grants, &asked)?;
         let (_, reply) = self.upstream.request(Op::Grant, &grant).await?;
-        let reply: GrantReply =
-            decode(&reply.map_err(Refusal)?).map_err(|e| self.distrust(&e.to_string()))?;
+        let reply: GrantReply = decode(&reply?).map_err(|e| self.distrust(&e.to_string()))?;
         let granted = |result: &u8| *result == GRANT_GRANTED;
         let count = reply.results.iter().copied().filter(|r| granted(r)).count();
         let fits = reply.results.len() == grant.chunks.len()
@@ -202,7 +197,7 @@ impl<'a> Client<'a> {
     pub(super) fn write(&mut self, write: &Parts, data: &[u8]) -> Result<WriteReply, Failed> {
         if write.data_bytes() != Some(data.len()) {
             let said = "the parts of a WRITE do not have as many bytes as its data";
-            return Err(Refusal::new(ErrorCode::BadBody, said).into());
+            return Err(ErrorBody::new(ErrorCode::BadBody, said).into());
         }
         let Some(objects) = self.grants.get_mut(&write.request) else {
             let written = vec![WRITE_LOST; write.parts.len()];
@@ -213,7 +208,7 @@ impl<'a> Client<'a> {
         for part in write.iter() {
             let Some(object) = objects.get(part.index as usize) else {
                 let said = format!("the GRANT has no object {}", part.index);
-                return Err(Refusal::new(ErrorCode::BadBody, said).into());
+                return Err(ErrorBody::new(ErrorCode::BadBody, said).into());
             };
             let Some(writing) = object else {
                 continue;
@@ -224,7 +219,7 @@ impl<'a> Client<'a> {
                     "expected byte {at} of object {}, got {}",
                     part.index, part.offset
                 );
-                return Err(Refusal::new(ErrorCode::BadBody, said).into());
+                return Err(ErrorBody::new(ErrorCode::BadBody, said).into());
             }
             if !writing.pieces.contains(*at, u64::from(part.length)) {
                 return Err(beyond(&writing.pieces).into());
@@ -274,26 +269,26 @@ impl<'a> Client<'a> {
     }
 }
 
-fn free_place<V>(held: &HashMap<String, V>, request: &str) -> Result<(), Refusal> {
+fn free_place<V>(held: &HashMap<String, V>, request: &str) -> Result<(), ErrorBody> {
     if held.contains_key(request) {
         let said = format!("the request {request} still holds memory; use another id");
-        return Err(Refusal::new(ErrorCode::BadBody, said));
+        return Err(ErrorBody::new(ErrorCode::BadBody, said));
     }
     if held.len() >= REQUESTS_MAX {
         let said = format!("a connection may have {REQUESTS_MAX} open requests; end some of them");
-        return Err(Refusal::new(ErrorCode::LimitReached, said));
+        return Err(ErrorBody::new(ErrorCode::LimitReached, said));
     }
     Ok(())
 }
 
-fn too_many(most: usize) -> Refusal {
+fn too_many(most: usize) -> ErrorBody {
     let said = format!("the parts of one frame may have 1 to {most} bytes together");
-    Refusal::new(ErrorCode::BadBody, said)
+    ErrorBody::new(ErrorCode::BadBody, said)
 }
 
-fn beyond(pieces: &Pieces) -> Refusal {
+fn beyond(pieces: &Pieces) -> ErrorBody {
     let said = format!("a part ends after the object's {} bytes", pieces.bytes);
-    Refusal::new(ErrorCode::BadBody, said)
+    ErrorBody::new(ErrorCode::BadBody, said)
 }
 
 pub(super) fn sections(upstream: &Upstream, pieces: &Pieces) -> Sections {

@@ -5,7 +5,6 @@ use super::core::{Claim, Core, HeldSlot, Step};
 use super::fault::{closed, failed};
 use super::journal::Journal;
 use super::record::{RECORD_BYTES, Record};
-use super::state::Plan;
 use crate::{Cause, Kind, Stored, TierError};
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::OwnedFd;
@@ -91,7 +90,7 @@ impl Changes {
             let mut inner = self.inner.lock();
             match (&inner.ended, inner.end) {
                 (Some(error), _) => Some((error.clone(), change)),
-                (None, Some(_)) => Some((closed(), change)),
+                (None, Some(_)) => Some((closed(Kind::Disk), change)),
                 (None, None) => {
                     inner.changes.push_back(change);
                     None
@@ -143,7 +142,7 @@ impl Changes {
                 return Ok(inner.changes.drain(..count).collect());
             }
             if let Some(end) = inner.end {
-                inner.ended = Some(closed());
+                inner.ended = Some(closed(Kind::Disk));
                 return Err(Some(end));
             }
             self.wake.wait(&mut inner);
@@ -224,11 +223,11 @@ fn make_room(core: &Core, journal: &mut Journal, bytes: u64) -> Result<(), TierE
         if error.cause != Cause::Full {
             return Err(error);
         }
-        let plan = core.state.lock().drain_coldest(None);
-        match plan {
-            Some(Plan::Unlink(file)) => core.folder.remove(&file.name())?,
+        let coldest = core.state.lock().drain_coldest(None);
+        match coldest {
+            Some(file) => core.folder.remove(&file.name())?,
             // Blocks that are already allocated may suffice.
-            _ => return Ok(()),
+            None => return Ok(()),
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use super::load::load;
 use super::lock::Lock;
 use super::name::NameKey;
 use super::space::At;
-use super::state::{Bounds, Plan, State};
+use super::state::{Bounds, State};
 use crate::{Cause, TierError};
 use kvcachepool_protocol::config::disk_objects_max;
 use parking_lot::Mutex;
@@ -97,10 +97,8 @@ impl Core {
             match folder.probe(options.direct) {
                 Ok(direct) => break direct,
                 Err(e) if e.cause == Cause::Full => {
-                    let plan = state.lock().drain_coldest(None);
-                    let Some(Plan::Unlink(file)) = plan else {
-                        return Err(e);
-                    };
+                    let coldest = state.lock().drain_coldest(None);
+                    let file = coldest.ok_or(e)?;
                     folder.remove(&file.name())?;
                 }
                 Err(e) => return Err(e),

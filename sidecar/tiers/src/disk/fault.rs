@@ -1,6 +1,6 @@
 //! Errors of the folder.
 
-pub use crate::files::fault::cause;
+pub use crate::files::fault::{cause, closed, missing};
 
 use crate::{Cause, Kind, TierError, files};
 use std::io;
@@ -9,11 +9,6 @@ use std::io;
 pub fn failed(step: &str, what: &str, error: impl Into<io::Error>) -> TierError {
     let denied = "the sidecar's user must own the folder";
     files::fault::failed(Kind::Disk, step, what, &error.into(), denied)
-}
-
-/// The result of an operation after the tier was closed.
-pub fn closed() -> TierError {
-    TierError::new(Kind::Disk, Cause::Gone, "the tier was closed")
 }
 
 /// Whether a cause concerns the whole folder, and not only one operation.

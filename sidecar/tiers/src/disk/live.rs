@@ -7,7 +7,7 @@ use super::fault::closed;
 use super::lock::Lock;
 use super::space::At;
 use super::state::Counts;
-use crate::TierError;
+use crate::{Kind, TierError};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ impl Live {
             return Answer::Off(fault.error);
         }
         let State::Off { fault, due, .. } = &mut *state else {
-            return Answer::Off(closed());
+            return Answer::Off(closed(Kind::Disk));
         };
         if now < *due {
             return Answer::Off(fault.error.clone());
@@ -110,7 +110,7 @@ impl Live {
         let (fault, busy) = match &*self.state.lock() {
             State::On(core) => return Ok(core.clone()),
             State::Off { fault, before, .. } => (fault.clone(), before.strong_count() > 0),
-            State::Ended => return Err(closed()),
+            State::Ended => return Err(closed(Kind::Disk)),
         };
         if busy {
             // An old writer could write to a slot that now belongs to another object.
@@ -139,7 +139,7 @@ impl Live {
         if matches!(*state, State::Ended) {
             // Nothing else would end its thread.
             core.end(End::AsItIs);
-            return Err(closed());
+            return Err(closed(Kind::Disk));
         }
         *state = State::On(core.clone());
         Ok(core)
@@ -164,7 +164,7 @@ impl Live {
         let fault = match &*self.state.lock() {
             State::On(core) => core.fault(),
             State::Off { fault, .. } => Some(fault.clone()),
-            State::Ended => return Some(closed()),
+            State::Ended => return Some(closed(Kind::Disk)),
         };
         fault.map(|fault| fault.error)
     }

@@ -6,7 +6,7 @@ use super::files::{journal_file, snapshot_file};
 use super::folder::{Folder, Listing};
 use super::journal::Journal;
 use super::record::{Scan, scan};
-use super::state::{Bounds, Plan, State};
+use super::state::{Bounds, State};
 use crate::TierError;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -39,9 +39,8 @@ pub fn load(folder: &Folder, bounds: Bounds) -> Result<(State, Journal), TierErr
     for number in listing.journals.iter().filter(stale) {
         folder.remove(&journal_file(*number))?;
     }
-    let mut journal_end = journal.end;
     loop {
-        match Journal::open(folder, generation, journal_end) {
+        match Journal::open(folder, generation, journal.end) {
             Ok(journal) => {
                 let state = shrink(folder, state, bounds)?;
                 let found = state.counts.named().into_iter();
@@ -55,11 +54,8 @@ pub fn load(folder: &Folder, bounds: Bounds) -> Result<(State, Journal), TierErr
             }
             // The file system is completely full: the coldest container is evicted.
             Err(e) if e.cause == crate::Cause::Full => {
-                let Some(Plan::Unlink(file)) = state.drain_coldest(None) else {
-                    return Err(e);
-                };
+                let file = state.drain_coldest(None).ok_or(e)?;
                 folder.remove(&file.name())?;
-                journal_end = journal.end;
             }
             Err(e) => return Err(e),
         }
@@ -101,7 +97,7 @@ fn read(folder: &Folder, name: &str, state: &mut State) -> Result<Scan, TierErro
 /// Adapts the state to a lower capacity.
 fn shrink(folder: &Folder, mut state: State, bounds: Bounds) -> Result<State, TierError> {
     while state.space.bytes() > bounds.capacity {
-        let Some(Plan::Unlink(file)) = state.drain_coldest(None) else {
+        let Some(file) = state.drain_coldest(None) else {
             break;
         };
         folder.remove(&file.name())?;

@@ -1,7 +1,7 @@
 //! The record lock that keeps two sidecars out of one folder.
-#![allow(unsafe_code)]
 
-use rustix::fd::{AsRawFd, OwnedFd};
+use kvcachepool_memory::record_lock::{Owner, try_lock};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use std::io;
@@ -16,19 +16,10 @@ pub struct Lock {
 impl Lock {
     /// Takes the lock. `Ok(None)`: another open file holds it.
     pub fn take(fd: OwnedFd) -> io::Result<Option<Self>> {
-        // SAFETY: flock is plain old data; all zero is a valid value, and open-file locks need a pid of zero.
-        let mut whole: libc::flock = unsafe { std::mem::zeroed() };
-        whole.l_type = libc::F_WRLCK as libc::c_short;
-        whole.l_whence = libc::SEEK_SET as libc::c_short;
-        // SAFETY: fd is open; `whole` is a valid flock structure that the kernel only reads.
-        let rc = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &whole) };
-        if rc == 0 {
-            return Ok(Some(Self { fd }));
-        }
-        let error = io::Error::last_os_error();
-        match Errno::from_io_error(&error) {
-            Some(Errno::ACCESS | Errno::AGAIN) => Ok(None),
-            _ => Err(error),
+        match try_lock(fd.as_fd(), Owner::OpenFile, 0, 0) {
+            Ok(()) => Ok(Some(Self { fd })),
+            Err(Errno::ACCESS | Errno::AGAIN) => Ok(None),
+            Err(e) => Err(e.into()),
         }
     }
 

@@ -40,6 +40,7 @@ mod write;
 pub use state::Counts;
 
 use self::core::Core;
+use super::files::fault::busy;
 use super::files::pool::Pool;
 use super::{
     Cause, Get, Kind, Listed, Operation, Page, Put, Reading, Removal, Stored, Tier, TierError,
@@ -190,19 +191,12 @@ impl Disk {
         }
     }
 
-    /// Runs `f` on a reader thread. It runs even when the caller stops waiting.
+    /// Runs `f` on a reader thread.
     async fn block<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> Result<T, TierError> + Send + 'static,
     ) -> Result<T, TierError> {
-        let (answer, answered) = oneshot::channel();
-        let job = Box::new(move || {
-            let _ = answer.send(f());
-        });
-        if !self.readers.push(job) {
-            return Err(busy());
-        }
-        answered.await.unwrap_or_else(|_| Err(closed()))
+        self.readers.run(Kind::Disk, f).await
     }
 
     async fn put_object(&self, put: Put) -> Result<Stored, TierError> {
@@ -228,9 +222,9 @@ impl Disk {
                 .writers
                 .push(Box::new(move || core.put(put, claim, answer)))
             {
-                return Err(busy());
+                return Err(busy(Kind::Disk));
             }
-            return answered.await.unwrap_or_else(|_| Err(closed()));
+            return answered.await.unwrap_or_else(|_| Err(closed(Kind::Disk)));
         }
     }
 
@@ -295,14 +289,6 @@ impl fmt::Debug for Disk {
     }
 }
 
-fn busy() -> TierError {
-    TierError::new(
-        Kind::Disk,
-        Cause::Busy,
-        "too many operations wait for the disk tier's threads",
-    )
-}
-
 impl Tier for Disk {
     fn info(&self) -> &TierInfo {
         &self.info
@@ -344,7 +330,7 @@ impl Tier for Disk {
             let core = self.core().await?;
             let (answer, answered) = oneshot::channel();
             let count = core.remove(&removal.names(), answer);
-            let durable = answered.await.unwrap_or_else(|_| Err(closed()));
+            let durable = answered.await.unwrap_or_else(|_| Err(closed(Kind::Disk)));
             durable.map(|()| count)
         })
     }

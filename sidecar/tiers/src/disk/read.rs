@@ -3,7 +3,7 @@
 use super::classes::{UNIT, slot_bytes};
 use super::commit::Change;
 use super::core::{Core, Step};
-use super::fault::{cause, failed};
+use super::fault::{cause, failed, missing};
 use super::files::ContainerFile;
 use super::name::NameKey;
 use super::state::Pinned;
@@ -76,9 +76,9 @@ impl Core {
 
     fn pin(self: &Arc<Self>, name: &ObjectName) -> Result<Pin, TierError> {
         self.check()?;
-        let key = NameKey::of(name).ok_or_else(|| missing(name))?;
+        let key = NameKey::of(name).ok_or_else(|| missing(Kind::Disk, &name.s3("")))?;
         let pinned = self.state.lock().pin(&key);
-        let pinned = pinned.ok_or_else(|| missing(name))?;
+        let pinned = pinned.ok_or_else(|| missing(Kind::Disk, &name.s3("")))?;
         Ok(Pin {
             core: self.clone(),
             key,
@@ -119,7 +119,7 @@ impl Core {
             if state.forget_container(id).is_some() {
                 state.counts.lost_containers += 1;
             }
-            missing(name)
+            missing(Kind::Disk, &name.s3(""))
         })
     }
 
@@ -236,8 +236,4 @@ fn expected(pin: &Pin, get: &Get) -> Option<(u64, Vec<Section>)> {
         section
     };
     Some((head, places.into_iter().map(section).collect()))
-}
-
-fn missing(name: &ObjectName) -> TierError {
-    TierError::new(Kind::Disk, Cause::Missing, "the object does not exist").about(name.s3(""))
 }

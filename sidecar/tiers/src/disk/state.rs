@@ -245,15 +245,16 @@ impl State {
         if !no_space && let Some(file) = self.another_container(units, WORTH) {
             return Plan::Make(file);
         }
-        if let Some(id) = self.space.empty() {
-            return self.drain(id);
+        let empty = self.space.empty();
+        if let Some(file) = empty.and_then(|id| self.forget_container(id)) {
+            return Plan::Unlink(file);
         }
         let victims = self.of_class(units, NEAR);
         if !victims.is_empty() {
             return Plan::Evict(self.evict(&victims));
         }
-        if let Some(plan) = self.drain_coldest(Some(units)) {
-            return plan;
+        if let Some(file) = self.drain_coldest(Some(units)) {
+            return Plan::Unlink(file);
         }
         let victims = self.of_class(units, usize::MAX);
         if !victims.is_empty() {
@@ -292,17 +293,10 @@ impl State {
 
     /// Evicts the container that was not used for the longest time. Its file can be deleted at once, since records of missing containers
     /// are ignored.
-    pub fn drain_coldest(&mut self, but: Option<u32>) -> Option<Plan> {
+    pub fn drain_coldest(&mut self, but: Option<u32>) -> Option<ContainerFile> {
         let read: HashSet<u32> = self.reading.keys().map(|at| at.container).collect();
         let id = self.space.coldest(but, |id| read.contains(&id))?;
-        Some(self.drain(id))
-    }
-
-    fn drain(&mut self, id: u32) -> Plan {
-        match self.forget_container(id) {
-            Some(file) => Plan::Unlink(file),
-            None => Plan::Full,
-        }
+        self.forget_container(id)
     }
 
     /// Removes a container with all its objects, which count as evicted.

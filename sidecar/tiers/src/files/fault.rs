@@ -46,3 +46,17 @@ pub fn failed(kind: Kind, step: &str, what: &str, error: &io::Error, denied: &st
         format!("cannot {step} {what}: {error}; {advice}"),
     )
 }
+
+pub fn missing(kind: Kind, path: &str) -> TierError {
+    TierError::new(kind, Cause::Missing, "the object does not exist").about(path)
+}
+
+pub fn busy(kind: Kind) -> TierError {
+    let detail = format!("too many operations wait for the {kind} tier's threads");
+    TierError::new(kind, Cause::Busy, detail)
+}
+
+/// The result of an operation after the tier was closed.
+pub fn closed(kind: Kind) -> TierError {
+    TierError::new(kind, Cause::Gone, "the tier was closed")
+}

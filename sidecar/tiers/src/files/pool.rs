@@ -1,9 +1,12 @@
 //! A bounded number of threads for blocking calls, with a bounded queue.
 
+use super::fault::{busy, closed};
+use crate::{Kind, TierError};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use tokio::sync::oneshot;
 
 pub type Job = Box<dyn FnOnce() + Send>;
 
@@ -49,6 +52,22 @@ impl Pool {
             pool.threads.lock().push(thread);
         }
         Ok(pool)
+    }
+
+    /// Runs `f` on a thread. It runs even when the caller stops waiting.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        kind: Kind,
+        f: impl FnOnce() -> Result<T, TierError> + Send + 'static,
+    ) -> Result<T, TierError> {
+        let (answer, answered) = oneshot::channel();
+        let job = Box::new(move || {
+            let _ = answer.send(f());
+        });
+        if !self.push(job) {
+            return Err(busy(kind));
+        }
+        answered.await.unwrap_or_else(|_| Err(closed(kind)))
     }
 
     /// Queues a job. False: the queue is full and the job was dropped.

@@ -10,6 +10,13 @@ pub struct Section {
     pub span: Span,
 }
 
+impl Section {
+    /// Offset of the first byte behind it.
+    pub fn end(&self) -> u64 {
+        self.offset + self.span.length
+    }
+}
+
 /// The wanted sections in the order of the file, in which the object begins at `start`.
 pub fn wanted(
     kind: Kind,

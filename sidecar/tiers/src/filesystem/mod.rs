@@ -32,7 +32,6 @@ use super::{
     Cause, Get, Kind, Operation, Page, Put, Reading, Removal, Stored, Tier, TierError, TierInfo,
     Usage, Writes, prefix,
 };
-use fault::{busy, closed};
 use futures::future::try_join_all;
 use kvcachepool_protocol::config;
 use kvcachepool_protocol::object::{Object, ObjectName};
@@ -43,7 +42,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -198,7 +196,7 @@ impl Live {
             tags: Tags::default(),
         });
         let looked = folder.clone();
-        let first = run(&asks, move || look(&looked)).await?;
+        let first = asks.run(Kind::FileSystem, move || look(&looked)).await?;
         let bounds = Bounds {
             capacity_bytes: config.capacity.0,
             evict_at_percent: config.evict_at_percent,
@@ -220,7 +218,7 @@ impl Live {
         &self,
         f: impl FnOnce() -> Result<T, TierError> + Send + 'static,
     ) -> Result<T, TierError> {
-        run(&self.asks, f).await
+        self.asks.run(Kind::FileSystem, f).await
     }
 
     async fn lookup(&self, names: &[ObjectName]) -> Result<Vec<bool>, TierError> {
@@ -238,16 +236,19 @@ impl Live {
     async fn get(&self, get: Get) -> Result<Object, TierError> {
         let held = self.census.hold(&get.name);
         let folder = self.folder.clone();
-        run(&self.reads, move || {
+        let read = move || {
             let _held = held;
             folder.get(&get)
-        })
-        .await
+        };
+        self.reads.run(Kind::FileSystem, read).await
     }
 
     async fn put(&self, put: Put) -> Result<Stored, TierError> {
         let (folder, bytes) = (self.folder.clone(), put.object.total_bytes());
-        let stored = run(&self.puts, move || folder.put(put)).await?;
+        let stored = self
+            .puts
+            .run(Kind::FileSystem, move || folder.put(put))
+            .await?;
         if stored == Stored::New {
             self.census.came(bytes);
         }
@@ -291,20 +292,6 @@ impl Live {
 
 fn path(config: &config::FileSystem) -> PathBuf {
     config.path.clone().unwrap_or_default()
-}
-
-async fn run<T: Send + 'static>(
-    pool: &Pool,
-    f: impl FnOnce() -> Result<T, TierError> + Send + 'static,
-) -> Result<T, TierError> {
-    let (answer, answered) = oneshot::channel();
-    let job = Box::new(move || {
-        let _ = answer.send(f());
-    });
-    if !pool.push(job) {
-        return Err(busy());
-    }
-    answered.await.unwrap_or_else(|_| Err(closed()))
 }
 
 impl fmt::Debug for Live {

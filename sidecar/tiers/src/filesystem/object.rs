@@ -2,8 +2,9 @@
 //! that is allowed.
 
 use super::Folder;
-use super::fault::{failed, missing};
+use super::fault::failed;
 use super::root::{Published, is_file, modified_s, open_file, sync};
+use crate::files::fault::missing;
 use crate::files::raw::{self, Block, Part};
 use crate::files::sections::{Section, wanted};
 use crate::{Cause, Get, Kind, Put, Stored, TierError};
@@ -52,7 +53,7 @@ impl Folder {
             TierError::new(Kind::FileSystem, cause, detail).about(path.clone())
         };
         let failed = |e: io::Error| match Errno::from_io_error(&e) {
-            Some(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => missing(&path),
+            Some(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => missing(Kind::FileSystem, &path),
             Some(Errno::LOOP) => found(Cause::Foreign, "the name is a symbolic link".into()),
             None if e.kind() == io::ErrorKind::UnexpectedEof => found(
                 Cause::Corrupt,

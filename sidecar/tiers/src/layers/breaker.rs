@@ -42,23 +42,10 @@ pub enum State {
     HalfOpen,
 }
 
-impl State {
-    /// Name in metrics and status.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Closed => "Closed",
-            Self::Open => "Open",
-            Self::HalfOpen => "HalfOpen",
-        }
-    }
-}
-
 /// Status of one breaker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Side {
     pub state: State,
-    /// Number of times that it opened; each failed probe counts.
-    pub opened: u64,
     /// The failure that opened it last.
     pub reason: Option<TierError>,
 }
@@ -123,7 +110,6 @@ struct Now {
     phase: Phase,
     /// Rises with every change of the phase: results of operations from an earlier phase are ignored.
     turn: u64,
-    opened: u64,
     reason: Option<TierError>,
 }
 
@@ -152,7 +138,6 @@ impl Switch {
             now: Mutex::new(Now {
                 phase: Phase::Closed { failures: 0 },
                 turn: 0,
-                opened: 0,
                 reason: None,
             }),
         }
@@ -166,7 +151,6 @@ impl Switch {
                 Phase::Open { until, .. } if Instant::now() < until => State::Open,
                 Phase::Open { .. } | Phase::HalfOpen { .. } => State::HalfOpen,
             },
-            opened: now.opened,
             reason: now.reason.clone(),
         }
     }
@@ -233,7 +217,6 @@ impl Switch {
         let pause = pause.min(self.options.pause_max);
         let until = Instant::now() + self.chance.jittered(pause);
         now.turns(Phase::Open { until, pause });
-        now.opened += 1;
         now.reason = Some(reason());
     }
 

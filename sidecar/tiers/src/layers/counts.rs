@@ -32,7 +32,6 @@ pub struct Counts {
 struct Counted {
     began: AtomicU64,
     results: [AtomicU64; RESULTS],
-    bytes: AtomicU64,
     seconds: [AtomicU64; SECONDS.len() + 1],
     nanos: AtomicU64,
 }
@@ -44,8 +43,6 @@ pub struct Tally {
     /// Number of operations per result: `Ok`, the name of a [`Cause`], or `Dropped`. Results that never occurred are missing.
     pub results: Vec<(&'static str, u64)>,
     pub running: u64,
-    /// Bytes of sections that moved between tier and arena in successful operations.
-    pub bytes: u64,
     /// Finished operations by duration.
     pub seconds: Buckets,
     /// Total time of finished operations.
@@ -58,7 +55,6 @@ impl Default for Counts {
             operations: from_fn(|_| Counted {
                 began: AtomicU64::new(0),
                 results: from_fn(|_| AtomicU64::new(0)),
-                bytes: AtomicU64::new(0),
                 seconds: from_fn(|_| AtomicU64::new(0)),
                 nanos: AtomicU64::new(0),
             }),
@@ -75,11 +71,6 @@ impl Counts {
             began: Instant::now(),
             result: DROPPED,
         }
-    }
-
-    /// Counts bytes that moved between tier and arena, before their operation ends.
-    pub fn moved(&self, op: Op, bytes: u64) {
-        self.operations[op as usize].bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Current counts, one entry per operation.
@@ -99,7 +90,6 @@ impl Counted {
             // Read after the results, so that an operation that ends in between is not counted as running.
             running: self.began.load(Relaxed).saturating_sub(ended),
             results: results.into_iter().filter(|(_, n)| *n > 0).collect(),
-            bytes: self.bytes.load(Relaxed),
             seconds: from_fn(|i| self.seconds.get(i).map_or(0, |count| count.load(Relaxed))),
             took: Duration::from_nanos(self.nanos.load(Relaxed)),
         }
@@ -140,9 +130,6 @@ mod tests {
     use crate::Tier;
     use crate::layers::Guarded;
     use crate::layers::scripted::{Scripted, name, unguarded};
-    use crate::testing::shelf::Shelf;
-    use crate::testing::suite::{Memory, Sample};
-    use std::sync::Arc;
 
     fn of(counts: &Counts, op: Op) -> Tally {
         counts.tally().swap_remove(op as usize)
@@ -182,7 +169,7 @@ mod tests {
         let tally = of(counts, Op::Head);
         let results = [("Missing", 2), ("Timeout", 1), ("Ok", 1), ("Dropped", 1)];
         assert_eq!(tally.results, results);
-        assert_eq!((tally.running, tally.bytes), (0, 0));
+        assert_eq!(tally.running, 0);
         let mut seconds = [0; SECONDS.len() + 1];
         (seconds[0], seconds[9], seconds[14]) = (2, 1, 1);
         seconds[SECONDS.iter().position(|s| *s == 0.1).unwrap()] = 1;
@@ -194,21 +181,5 @@ mod tests {
                 .iter()
                 .all(|t| t.op == Op::Head || t.results.is_empty())
         );
-    }
-
-    #[tokio::test]
-    async fn bytes_are_those_that_went_between_tier_and_arena() {
-        let shelf = Arc::new(Shelf::new(crate::Kind::Disk, 0));
-        let tier = Guarded::new(shelf, &unguarded());
-        let (counts, memory) = (&tier.counts, Memory::new(1 << 20));
-        let sample = Sample::new(1, 0, &[5_000, 300]);
-        for _ in 0..3 {
-            tier.put(sample.put(&memory)).await.unwrap();
-        }
-        assert_eq!(of(counts, Op::Put).bytes, 5_300, "two were there already");
-        tier.get(sample.get(&memory, &[1])).await.unwrap();
-        let absent = Sample::new(1, 1, &[70]);
-        assert!(tier.get(absent.get_all(&memory)).await.is_err());
-        assert_eq!(of(counts, Op::Get).bytes, 300);
     }
 }

@@ -44,15 +44,6 @@ impl Default for Options {
     }
 }
 
-/// Current use of a budget, for status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Load {
-    /// Operations in flight.
-    pub operations: usize,
-    pub bytes: u64,
-    pub waiting: usize,
-}
-
 #[derive(Debug)]
 pub struct Limits {
     reads: Arc<Gate>,
@@ -81,21 +72,6 @@ impl Limits {
             let detail = format!("too many operations wait for this tier: {waiting}");
             TierError::new(tier, Cause::Busy, detail)
         })
-    }
-
-    /// Current use by gets.
-    pub fn reads(&self) -> Load {
-        self.reads.load()
-    }
-
-    /// Current use by puts.
-    pub fn writes(&self) -> Load {
-        self.writes.load()
-    }
-
-    /// Current use by all other operations.
-    pub fn questions(&self) -> Load {
-        self.questions.load()
     }
 }
 
@@ -149,15 +125,6 @@ impl Gate {
             budget,
             now: Mutex::default(),
         })
-    }
-
-    fn load(&self) -> Load {
-        let now = self.now.lock();
-        Load {
-            operations: now.operations,
-            bytes: now.bytes,
-            waiting: now.waiting.len(),
-        }
     }
 
     /// `None`: the queue is full.
@@ -267,4 +234,4 @@ impl Drop for Permit {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

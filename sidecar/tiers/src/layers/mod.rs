@@ -20,7 +20,7 @@ pub use converting::{Converter, Rooms};
 pub use counts::{Counts, Tally};
 pub use deadline::Options as DeadlineOptions;
 pub use guarded::Guarded;
-pub use limits::{Budget, Limits, Load, Options as LimitOptions};
+pub use limits::{Budget, Limits, Options as LimitOptions};
 pub use op::Op;
 pub use packing::{Amount, Packed, PackingOptions};
 pub use retry::Options as RetryOptions;

@@ -108,8 +108,9 @@ pub fn writable(get: &Get, writer: &Writer) -> Get {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layers::limits::tests::Load;
     use crate::layers::scripted::{Scripted, name, unguarded};
-    use crate::layers::{self, Guarded, Load, Op};
+    use crate::layers::{self, Guarded, Op};
     use crate::testing::suite::{Memory, Sample};
     use crate::{Stored, Tier};
 

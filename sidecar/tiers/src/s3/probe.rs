@@ -6,7 +6,6 @@ use super::request::{PROBE, Requests};
 use crate::{Cause, Page, TierError};
 use aws_sdk_s3::primitives::ByteStream;
 use std::sync::OnceLock;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Content of a probe object.
 const TEXT: &[u8] = b"kvcachepool tries here what it may do. This object can be removed.\n";
@@ -14,11 +13,7 @@ const TEXT: &[u8] = b"kvcachepool tries here what it may do. This object can be 
 /// Name of this process's probe: a single one, so that at most one remains if objects cannot be removed.
 fn own_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        let since = since.unwrap_or_default().as_nanos();
-        format!("{PROBE}-{since:x}-{:x}", std::process::id())
-    })
+    NAME.get_or_init(|| format!("{PROBE}-{:016x}", fastrand::u64(..)))
 }
 
 /// Result of putting a probe.

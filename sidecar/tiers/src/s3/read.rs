@@ -4,7 +4,8 @@
 use super::fault::found;
 use super::request::Requests;
 use super::stream::Stream;
-use crate::{Cause, Get, Kind, Running, Span, TierError};
+use crate::files::sections::{Section, wanted};
+use crate::{Cause, Get, Kind, Running, TierError};
 use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::{
     ALIGN, BadObject, HEADER_BYTES, MAX_BYTES, Object, ObjectName, head_bytes,
@@ -45,27 +46,6 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// Destination of an object's bytes.
-#[derive(Debug)]
-struct Landing {
-    start: u64,
-    span: Span,
-}
-
-impl Landing {
-    fn end(&self) -> u64 {
-        self.start + self.span.length
-    }
-
-    /// Records received bytes from `at` on, in a stream that ends at `end`. A section that exceeds the stream gets no running digest: its
-    /// rest arrives in another stream, possibly earlier.
-    fn came(&self, at: u64, bytes: u64, end: u64, running: &mut Running) {
-        if self.end() <= end {
-            running.came(&self.span, at, bytes);
-        }
-    }
-}
-
 impl Requests {
     /// The header of an object.
     pub async fn head(&self, name: &ObjectName) -> Result<Object, TierError> {
@@ -88,37 +68,39 @@ impl Requests {
             true => MAX_BYTES,
             false => parts.bytes,
         };
-        let wanted = get
+        let lengths = get
             .places
             .iter()
             .map(|place| place.span.length.next_multiple_of(ALIGN));
-        let wanted = wanted.fold(HEAD_BYTES, u64::saturating_add);
-        let first = (0, reach(0, wanted, longest.max(HEAD_BYTES)));
+        let expected = lengths.fold(HEAD_BYTES, u64::saturating_add);
+        let first = (0, reach(0, expected, longest.max(HEAD_BYTES)));
         let mut stream = self.range(&key, first, None).await?;
         let object = self.read_head(&mut stream, &get.name, &key).await?;
-        let landings = landings(&object, get)?;
+        let sections = wanted(Kind::S3, 0, &object, get)?;
+        // Forgets the digests of an earlier attempt.
+        sections.iter().for_each(|section| section.span.saw(None));
         let version = stream.version.clone();
         let (read_to, end) = (stream.at, stream.end);
-        let rest = ranges(&landings, end, longest);
+        let rest = ranges(&sections, end, longest);
         // The wanted bytes of the first response. Without any, nobody reads it, and it must not hold a permit against the other ranges.
-        let here = landings.iter().any(|l| l.start < end && l.end() > read_to);
+        let here = sections.iter().any(|s| s.offset < end && s.end() > read_to);
         let first = here.then_some(stream);
-        let (key, version, landings) = (&key, Some(&version), &landings);
+        let (key, version, sections) = (&key, Some(&version), &sections);
         let first = async move {
             match first {
-                Some(mut stream) => land(&mut stream, landings).await,
+                Some(mut stream) => land(&mut stream, sections).await,
                 None => Ok(0),
             }
         };
         let others = futures::stream::iter(rest)
             .map(|range| async move {
                 let mut stream = self.range(key, range, version).await?;
-                land(&mut stream, landings).await
+                land(&mut stream, sections).await
             })
             .buffer_unordered(parts.at_once.max(1))
             .try_fold(0, |sum, landed| async move { Ok(sum + landed) });
         let (landed, others) = tokio::try_join!(first, others)?;
-        let expected: u64 = landings.iter().map(|l| l.span.length).sum();
+        let expected: u64 = sections.iter().map(|s| s.span.length).sum();
         if landed + others != expected {
             let asked = self.asked("s3:GetObject", Some(key));
             let detail = format!("received {} of {expected} bytes", landed + others);
@@ -179,17 +161,20 @@ async fn take(stream: &mut Stream<'_>, head: &mut Vec<u8>, needed: u64) -> Resul
 }
 
 /// Receives a stream's bytes at their destinations; returns the number of wanted bytes.
-async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, TierError> {
+async fn land(stream: &mut Stream<'_>, sections: &[Section]) -> Result<u64, TierError> {
     let (mut landed, mut turn, mut running) = (0, 0, Running::default());
-    for landing in landings {
-        if landing.end() <= stream.at {
+    for section in sections {
+        if section.end() <= stream.at {
             continue;
         }
-        stream.skip_to(landing.start).await?;
-        while stream.at < landing.end().min(stream.end) {
-            let (at, bytes) = (stream.at - landing.start, landing.end() - stream.at);
-            let received = stream.receive_into(&landing.span, at, bytes).await?;
-            landing.came(at, received, stream.end, &mut running);
+        stream.skip_to(section.offset).await?;
+        while stream.at < section.end().min(stream.end) {
+            let (at, bytes) = (stream.at - section.offset, section.end() - stream.at);
+            let received = stream.receive_into(&section.span, at, bytes).await?;
+            // A section that exceeds the stream gets no running digest: its rest arrives in another stream, possibly earlier.
+            if section.end() <= stream.end {
+                running.came(&section.span, at, received);
+            }
             landed += received;
             turn += received;
             if turn >= TURN_BYTES {
@@ -202,38 +187,6 @@ async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, Tier
     Ok(landed)
 }
 
-/// Destinations of the wanted sections, in the order of the object. Fails before any write if one does not fit.
-fn landings(object: &Object, get: &Get) -> Result<Vec<Landing>, TierError> {
-    let offsets = object.offsets();
-    let landing = |place: &crate::Place| {
-        let (group, shard) = (place.group, place.shard);
-        let shape = |why: String| {
-            let why = format!("section {group}.{shard} {why}");
-            TierError::new(Kind::S3, Cause::Shape, why).about(get.name.s3(""))
-        };
-        let sections = &object.sections;
-        let index = sections
-            .binary_search_by_key(&(group, shard), |s| (s.group, s.shard))
-            .map_err(|_| shape("is not in the object".to_string()))?;
-        let stored = sections.get(index).map_or(0, |s| s.stored_bytes);
-        if stored != place.span.length {
-            let length = place.span.length;
-            return Err(shape(format!(
-                "has {stored} bytes, but its place has {length}"
-            )));
-        }
-        // Forgets the digest of an earlier attempt.
-        place.span.saw(None);
-        Ok(Landing {
-            start: offsets.get(index).copied().unwrap_or_default(),
-            span: place.span.clone(),
-        })
-    };
-    let mut landings: Vec<Landing> = get.places.iter().map(landing).collect::<Result<_, _>>()?;
-    landings.sort_by_key(|landing| landing.start);
-    Ok(landings)
-}
-
 /// End of a range from `start`: after `most` bytes, or a little later if hardly anything would remain for the next request.
 fn reach(start: u64, end: u64, most: u64) -> u64 {
     match end - start <= most + most / 4 {
@@ -243,10 +196,10 @@ fn reach(start: u64, end: u64, most: u64) -> u64 {
 }
 
 /// Ranges from `from` on that contain the wanted bytes, each of at most about `most` bytes.
-fn ranges(landings: &[Landing], from: u64, most: u64) -> Vec<(u64, u64)> {
+fn ranges(sections: &[Section], from: u64, most: u64) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
-    for landing in landings {
-        let (mut start, end) = (landing.start.max(from), landing.end());
+    for section in sections {
+        let (mut start, end) = (section.offset.max(from), section.end());
         if let Some(last) = ranges.last_mut()
             && start < end
             && start.saturating_sub(last.1) <= GAP_BYTES
@@ -269,18 +222,18 @@ mod tests {
     use super::*;
     use crate::testing::suite::Memory;
 
-    fn landings(places: &[(u64, u64)]) -> Vec<Landing> {
+    fn sections(places: &[(u64, u64)]) -> Vec<Section> {
         let memory = Memory::new(1 << 20);
-        let landing = |&(start, length): &(u64, u64)| Landing {
-            start,
+        let section = |&(offset, length): &(u64, u64)| Section {
+            offset,
             span: memory.span(length),
         };
-        places.iter().map(landing).collect()
+        places.iter().map(section).collect()
     }
 
     #[test]
     fn ranges_hold_all_that_is_wanted_and_no_gap_that_is_long() {
-        let near = landings(&[(4_096, 10_000), (16_384, 10_000), (200_000, 5_000)]);
+        let near = sections(&[(4_096, 10_000), (16_384, 10_000), (200_000, 5_000)]);
         assert_eq!(
             ranges(&near, 0, 1 << 20),
             [(4_096, 26_384), (200_000, 205_000)]
@@ -295,7 +248,7 @@ mod tests {
 
     #[test]
     fn no_range_is_longer_than_a_part() {
-        let long = landings(&[(4_096, 100_000), (106_496, 30_000)]);
+        let long = sections(&[(4_096, 100_000), (106_496, 30_000)]);
         let ranges = ranges(&long, 0, 40_000);
         let mut at = 4_096;
         for (start, end) in &ranges {

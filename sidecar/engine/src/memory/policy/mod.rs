@@ -1,10 +1,9 @@
 //! Eviction policies. A policy only orders entries. The engine decides whether a candidate is evictable (not leased, pinned, a parent or
 //! being written): it takes a candidate with `next`, and returns one that is not evictable with `retry` once the obstacle is gone.
 
-mod fifo;
 mod lfu;
 mod list;
-mod lru;
+mod queue;
 mod s3fifo;
 
 use crate::config::EvictionPolicy;
@@ -28,9 +27,9 @@ pub trait Policy: std::fmt::Debug + Send {
 pub fn new(kind: EvictionPolicy) -> Box<dyn Policy> {
     match kind {
         EvictionPolicy::S3Fifo => Box::new(s3fifo::S3Fifo::new()),
-        EvictionPolicy::Lru => Box::new(lru::Lru::new()),
+        EvictionPolicy::Lru => Box::new(queue::Queue::new(true)),
         EvictionPolicy::Lfu => Box::new(lfu::Lfu::new()),
-        EvictionPolicy::Fifo => Box::new(fifo::Fifo::new()),
+        EvictionPolicy::Fifo => Box::new(queue::Queue::new(false)),
     }
 }
 

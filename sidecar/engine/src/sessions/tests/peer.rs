@@ -121,7 +121,7 @@ pub const BLOCK_BYTES: u64 = 16 << 10;
 pub fn pidfd() -> FdFacts {
     FdFacts {
         id: FdId(1),
-        kind: FdType::Pidfd { pollable: true },
+        kind: FdType::Pidfd,
     }
 }
 

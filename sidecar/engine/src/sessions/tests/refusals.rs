@@ -47,7 +47,7 @@ fn a_process_whose_death_cannot_be_seen_is_refused() {
     let conn = w.connect();
     let deaf = FdFacts {
         id: FdId(1),
-        kind: FdType::Pidfd { pollable: false },
+        kind: FdType::Other,
     };
     let tag = w.say(conn, Op::Hello, &hello(Role::Worker, 1, 1), &[deaf]);
     assert_eq!(w.error(tag), (ErrorCode::NoProofOfDeath, true));

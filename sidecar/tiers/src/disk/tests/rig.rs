@@ -156,7 +156,9 @@ impl Memory {
 pub fn whole(object: &Object, places: &[Place]) -> bool {
     object.sections.iter().zip(places).all(|(section, place)| {
         let mut bytes = vec![0; place.span.length as usize];
-        place.span.read(0, &mut bytes) && section.holds(&bytes)
+        place.span.read(0, &mut bytes)
+            && place.span.length == section.stored_bytes
+            && digest(&bytes) == section.stored_digest
     })
 }
 

@@ -12,6 +12,39 @@ const ONE: Budget = Budget {
     waiting: 10_000,
 };
 
+/// Current use of a budget.
+#[derive(Debug, PartialEq, Eq, Default)]
+pub(in crate::layers) struct Load {
+    operations: usize,
+    bytes: u64,
+    waiting: usize,
+}
+
+impl Limits {
+    pub(in crate::layers) fn reads(&self) -> Load {
+        self.reads.load()
+    }
+
+    pub(in crate::layers) fn writes(&self) -> Load {
+        self.writes.load()
+    }
+
+    pub(in crate::layers) fn questions(&self) -> Load {
+        self.questions.load()
+    }
+}
+
+impl Gate {
+    fn load(&self) -> Load {
+        let now = self.now.lock();
+        Load {
+            operations: now.operations,
+            bytes: now.bytes,
+            waiting: now.waiting.len(),
+        }
+    }
+}
+
 struct Rig {
     scripted: Arc<Scripted>,
     tier: Arc<Guarded>,
