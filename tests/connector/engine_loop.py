@@ -15,13 +15,16 @@ import pickle
 import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import KVTransferConfig, LoRAConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -41,6 +44,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from kvcachepool import provenance
 from kvcachepool.connector import KVCachePoolConnector
 from kvcachepool.descriptor import witness
+from kvcachepool.preflight import COMPOSED
 from servers import models
 
 HEADS, SIZE, LAYERS = 2, 32, 2
@@ -77,7 +81,11 @@ class Loop:
         events: bool = False,
         world: int = 1,
         role: str = "kv_both",
+        peer: type[KVConnectorBase_V1] | None = None,
+        ranks: int = 1,
+        lora: bool = False,
     ) -> None:
+        """`peer`: a transport that runs before this connector, in a MultiConnector. `ranks`: of data parallelism."""
         self.config = copy.copy(base_config())
         self.config.kv_transfer_config = KVTransferConfig(
             kv_connector="KVCachePoolConnector",
@@ -86,6 +94,8 @@ class Loop:
             kv_load_failure_policy="recompute",
             engine_id=engine_id,
         )
+        if peer is not None:
+            self.config.kv_transfer_config = _beside(peer, self.config.kv_transfer_config)
         witness(self.config)
         if events:
             from vllm.config import KVEventsConfig
@@ -95,6 +105,8 @@ class Loop:
         self.config.cache_config.block_size = block_tokens
         self.config.cache_config.num_gpu_blocks = blocks
         self.config.cache_config.kv_cache_layout = "LBHNC"
+        if lora:
+            self.config.lora_config = LoRAConfig()
         self.config.scheduler_config = copy.copy(self.config.scheduler_config)
         self.config.scheduler_config.max_num_batched_tokens = step_tokens
         self.config.scheduler_config.max_num_scheduled_tokens = step_tokens
@@ -102,6 +114,7 @@ class Loop:
         self.config.scheduler_config.async_scheduling = False
         self.config.parallel_config = copy.copy(self.config.parallel_config)
         self.config.parallel_config.world_size = world
+        self.config.parallel_config.data_parallel_size = ranks
         self.block_tokens = block_tokens
         self.windows = windows
         self.states = states
@@ -131,7 +144,7 @@ class Loop:
         self.scheduler.max_num_encoder_input_tokens = 4096
         self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4096)
         self._hasher = get_request_block_hasher(hash_block, sha256)
-        self.connector: KVCachePoolConnector = self.scheduler.connector
+        self.connector: KVCachePoolConnector = _own(self.scheduler.connector)
         self.requests: dict[str, Request] = {}
         self.done: dict[str, str] = {}
         self.computed: dict[str, int] = {}
@@ -145,11 +158,18 @@ class Loop:
         self.weights = 0
         self.old_local = False  # vLLM's own prefix cache is known to hold KV of the first weights
         self._lives: dict[tuple[str, int], dict[int, int]] = {}
+        self.adapters: dict[int, bytes] = {}  # the content that the worker has read for each adapter's id
+        #: Compares with the adapter's content, not its path. vLLM's own prefix cache does not.
+        self.checks_adapters = False
 
     def make_worker(self) -> Any:
         """The worker side, in this process."""
-        worker = KVCachePoolConnector(self.config, KVConnectorRole.WORKER, self.kv_cache_config)
+        composed = self.config.kv_transfer_config.kv_connector == "MultiConnector"
+        kind = MultiConnector if composed else KVCachePoolConnector
+        worker: Any = kind(self.config, KVConnectorRole.WORKER, self.kv_cache_config)
         worker.register_kv_caches(self.caches)
+        if composed:
+            worker._worker = _own(worker)._worker
         return worker
 
     # -- requests
@@ -192,6 +212,7 @@ class Loop:
         metadata = pickle.loads(pickle.dumps(output.kv_connector_metadata))
         if self.rewrite_metadata is not None:
             self.rewrite_metadata(metadata)
+        self._load_adapters(output)
         self.worker.handle_preemptions(metadata)
         self.worker.bind_connector_metadata(metadata)
         self.worker.start_load_kv(None)
@@ -228,6 +249,26 @@ class Loop:
                 if one.finish_reason is not None:
                     self.done[one.request_id] = str(one.finish_reason)
         return output
+
+    def _load_adapters(self, output: Any) -> None:
+        """Loads the adapters of a step before anything else, as vLLM's workers do."""
+        for name in output.num_scheduled_tokens:
+            lora = self.scheduler.requests[name].lora_request
+            if lora is not None and (lora.lora_int_id not in self.adapters or lora.load_inplace):
+                self.load_adapter(lora)
+
+    def load_adapter(self, lora: Any) -> None:
+        """The worker reads the adapter's files, also after it dropped it from memory."""
+        worker = _own(self.worker)
+        worker.adapter_read_begins(lora)
+        file = Path(lora.lora_path) / "adapter_model.safetensors"
+        self.adapters[lora.lora_int_id] = file.read_bytes() if file.exists() else b""
+        worker.adapter_read_ended(lora, True)
+
+    def add_adapter(self, lora: Any) -> None:
+        """vLLM's call to load an adapter before its first request."""
+        self.connector.adapter_loaded(lora)
+        self.load_adapter(lora)
 
     def until(self, condition: Callable[[], Any], seconds: float = 20.0, what: str = "condition") -> None:
         """Steps until the condition is true."""
@@ -278,7 +319,9 @@ class Loop:
         # _update_after_schedule has counted the step already
         begin -= count
         end = begin + count
-        values = contents(request, end, self._weights_of(request, begin))
+        lora = request.lora_request
+        adapter = self.adapters[lora.lora_int_id] if self.checks_adapters and lora is not None else None
+        values = contents(request, end, self._weights_of(request, begin), adapter)
         for group, row in enumerate(self.scheduler.kv_cache_manager.get_block_ids(request.request_id)):
             first = 0
             if group and self.states:
@@ -352,15 +395,40 @@ class Loop:
                     at = stop
 
 
+def _own(connector: Any) -> Any:
+    """This package's connector, also in a MultiConnector."""
+    return connector._connectors[-1] if isinstance(connector, MultiConnector) else connector
+
+
+def _beside(peer: type[KVConnectorBase_V1], own: KVTransferConfig) -> KVTransferConfig:
+    """The config of a MultiConnector of both, as the plugin makes it."""
+    transport = {"kv_connector": peer.__name__, "kv_connector_module_path": peer.__module__, "kv_role": "kv_both"}
+    child = {
+        "kv_connector": own.kv_connector,
+        "kv_connector_module_path": own.kv_connector_module_path,
+        "kv_role": own.kv_role,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {COMPOSED: True},
+    }
+    return KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        engine_id=own.engine_id,
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"connectors": [transport, child]},
+    )
+
+
 def output_is_first(request: Request) -> bool:
     """Whether no token was generated yet."""
     return request.num_output_tokens == 0
 
 
-def contents(request: Request, end: int, weights: dict[int, int]) -> np.ndarray:
+def contents(request: Request, end: int, weights: dict[int, int], adapter: bytes | None = None) -> np.ndarray:
     """The expected KV of the first `end` tokens: one float per token, from all tokens up to it and the weights."""
     embeds = request.prompt_embeds
-    apart = (request.cache_salt, request.lora_request.lora_path if request.lora_request else None)
+    path = request.lora_request.lora_path if request.lora_request else None
+    apart = (request.cache_salt, path if adapter is None else adapter)
     state = zlib.crc32(repr(apart).encode())
     values: np.ndarray = np.empty(end, dtype=np.float32)
     items = {f.mm_position.offset: f.identifier for f in request.mm_features}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from scripted_pool import ScriptedPool
 from steps import connected, reports
 from stub_sidecar import Received
 from vllm.lora.request import LoRARequest
+from vllm.lora.worker_manager import WorkerLoRAManager
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
 from kvcachepool import provenance
@@ -75,6 +77,10 @@ def front_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"params": {"kvcachepool.tags": "a"}}, {"params": {"kvcachepool.tags": "a", "lmcache.tag.tenant": "a"}}),
         ({"mm_features": [image("a" * 64)]}, {"mm_features": [image("b" * 64)]}),
         ({"mm_features": [image("a" * 64)]}, {"mm_features": [image("a" * 64, 11)]}),
+        (
+            {"mm_features": [image("a" * 64)], "cache_salt": "x"},
+            {"mm_features": [image("a" * 64)], "cache_salt": "x", "proven": False},
+        ),
     ],
 )
 def test_no_key_is_shared(scripted: ScriptedPool, loop: Make, one: dict[str, Any], two: dict[str, Any]) -> None:
@@ -96,7 +102,7 @@ def test_no_key_is_shared(scripted: ScriptedPool, loop: Make, one: dict[str, Any
         {"params": {"lmcache.tag.tenant": "a", "lmcache.tag.app": 1}},
         {"mm_features": [image("a" * 64)]},
         {"mm_features": [image("named by a user")], "cache_salt": "x"},
-        {"mm_features": [image("named by a user")], "params": {"kvcachepool.tags": "tenant"}},
+        {"mm_features": [image("named by a user")], "cache_salt": "x", "params": {"kvcachepool.tags": "tenant"}},
     ],
 )
 def test_equal_prompts_in_one_namespace_share(scripted: ScriptedPool, loop: Make, same: dict[str, Any]) -> None:
@@ -131,13 +137,33 @@ def test_a_namespace_records_whether_other_processes_can_name_it(scripted: Scrip
     assert {space[-1] & 1 for space, _ in keys_of(scripted, "plain")} == {1}
 
 
+@pytest.mark.parametrize("params", [{}, {"kvcachepool.tags": "tenant"}])
 @pytest.mark.parametrize("name", ["my-image-1", "c" * 64])
-def test_an_image_that_a_user_named_is_not_cached(scripted: ScriptedPool, loop: Make, name: str) -> None:
+def test_an_image_that_a_user_named_is_not_cached(
+    scripted: ScriptedPool, loop: Make, name: str, params: dict[str, Any]
+) -> None:
+    """Everyone may send any tags."""
     engine = connected(loop())
-    engine.generate("one", TOKENS, mm_features=[image(name)], proven=False)
+    engine.generate("one", TOKENS, mm_features=[image(name)], proven=False, params=params)
     engine.drain()
     assert not keys_of(scripted, "one")
     wait_for(lambda: reports(scripted, "miss_tokens") == {"multimodal_named_by_user": 256}, 10, "counted")
+
+
+@pytest.mark.parametrize("reason", ["invalid_tags", "lora_content_unknown"])
+def test_a_name_in_a_request_that_is_not_cached_for_another_reason_is_remembered(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path, reason: str
+) -> None:
+    """vLLM's own prefix cache holds the item under this name."""
+    engine = connected(loop())
+    why: dict[str, Any] = {"params": {"kvcachepool.tags": 42}}
+    if reason == "lora_content_unknown":
+        why = {"lora_request": LoRARequest("a", 1, str(tmp_path / "absent"))}
+    engine.generate("one", TOKENS, mm_features=[image("d" * 64)], proven=False, **why)
+    wait_for(lambda: reports(scripted, "miss_tokens") == {reason: 256}, 10, "counted")
+    engine.generate("later", TOKENS, mm_features=[image("d" * 64)])
+    engine.drain()
+    assert not keys_of(scripted, "later")
 
 
 def test_a_session_with_an_image_named_by_a_user_stores_nothing_more(scripted: ScriptedPool, loop: Make) -> None:
@@ -158,6 +184,53 @@ def test_a_session_with_an_image_named_by_a_user_stores_nothing_more(scripted: S
     assert keys_of(scripted, "session") == before
     engine.generate("later", TOKENS, mm_features=[image("d" * 64)])
     assert not keys_of(scripted, "later"), "vLLM may hold what the user sent under this name"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_is_stored_of_an_image_whose_name_a_user_gives_meanwhile(
+    scripted: ScriptedPool, loop: Make, late: bool
+) -> None:
+    """vLLM may have computed what the user sent, under this name."""
+    engine = connected(loop(step_tokens=64))
+    engine.add("waits", prompt(1024, 7), mm_features=[image("a" * 64, 800)])
+    if late:
+        engine.until(lambda: scripted.frames(Op.GRANT), what="the first chunk is requested")
+    computed = engine.requests["waits"].num_computed_tokens
+    assert computed < 512
+    refused = {"params": {"kvcachepool.tags": 1}}
+    engine.connector.arrive(engine.request("a user's", TOKENS, mm_features=[image("a" * 64)], proven=False, **refused))
+    engine.run("waits")
+    engine.drain()
+    wait_for(scripted.processed_all, 10, "all frames processed")
+    requested = [chunk for frame in scripted.frames(Op.GRANT) for chunk in frame.body["chunks"]]
+    assert max((chunk["first_token"] + chunk["tokens"] for chunk in requested), default=0) <= computed
+
+
+def test_a_session_with_a_salt_stores_all_chunks_again_once_a_user_names_an_image(
+    scripted: ScriptedPool, loop: Make
+) -> None:
+    engine = connected(loop())
+    request = engine.add("session", prompt(256, 1), output=3, resumable=True, cache_salt="x")
+    engine.until(lambda: request.status.name == "WAITING_FOR_STREAMING_REQ", what="session waits for input")
+    engine.drain()
+    before = keys_of(scripted, "session")
+    update = engine.request(
+        "session",
+        prompt(600, 2),
+        output=3,
+        resumable=True,
+        cache_salt="x",
+        mm_features=[image("d" * 64)],
+        proven=False,
+    )
+    engine.connector.arrive(update)
+    engine.scheduler.add_request(update)
+    engine.until(lambda: request.status.name == "WAITING_FOR_STREAMING_REQ", what="session waits again")
+    engine.abort("session")
+    engine.drain()
+    after = keys_of(scripted, "session") - before
+    assert len({space for space, _ in before | after}) == 2
+    assert {first for _, first in before} < {found for _, found in after}
 
 
 def test_an_adapter_is_uncached_until_its_content_is_known(scripted: ScriptedPool, loop: Make, tmp_path: Path) -> None:
@@ -181,6 +254,7 @@ def test_a_hanging_file_system_delays_no_hook_and_its_adapter_is_uncached(
     engine = connected(loop())
     one = adapter(tmp_path / "one", b"first")
     hashed(engine, one)
+    engine.add_adapter(one)
     disk = HangingDisk(monkeypatch, tmp_path / "one")
     disk.answers.clear()
     engine.add("slow", TOKENS, lora_request=one)
@@ -301,6 +375,182 @@ def test_an_adapter_with_changed_files_is_not_cached(scripted: ScriptedPool, loo
     assert engine.generate("two", TOKENS, lora_request=two) == 0
     engine.drain()
     assert not keys_of(scripted, "two"), "vLLM's own cache finds blocks of the first by name and path"
+
+
+def committed(pool: ScriptedPool) -> bool:
+    wait_for(pool.processed_all, 10, "all frames processed")
+    return bool(pool.chunks)
+
+
+def test_the_kv_of_an_adapter_whose_files_change_before_vllm_reads_them_is_not_stored(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path
+) -> None:
+    engine = connected(loop())
+    engine.checks_adapters = True
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    request = engine.request("one", TOKENS, lora_request=one)
+    engine.connector.arrive(request)
+    hashed(engine, one, time.monotonic())
+    engine.add("one", TOKENS, early=False, lora_request=one)
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    adapter(tmp_path / "one", b"second")
+    engine.run("one")
+    engine.drain()
+    assert keys_of(scripted, "one"), "slots were requested, because the scheduler side does not know of the change"
+    assert not committed(scripted)
+    engine.generate("later", prompt(256, 8), lora_request=one)
+    engine.drain()
+    assert not keys_of(scripted, "later")
+    wait_for(lambda: reports(scripted, "miss_tokens").get("lora_content_changed") == 256, 10, "counted")
+
+
+def test_no_kv_is_loaded_for_an_adapter_whose_files_change_before_vllm_reads_them(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path
+) -> None:
+    def start(name: str) -> Loop:
+        engine = connected(loop(engine_id=name))
+        engine.checks_adapters = True
+        return engine
+
+    engine = start("one")
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    engine.generate("stores", TOKENS, lora_request=one)
+    engine.drain()
+    assert committed(scripted)
+    engine = start("two")
+    hashed(engine, one)
+    engine.add_adapter(one)
+    assert engine.generate("loads", TOKENS, lora_request=one) == 256
+    for name, loaded_first in (("three", True), ("four", False)):
+        engine = start(name)
+        one = adapter(tmp_path / "one", b"first")
+        hashed(engine, one)
+        request = engine.request(name, TOKENS, lora_request=one)
+        engine.connector.arrive(request)
+        hashed(engine, one, time.monotonic())
+        adapter(tmp_path / "one", b"second")
+        if loaded_first:
+            engine.add_adapter(one)
+        assert engine.generate(name, TOKENS, early=False, lora_request=one) == 0
+        engine.drain()
+
+
+def test_an_adapter_that_was_read_before_its_files_were_hashed_is_not_cached(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path
+) -> None:
+    engine = connected(loop(engine_id="one"))
+    engine.checks_adapters = True
+    one = adapter(tmp_path / "one", b"second")
+    hashed(engine, one)
+    engine.generate("stores", TOKENS, lora_request=one)
+    engine.drain()
+    stored = set(scripted.chunks)
+    engine = connected(loop(engine_id="two"))
+    engine.checks_adapters = True
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    go_on = threading.Event()
+    scheduler._namespaces.hashes._reader.submit(lambda: go_on.wait(10) and None)
+    one = adapter(tmp_path / "one", b"first")
+    engine.add_adapter(one)
+    content = (tmp_path / "one" / "adapter_model.safetensors").stat()
+    adapter(tmp_path / "one", b"second")
+    assert (tmp_path / "one" / "adapter_model.safetensors").stat() != content
+    go_on.set()
+    hashed(engine, one)
+    assert engine.generate("hit", TOKENS, lora_request=one) == 0, "the pool has KV of the second"
+    engine.drain()
+    for seed in (8, 9):
+        engine.generate(f"store {seed}", prompt(256, seed), lora_request=one)
+        engine.drain()
+    wait_for(scripted.processed_all, 10, "all frames processed")
+    assert set(scripted.chunks) == stored
+
+
+def test_an_adapter_that_vllm_reads_again_with_other_content_is_not_cached(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path
+) -> None:
+    engine = connected(loop())
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    engine.generate("one", TOKENS, lora_request=one)
+    engine.forget_local()
+    stored = set(scripted.chunks)
+    assert stored
+    engine.load_adapter(one)
+    assert engine.generate("same", TOKENS, lora_request=one) == 256
+    engine.drain()
+    adapter(tmp_path / "one", b"second")
+    engine.load_adapter(one)
+    adapter(tmp_path / "one", b"first")
+    engine.generate("plain", prompt(256, 8))
+    engine.drain()
+    wait_for(scripted.processed_all, 10, "all frames processed")
+    stored = set(scripted.chunks)
+    assert engine.generate("again", TOKENS, lora_request=one) == 0
+    engine.drain()
+    two = LoRARequest("a", 2, one.lora_path)
+    hashed(engine, two)
+    engine.generate("another id", prompt(256, 9), lora_request=two)
+    engine.drain()
+    assert not keys_of(scripted, "again") | keys_of(scripted, "another id")
+    assert set(scripted.chunks) == stored
+
+
+def test_a_load_fails_if_vllm_reads_other_files_of_its_adapter_before_it_is_reported(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path
+) -> None:
+    engine = connected(loop())
+    engine.checks_adapters = True
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    engine.generate("one", TOKENS, lora_request=one)
+    engine.forget_local()
+    engine.hold_results = True
+    engine.add("loading", TOKENS, lora_request=one)
+    worker = engine.worker._worker
+    assert worker is not None
+    engine.until(lambda: worker._ended_loads, what="the copy's end")
+    adapter(tmp_path / "one", b"second")
+    engine.load_adapter(one)
+    engine.hold_results = False
+    engine.run("loading")
+    assert engine.external["loading"] == 0
+
+
+def test_no_kv_is_loaded_for_an_adapter_that_is_replaced_after_the_hit_was_promised(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The input thread announces the replacement while vLLM allocates blocks."""
+    engine = connected(loop())
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    engine.generate("one", TOKENS, lora_request=one)
+    engine.forget_local()
+    allocated = engine.connector.update_state_after_alloc
+
+    def replaced(*arguments: Any) -> None:
+        engine.connector.adapter_loaded(adapter(tmp_path / "one", b"first", in_place=True))
+        allocated(*arguments)
+
+    monkeypatch.setattr(engine.connector, "update_state_after_alloc", replaced)
+    assert engine.generate("promised", TOKENS, lora_request=one) == 0
+
+
+def test_adapters_are_uncached_in_a_vllm_whose_loads_are_not_seen(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(WorkerLoRAManager, "_load_adapter")
+    engine = loop(lora=True)
+    connected(engine)
+    one = adapter(tmp_path / "one", b"first")
+    engine.generate("one", TOKENS, lora_request=one)
+    engine.drain()
+    assert not keys_of(scripted, "one")
+    wait_for(lambda: reports(scripted, "miss_tokens").get("lora_reads_unseen") == 256, 10, "counted")
 
 
 def test_prompt_embeddings_of_one_length_share_nothing(scripted: ScriptedPool, loop: Make) -> None:

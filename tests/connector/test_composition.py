@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
+from engine_loop import Loop, prompt
+from peer import REMOTE, Peer
+from scripted_pool import ScriptedPool
+from steps import connected, reports
 from test_plugin import engine_args, platform, transfer
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -23,7 +27,11 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from kvcachepool import layout, place, plugin, preflight
 from kvcachepool.connector import KVCachePoolConnector
 from kvcachepool.metrics import CacheStats
+from kvcachepool.wire import Op
 from servers import models
+from servers.waiting import wait_for
+
+Make = Callable[..., Loop]
 
 #: What vLLM's attention backends for NVIDIA GPUs support, most preferred first: most of them all layouts, FlashInfer on
 #: Blackwell two, FlexAttention one.
@@ -152,3 +160,131 @@ def test_a_transport_that_cannot_be_imported_fails_as_without_the_plugin(
     given = transfer("NixlConnector", kv_connector_module_path="nowhere")
     with pytest.raises(AttributeError, match="NixlConnector not found in nowhere"):
         engine_args(kv_transfer_config=given).create_engine_config()
+
+
+def decoding(loop: Make, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Loop:
+    """A decode pod: the connector beside a transport."""
+    engine = connected(loop(peer=Peer, **options))
+    monkeypatch.setattr(Peer, "engine", engine)
+    return engine
+
+
+def test_a_pod_that_computes_beside_a_transport_stores_and_loads(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = decoding(loop, monkeypatch)
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.generate("behind", tokens + prompt(256, 2))
+    engine.forget_local()
+    assert len(scripted.chunks) == 12
+    assert engine.generate("warm", tokens) == 512
+
+
+@pytest.mark.parametrize("length", [512, 500])
+def test_kv_of_a_peer_is_not_stored(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    scripted.settings["save"] = "PromptAndDecode"
+    engine = decoding(loop, monkeypatch)
+    engine.generate("decode", prompt(length, 1), output=200, params=dict(REMOTE))
+    engine.drain()
+    assert engine.external["decode"] == length
+    assert scripted.chunks == {}
+
+
+def test_kv_that_a_peer_sends_unasked_is_not_stored(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = decoding(loop, monkeypatch)
+    monkeypatch.setattr(Peer, "quiet", True)
+    engine.generate("decode", prompt(512, 1), output=10)
+    engine.drain()
+    assert scripted.chunks == {}
+
+
+def test_a_request_behind_kv_of_a_peer_is_not_stored(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = decoding(loop, monkeypatch)
+    tokens = prompt(512, 1)
+    engine.generate("decode", tokens, params=dict(REMOTE))
+    engine.generate("behind", tokens + prompt(256, 2))
+    engine.drain()
+    assert scripted.chunks == {}
+    engine.generate("other prompt", prompt(256, 3))
+    engine.drain()
+    assert len(scripted.chunks) == 4
+    engine.forget_local()
+    engine.generate("after", tokens + prompt(256, 2))
+    engine.drain()
+    assert len(scripted.chunks) == 16, "vLLM computed all of it itself"
+
+
+def test_requests_behind_kv_of_a_peer_in_its_own_step_are_not_stored(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = decoding(loop, monkeypatch)
+    monkeypatch.setattr(Peer, "quiet", True)
+    tokens = prompt(512, 1)
+    engine.add("decode", tokens)
+    engine.add("behind", tokens + prompt(1, 2))
+    engine.run("decode", "behind")
+    engine.drain()
+    assert scripted.chunks == {}
+
+
+def test_kv_that_was_computed_after_a_peer_was_lost_is_stored(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = decoding(loop, monkeypatch)
+    monkeypatch.setattr(Peer, "lost", True)
+    engine.generate("decode", prompt(512, 1), params=dict(REMOTE))
+    engine.drain()
+    assert len(scripted.chunks) == 8
+
+
+def test_a_prompt_that_a_peer_sends_is_not_looked_up(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = decoding(loop, monkeypatch)
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    probes = len(scripted.frames(Op.PROBE))
+    engine.generate("decode", tokens, params=dict(REMOTE))
+    assert len(scripted.frames(Op.PROBE)) == probes
+    wait_for(lambda: reports(scripted, "miss_tokens").get("remote_prefill") == 512, 10, "the reason of the miss")
+
+
+def test_a_prompt_whose_peer_is_lost_is_looked_up(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = decoding(loop, monkeypatch)
+    monkeypatch.setattr(Peer, "lost", True)
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    engine.generate("decode", tokens, params=dict(REMOTE))
+    assert len(scripted.frames(Op.PIN)) == 1
+
+
+@pytest.mark.parametrize(("tokens", "looked_up"), [(640, False), (512, True)])
+def test_a_prompt_of_which_a_peer_has_more_is_not_looked_up(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch, tokens: int, looked_up: bool
+) -> None:
+    """A decode pod keeps the KV of a conversation for the next prefill."""
+    engine = decoding(loop, monkeypatch)
+    engine.generate("local", prompt(512, 1))
+    engine.drain()
+    probes = len(scripted.frames(Op.PROBE))
+    parameters = {"do_remote_decode": True, "remote_block_ids": [[7]], "remote_num_tokens": tokens}
+    engine.generate("next", prompt(512, 1) + prompt(256, 2), params=parameters)
+    assert (len(scripted.frames(Op.PROBE)) > probes) == looked_up
+
+
+def test_without_a_transport_its_parameters_have_no_effect(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    engine.generate("cold", prompt(512, 1))
+    engine.forget_local()
+    assert engine.generate("warm", prompt(512, 1), params=dict(REMOTE)) == 512

@@ -89,6 +89,21 @@ def test_settings_that_decide_values_are_in_the_descriptor(folder: Path, change:
     assert parts(vllm_config(folder, **change)) != parts(vllm_config(folder))
 
 
+@pytest.mark.parametrize("part", ["model", "draft"])
+def test_the_version_of_transformers_is_identity_of_models_that_run_its_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def found(version: str, backend: bool) -> str:
+        monkeypatch.setattr(descriptor.importlib.metadata, "version", lambda name: version)
+        draft = model_config(folder)
+        config = vllm_config(folder, speculative_config={"method": "draft_model", "draft_model_config": draft})
+        (config.model_config if part == "model" else draft).using_transformers_backend = lambda: backend
+        return parts(config)
+
+    assert found("5.1", True) != found("5.2", True)
+    assert found("5.1", False) == found("5.2", False)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -286,6 +286,25 @@ def test_an_engine_that_computes_does_not_wait_for_a_check(
     assert engine.external["warm"] == 512
 
 
+def test_an_idle_engine_that_steps_together_with_others_does_not_wait(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With data parallelism of a MoE model, each step of this engine is one of all ranks."""
+    monkeypatch.setattr(WaitBudget, "_IDLE_S", 5.0)
+    scripted.settings["load_timeout_ms"] = 60_000
+    engine = connected(loop(ranks=2))
+    stored(scripted, engine)
+    probes = checked_first(scripted)
+    engine.add("warm", TOKENS)
+    began = time.monotonic()
+    for _ in range(3):
+        assert engine.step().total_num_scheduled_tokens == 0
+    assert time.monotonic() - began < 4
+    scripted.late(probes[0], scripted.found(probes[0]))
+    engine.run("warm")
+    assert engine.external["warm"] == 512
+
+
 def test_checks_of_an_early_probe_are_requested_once(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.request import Request
 
 from kvcachepool import provenance
-from kvcachepool.controls import NO_CONTROLS, Controls, Uncacheable, namespace
+from kvcachepool.controls import INVALID, NO_CONTROLS, Controls, Uncacheable, namespace
 from vllm import SamplingParams
 
 HEX = "ab" * 32
@@ -109,7 +109,7 @@ def test_an_item_name_of_a_user_is_not_trusted(processor: InputProcessor, name: 
     made = request(processor, names(picture(), name, **kwargs))
     assert not shared(made)
     assert shared(request(processor, names(picture(), name, **kwargs), salt="mine")), "he shares it with himself"
-    assert shared(made, Controls(tags="mine"))
+    assert not shared(made, Controls(tags="mine")), "others may send the same tags"
 
 
 def test_an_image_with_an_embedded_name_is_not_trusted(processor: InputProcessor) -> None:
@@ -159,6 +159,26 @@ def test_the_scheduler_remembers_given_names_of_another_front_process(processor:
     assert shared(made)
     assert not shared(foreign)
     assert not shared(made)
+
+
+def test_the_scheduler_remembers_given_names_of_requests_that_it_refuses(processor: InputProcessor) -> None:
+    """vLLM computes them, and keeps their KV under those names."""
+
+    def unknown(lora: Any) -> bytes:
+        raise Uncacheable("lora_content_unknown")
+
+    provenance.watch_front()
+    for shade, controls, lora in (
+        (1, Controls(tags=INVALID), None),
+        (2, NO_CONTROLS, LoRARequest("a", 1, "/a")),
+    ):
+        called = names(picture(shade))
+        foreign, made = request(processor, called), request(processor, called)
+        foreign.sampling_params.extra_args, foreign.lora_request = None, lora
+        assert shared(made)
+        with pytest.raises(Uncacheable, match=r"invalid_tags|lora_content_unknown"):
+            namespace(foreign, controls, "", unknown)
+        assert not shared(made)
 
 
 def test_without_the_plugin_in_the_front_process_nothing_is_trusted(processor: InputProcessor) -> None:

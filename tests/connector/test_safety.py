@@ -14,6 +14,8 @@ from raising import Injected, Line, lines_of, raising_at
 from scripted_pool import ScriptedPool
 from steps import connected
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine.core import EngineCore
 
 from kvcachepool import connector as connector_module
 from kvcachepool import (
@@ -35,6 +37,7 @@ from kvcachepool.jobs import Ended
 from kvcachepool.prefill import PrefillSpeed
 from kvcachepool.scheduler import Scheduler
 from kvcachepool.stores import Stores
+from kvcachepool.watch import watch_engine
 
 Make = Callable[..., Loop]
 
@@ -300,3 +303,53 @@ def test_a_paused_engine_steps_until_its_load_has_ended(scripted: ScriptedPool, 
     assert engine.connector.has_pending_push_work(), "workers write into blocks"
     engine.hold_results = False
     engine.run("loading")
+
+
+def core_of(engine: Loop) -> EngineCore:
+    """A watched engine core with the scheduler of this engine."""
+    watch_engine()
+    core: EngineCore = object.__new__(EngineCore)
+    core.scheduler = engine.scheduler
+    return core
+
+
+def test_a_paused_engine_empties_its_cache_after_a_load(scripted: ScriptedPool, loop: Make) -> None:
+    """vLLM frees the blocks of running requests for that, and not those of a load that it has not taken yet."""
+    engine = connected(loop())
+    core = core_of(engine)
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    free = engine.free_blocks()
+    engine.hold_results = True
+    engine.add("loading", tokens)
+    engine.until(lambda: engine.requests["loading"].status.name == "WAITING_FOR_REMOTE_KVS", what="a load")
+    engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    engine.hold_results = False
+    engine.drain()
+    assert engine.free_blocks() < free
+    assert core.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    assert engine.free_blocks() == free
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.run("loading")
+    assert engine.external["loading"] == 0, "the cache was cleared"
+    engine.drain()
+    assert engine.free_blocks() == free
+
+
+def test_a_load_in_flight_keeps_its_blocks_when_the_cache_is_emptied(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    core = core_of(engine)
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    engine.hold_results = True
+    engine.add("loading", tokens)
+    engine.until(lambda: engine.requests["loading"].status.name == "WAITING_FOR_REMOTE_KVS", what="a load")
+    free = engine.free_blocks()
+    with pytest.raises(RuntimeError, match="Failed to reset KV cache"):
+        core.reset_prefix_cache(reset_running_requests=True)
+    assert engine.free_blocks() == free, "workers write into them"
+    engine.hold_results = False
+    engine.run("loading")
+    assert engine.external["loading"] == 512

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -461,7 +459,15 @@ def test_a_frozen_sidecar_delays_no_longer_than_the_timeout(pool: Sidecar, made:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"socket": 1}, {"namespace": None}, {"model_id": 7}, {"timeout_s": 0}, {"timeout_s": "2"}, {"timeout_s": True}],
+    [
+        {"socket": 1},
+        {"namespace": None},
+        {"model_id": 7},
+        {"timeout_s": 0},
+        {"timeout_s": "2"},
+        {"timeout_s": True},
+        {"trust_mm_hashes": "yes"},
+    ],
 )
 def test_bad_settings_are_named(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
@@ -479,105 +485,6 @@ def test_statistics_are_those_since_the_last_call(pool: Sidecar, made: Callable[
     assert stats.backup_bandwidth[0] > 0
     assert stats.prefetch_bandwidth[0] > 0
     assert backend.get_stats().prefetch_pgs == []
-
-
-class Arguments:
-    """Arguments of a server, as far as they decide KV."""
-
-    load_format = "auto"
-    kv_cache_dtype = "auto"
-    revision = None
-    download_dir = None
-
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        self.model_path = str(folder)
-        for name, value in changes.items():
-            setattr(self, name, value)
-
-
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model's files."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    (folder / "model.safetensors").write_bytes(b"weights")
-    return folder
-
-
-def identity(arguments: Any, model_id: str | None = None) -> str | None:
-    from kvcachepool.sglang_model import ModelIdentity
-
-    found = ModelIdentity(arguments, "model", model_id)
-    with_weights = wait_for(lambda: found.poll() or (found._failed and "unknown"), 20, "an identity")
-    return None if with_weights == "unknown" else str(with_weights)
-
-
-def test_the_generation_of_the_gpus_is_identity_for_quantised_models(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kvcachepool import sglang_model
-
-    def on(capability: str, **arguments: Any) -> str | None:
-        monkeypatch.setattr(sglang_model, "_device", lambda: capability)
-        return identity(Arguments(model, **arguments))
-
-    assert on("(9, 0)") == on("(10, 0)")
-    assert on("(9, 0)", quantization="fp8") != on("(10, 0)", quantization="fp8")
-    (model / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
-    assert on("(9, 0)") == on("(9, 0)") != on("(10, 0)")
-
-
-def test_the_identity_is_of_contents_and_settings(model: Path) -> None:
-    first = identity(Arguments(model))
-    assert first is not None
-    assert identity(Arguments(model)) == first
-    assert identity(Arguments(model, kv_cache_dtype="fp8_e5m2")) != first
-    assert identity(Arguments(model, speculative_draft_model_path=str(model))) != first
-    adapters = [f"a={model}", {"lora_name": "a", "lora_path": str(model)}, SimpleNamespace(lora_path=str(model))]
-    found = {
-        identity(Arguments(model, lora_paths=given)) for given in [[one] for one in adapters] + [{"a": str(model)}]
-    }
-    assert len(found) == 1
-    assert not found & {None, first}
-    (model / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 5}))
-    second = identity(Arguments(model))
-    assert second not in (None, first)
-    (model / "model.safetensors").write_bytes(b"WEIGHTS")
-    assert identity(Arguments(model)) not in (None, first, second)
-
-
-def test_files_that_changed_after_sglang_loaded_them_identify_nothing(
-    model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from kvcachepool.sglang_model import ModelIdentity
-
-    for arguments in (Arguments(model), Arguments(model, lora_paths=[f"a={model}"])):
-        found = ModelIdentity(arguments, "model", None)
-        (model / "model.safetensors").write_bytes(os.urandom(7))
-        wait_for(lambda found=found: found.poll() or found._failed, 20, "an answer")
-        assert (found.poll(), found._failed) == (None, True)
-    assert "WeightsChangedDuringStart" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"load_format": "dummy"},
-        {"model_path": "s3://bucket/model"},
-        {"model_path": "/no/such/folder"},
-        {"custom_weight_loader": ["a.b"]},
-        {"forward_hooks": [{}]},
-        {"lora_paths": ["a=/no/such/folder"]},
-    ],
-)
-def test_a_model_that_cannot_be_identified_needs_a_name(changes: dict[str, Any], model: Path) -> None:
-    arguments = Arguments(model, **changes)
-    assert identity(arguments) is None
-    assert identity(None) is None
-    named = identity(arguments, "revision 1")
-    assert named not in (None, identity(arguments, "revision 2"))
 
 
 def test_a_model_without_identity_is_never_stored(pool: Sidecar, made: Callable[..., Any]) -> None:

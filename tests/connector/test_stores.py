@@ -18,6 +18,7 @@ from stub_sidecar import Received
 
 from kvcachepool.jobs import Ended, WorkerReport
 from kvcachepool.messages import GRANT_NO_PARENT, GRANT_NO_ROOM, HelloReply
+from kvcachepool.stores import Stores
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
@@ -452,6 +453,23 @@ def test_bytes_in_flight_are_bounded(scripted: ScriptedPool, loop: Make) -> None
     engine.hold_results = False
     engine.until(lambda: len(scripted.chunks) == 10, what="the backlog is stored in order")
     assert requested(scripted) == [(n * 64, 64) for n in range(10)]
+
+
+def test_without_room_a_step_examines_no_request(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.settings["store_bytes_in_flight"] = 1
+    engine = connected(loop(step_tokens=64))
+    engine.hold_results = True
+    engine.add("cold", prompt(640, 1), output=4000)
+    engine.until(lambda: len(requested(scripted)) == 2, what="2 x max_num_batched_tokens in flight")
+    examined: list[Any] = []
+    monkeypatch.setattr(Stores, "offer", lambda self, request_id, *_: examined.append(request_id) or 0)
+    for _ in range(5):
+        engine.step()
+    assert examined == []
+    engine.hold_results = False
+    engine.until(lambda: examined, what="the worker's reports make room")
 
 
 def test_blocks_are_released_when_all_ranks_have_ended(scripted: ScriptedPool, loop: Make) -> None:

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from gpu.test_vllm_tier import transfer_config
 from kvcachepool import tier_keys, vllm_tier
 from kvcachepool.client import Header, Put
 from kvcachepool.tier_keys import Keys
-from servers import paths
+from servers import models, paths
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
@@ -663,12 +664,24 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     del EngineArgs._kvcachepool_original
 
 
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """The folder of a model that takes images. Its weights are those of `tiny`, and never loaded."""
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+
+    folder = tmp_path / "images"
+    shutil.copytree(models.model("tiny"), folder)
+    text, vision = LlamaConfig.from_pretrained(folder), CLIPVisionConfig(num_hidden_layers=2)
+    LlavaConfig(
+        text_config=text, vision_config=vision, architectures=["LlavaForConditionalGeneration"]
+    ).save_pretrained(folder)
+    return folder
+
+
 def engine_config(transfer: dict[str, Any], **change: Any) -> Any:
     """What `vllm serve` makes of its arguments."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
-
-    from servers import models
 
     arguments = {"model": str(models.model("tiny")), "kv_transfer_config": KVTransferConfig(**transfer), **change}
     return EngineArgs(**arguments).create_engine_config()
@@ -691,6 +704,14 @@ def test_the_plugin_describes_the_model_to_the_tier(reports: list[str]) -> None:
     assert settled(model).private == ""
     assert tier_of(load_format="dummy")["model"]["unshared"] == "DummyWeights"
     assert tier_of(enable_lora=True)["model"]["unshared"] == "LoraAdapters"
+
+
+def test_a_model_that_takes_images_shares_nothing(reports: list[str], images: Path) -> None:
+    """vLLM's keys have the names that requests give their images, and not the images' content."""
+    model = tier_of(model=str(images))["model"]
+    assert model["unshared"] == "MultimodalInputs"
+    assert settled(model).private == "MultimodalInputs"
+    assert settled(model).make(key_of("image")) != settled(model).make(key_of("image"))
 
 
 def test_the_plugin_reports_another_offloading_as_before(reports: list[str]) -> None:

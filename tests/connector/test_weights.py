@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -15,7 +16,9 @@ from engine_loop import Loop, prompt
 from scripted_pool import ScriptedPool
 from steps import connected
 from stub_sidecar import Received
+from vllm.lora import worker_manager
 from vllm.lora.request import LoRARequest
+from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
 from kvcachepool import watch
 from kvcachepool.shared import PUBLISHED
@@ -183,6 +186,53 @@ def test_a_load_fails_if_its_adapter_is_replaced_in_place(
     engine.hold_results = False
     engine.run("loading")
     assert engine.external["loading"] == 0
+
+
+class Manager:
+    """Loads adapters as vLLM's workers do."""
+
+    def __init__(self, order: list[Any]) -> None:
+        self.order = order
+        self._adapter_manager: Any = MagicMock(capacity=9)
+        self._adapter_manager.__len__.return_value = 0
+
+    add_adapter = LRUCacheWorkerLoRAManager.add_adapter
+
+    def list_adapters(self) -> set[int]:
+        return set()
+
+    def _load_adapter(self, lora_request: LoRARequest) -> Any:
+        self.order.append("reads")
+        if lora_request.lora_name == "broken":
+            raise ValueError("no such files")
+        return SimpleNamespace(id=lora_request.lora_int_id)
+
+
+def test_a_worker_is_notified_before_and_after_vllm_reads_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[Any] = []
+    monkeypatch.setattr(watch, "_call_worker_hook", lambda *call: order.append(call))
+    monkeypatch.setattr(worker_manager, "WorkerLoRAManager", Manager)
+    watch.watch_worker("no.Worker")
+    watch.watch_worker("no.Worker")
+    good, broken = LoRARequest("good", 1, "/good"), LoRARequest("broken", 2, "/broken")
+    Manager(order).add_adapter(good)
+    with pytest.raises(ValueError, match="no such files"):
+        Manager(order).add_adapter(broken)
+    begins, ended = "adapter_read_begins", "adapter_read_ended"
+    assert order[:3] == [(begins, good), "reads", (ended, good, True)]
+    assert order[3:] == [(begins, broken), "reads", (ended, broken, False)]
+
+
+def test_all_model_runners_of_vllm_read_adapters_by_the_watched_method() -> None:
+    from vllm.v1.worker import lora_model_runner_mixin as mixin
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as Second
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as First
+
+    assert mixin.LRUCacheWorkerLoRAManager._load_adapter is worker_manager.WorkerLoRAManager._load_adapter
+    for runner in (First, Second):
+        assert issubclass(runner, mixin.LoRAModelRunnerMixin)
+        assert runner.add_lora is mixin.LoRAModelRunnerMixin.add_lora
+        assert runner._set_active_loras is mixin.LoRAModelRunnerMixin._set_active_loras
 
 
 def test_no_copy_starts_while_the_kv_cache_has_no_memory(scripted: ScriptedPool, loop: Make) -> None:

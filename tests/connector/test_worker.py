@@ -42,12 +42,13 @@ def until(found: Callable[[], Any], timeout_s: float = 10.0) -> Any:
 class Rank:
     """A worker with its KV cache and the test's sidecar."""
 
-    def __init__(self, sidecar: StubSidecar, folder: Path, groups: int = 1) -> None:
+    def __init__(self, sidecar: StubSidecar, folder: Path, groups: int = 1, **parallel: int) -> None:
         (folder / "model").mkdir(exist_ok=True)
         (folder / "model" / "w.bin").write_bytes(b"weights")
         self.sidecar = sidecar
         self.config, self.caches = kv_cache(groups)
-        self.worker = Worker(vllm_config(list(self.caches), folder / "model"), self.config, sidecar.path)
+        settings = vllm_config(list(self.caches), folder / "model", **parallel)
+        self.worker = Worker(settings, self.config, sidecar.path)
         self.finished: set[str] = set()
         self.failed: set[str] = set()
         self.stores: dict[int, Ended] = {}
@@ -66,11 +67,11 @@ class Rank:
         self.worker.wait_for_save()
         ended: list[EndedLoad] = []
         self.worker.take_ended_loads(idle, ended)
-        for request_id, failed in ended:
-            assert request_id not in self.finished, "a load was reported twice"
-            self.finished.add(request_id)
-            if failed is not None:
-                self.failed.add(request_id)
+        for one in ended:
+            assert one.request_id not in self.finished, "a load was reported twice"
+            self.finished.add(one.request_id)
+            if one.failed is not None:
+                self.failed.add(one.request_id)
         report = WorkerReport()
         self.worker.take_report(report)
         assert not set(report.stores) & set(self.stores), "a store was reported twice"
@@ -105,8 +106,8 @@ def sidecar(tmp_path: Path) -> Iterator[StubSidecar]:
 
 
 @pytest.fixture
-def rank(sidecar: StubSidecar, tmp_path: Path) -> Iterator[Rank]:
-    made = Rank(sidecar, tmp_path)
+def rank(sidecar: StubSidecar, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rank]:
+    made = Rank(sidecar, tmp_path, **getattr(request, "param", {}))
     yield made
     made.worker.shutdown()
 
@@ -290,6 +291,21 @@ def test_the_wait_for_results_takes_at_most_two_milliseconds(rank: Rank, slowed:
     idle = (time.monotonic() - start) / 20
     assert busy < 0.002 <= idle + 0.0005
     assert idle < 0.02
+    slowed.go.set()
+    rank.until_done(lambda: rank.finished)
+
+
+@pytest.mark.parametrize("rank", [{"data_parallel_size": 2}], indirect=True)
+def test_a_rank_that_steps_together_with_others_does_not_wait_for_results(
+    rank: Rank, slowed: Slowed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With data parallelism of a MoE model, each step of this rank is one of all ranks."""
+    monkeypatch.setattr(worker_module, "_IDLE_WAIT_S", 2.0)
+    rank.step(load(1, "a", rank.memory().publish(4, 1, b"x" * BLOCK_BYTES), 3), idle=False)
+    assert slowed.begun.wait(5)
+    start = time.monotonic()
+    rank.step(idle=True)
+    assert time.monotonic() - start < 1
     slowed.go.set()
     rank.until_done(lambda: rank.finished)
 

@@ -1,4 +1,4 @@
-"""Hashes the content of LoRA adapters, and checks their files before each use."""
+"""Hashes the content of LoRA adapters, checks their files before each use, and records which files vLLM has read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 from .weights import from_modelscope, local_folder
 
@@ -24,24 +25,37 @@ _CHECK_WAIT_S = 0.1
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+$")
 #: Names, times, inodes and sizes of an adapter's files. They are equal if the files have not changed.
 Stamp = tuple[tuple[str, int, int, int, int], ...]
+#: Instead of the digest of a stamp, if it is unknown which files vLLM has read.
+_UNKNOWN = b""
+
+
+class Content(NamedTuple):
+    """An adapter's content.
+
+    digest: hash over all files.
+    stamp: digest of the stamp that these files had. Workers compare it with that of the files that vLLM has read.
+    """
+
+    digest: bytes
+    stamp: bytes
 
 
 class _Adapter:
     """State of an adapter under one id, guarded by the lock of `AdapterHashes`. All times are monotonic.
 
-    digest: None while it cannot be cached.
+    content: None while it cannot be cached.
     check_started_s: when the pending check of the files was requested, 0 without one.
     confirmed_s: start of the last check that found the files as they were hashed.
-    again_s: earliest time of the next check while there is no digest.
+    again_s: earliest time of the next check while there is no content.
     """
 
-    __slots__ = ("again_s", "check_started_s", "confirmed_s", "digest", "folder", "path", "stamp")
+    __slots__ = ("again_s", "check_started_s", "confirmed_s", "content", "folder", "path", "stamp")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.folder = ""
         self.stamp: Stamp = ()
-        self.digest: bytes | None = None
+        self.content: Content | None = None
         self.check_started_s = 0.0
         self.confirmed_s = 0.0
         self.again_s = 0.0
@@ -75,7 +89,7 @@ class _Background:
 
 
 class _NeverKnown(Exception):
-    """vLLM may read other files at each load."""
+    """vLLM may read other files than those that would be hashed."""
 
 
 class AdapterHashes:
@@ -84,7 +98,8 @@ class AdapterHashes:
     vLLM keeps an adapter's id when it loads other files under it, in place or after it dropped the adapter from memory.
     It reads the files when it loads the adapter for a use. So a hash is valid for a use only if a check that started
     after the use found the files as they were hashed; earlier checks prove nothing. An adapter whose files change under
-    its id stays uncached, because it is unknown which of them vLLM has loaded.
+    its id stays uncached, because it is unknown which of them vLLM has loaded. Files that change between the check and
+    vLLM's read are detected by `LoadedAdapters`.
 
     Two threads make all file system calls: one reads whole files, and the other only checks whether they changed. A
     network file system may be slow or never answer. Adapters are unknown until it does.
@@ -99,8 +114,8 @@ class AdapterHashes:
         self._reader = _Background("kvcachepool-lora-read")
         self._checker = _Background("kvcachepool-lora-check")
 
-    def get(self, path: str, load_id: int, since_s: float) -> bytes | None:
-        """SHA-256 over all files of the adapter, or None while it is unknown for this use. Never waits.
+    def get(self, path: str, load_id: int, since_s: float) -> Content | None:
+        """The adapter's content, or None while it is unknown for this use. Never waits.
 
         load_id: `lora_int_id`; another id means another load, which is checked again.
         since_s: monotonic time at which the use began.
@@ -109,13 +124,13 @@ class AdapterHashes:
             adapter = self._known.get((path, load_id))
             if adapter is None:
                 adapter = self._known[path, load_id] = _Adapter(path)
-            if adapter.digest is not None and adapter.confirmed_s >= since_s:
-                return adapter.digest
+            if adapter.content is not None and adapter.confirmed_s >= since_s:
+                return adapter.content
             now_s = time.monotonic()
-            if adapter.check_started_s or (adapter.digest is None and now_s < adapter.again_s):
+            if adapter.check_started_s or (adapter.content is None and now_s < adapter.again_s):
                 return None
             adapter.check_started_s = now_s
-            if adapter.digest is None:
+            if adapter.content is None:
                 self._reader.submit(functools.partial(self._hash, adapter))
             else:
                 self._checker.submit(functools.partial(self._confirm, adapter))
@@ -127,7 +142,7 @@ class AdapterHashes:
         """
         with self._lock:
             adapter = self._known.get((path, load_id))
-            if adapter is None or adapter.digest is None:
+            if adapter is None or adapter.content is None:
                 return False
             return not adapter.check_started_s or time.monotonic() - adapter.check_started_s < _CHECK_WAIT_S
 
@@ -145,12 +160,16 @@ class AdapterHashes:
             if found is None:
                 adapter.again_s = time.monotonic() + wait_s
             else:
-                adapter.folder, adapter.stamp, adapter.digest, adapter.confirmed_s = found
+                adapter.folder, adapter.stamp, digest, adapter.confirmed_s = found
+                adapter.content = Content(digest, _short(adapter.stamp))
         if found is not None and self._on_known is not None:
             self._on_known(adapter.path)
 
     def _check_files(self, path: str) -> tuple[str, Stamp, bytes, float] | None:
-        """(folder, stamp, digest, start of the last check), or None if the adapter has no files on this machine."""
+        """(folder, stamp, digest, start of the last check), or None if the adapter has no files on this machine.
+
+        Raises `OSError`, or `_NeverKnown`.
+        """
         folder = _folder(path)
         began_s = time.monotonic()
         stamp = stamp_of(folder) if folder is not None else ()
@@ -162,20 +181,23 @@ class AdapterHashes:
             digest = _content(folder, [name for name, *_ in stamp])
             began_s = time.monotonic()
             if stamp_of(folder) != stamp:
-                return None
+                raise _NeverKnown("its files changed while they were hashed")
             with self._lock:
                 self._by_stamp[folder, stamp] = digest
         return folder, stamp, digest, began_s
 
     def _confirm(self, adapter: _Adapter) -> None:
-        began_s = time.monotonic()
-        same = stamp_of(adapter.folder) == adapter.stamp
-        with self._lock:
-            adapter.check_started_s = 0.0
-            if same:
-                adapter.confirmed_s = began_s
-            else:
-                adapter.digest, adapter.again_s = None, math.inf
+        began_s, same = time.monotonic(), False
+        try:
+            # The folder too: a new revision of a repository may be downloaded while vLLM is offline.
+            same = _folder(adapter.path) == adapter.folder and stamp_of(adapter.folder) == adapter.stamp
+        finally:
+            with self._lock:
+                adapter.check_started_s = 0.0
+                if same:
+                    adapter.confirmed_s = began_s
+                else:
+                    adapter.content, adapter.again_s = None, math.inf
         if not same:
             logger.warning("LoRA adapter %s is not cached: its files changed under the same id", adapter.path)
         elif self._on_known is not None:
@@ -185,6 +207,74 @@ class AdapterHashes:
         """Stops the background threads without waiting for them."""
         self._reader.close()
         self._checker.close()
+
+
+class LoadedAdapters:
+    """The files that vLLM has read for each adapter, in one worker. Used by vLLM's thread only.
+
+    Only a worker sees when vLLM reads files, so it refuses jobs with KV of other ones. The stamps are taken right
+    before and after vLLM reads the folder, on the same thread, which waits for the file system in any case.
+
+    changed: ids that stand for several contents, to be reported. Their jobs are refused from then on.
+    """
+
+    def __init__(self) -> None:
+        self.changed: set[int] = set()
+        self._stamps: dict[int, bytes] = {}  # by id
+        self._logged: set[int] = set()
+        self._earlier: bytes | None = None
+        self._before = _UNKNOWN
+
+    def begin(self, lora: Any) -> None:
+        """vLLM is about to read the adapter's files."""
+        self._earlier, self._before = self._stamps.get(lora.lora_int_id), _UNKNOWN
+        self._stamps[lora.lora_int_id] = _UNKNOWN
+        self._before = _read_stamp(lora.lora_path)
+
+    def end(self, lora: Any, succeeded: bool) -> None:
+        """vLLM has read them, or failed, and keeps what it had."""
+        number, earlier, before = lora.lora_int_id, self._earlier, self._before
+        if not succeeded:
+            del self._stamps[number]
+            if earlier is not None:
+                self._stamps[number] = earlier
+        elif before and earlier in (None, before) and _read_stamp(lora.lora_path) == before:
+            self._stamps[number] = before
+        elif before or earlier:
+            self._mark(number)
+
+    def has_read(self, adapter: tuple[int, bytes] | None) -> bool:
+        """Whether vLLM has read these files: id and `Content.stamp`. True for a job without an adapter."""
+        if adapter is None:
+            return True
+        read = self._stamps.get(adapter[0], _UNKNOWN)
+        return read != _UNKNOWN and read == adapter[1]
+
+    def refused(self, adapter: tuple[int, bytes], computed: bool) -> None:
+        """A job was refused because vLLM has not read these files. `computed`: it has used others."""
+        if computed or adapter[0] in self._stamps:
+            self._mark(adapter[0])
+
+    def _mark(self, number: int) -> None:
+        if number not in self._logged:
+            self._logged.add(number)
+            logger.warning("LoRA adapter %d is not cached: vLLM did not read the files that were hashed", number)
+        self._stamps[number] = _UNKNOWN
+        self.changed.add(number)
+
+
+def _read_stamp(path: str) -> bytes:
+    """Digest of the stamp of the files that vLLM reads now, or `_UNKNOWN`."""
+    try:
+        folder = _folder(path)
+    except _NeverKnown:
+        return _UNKNOWN
+    stamp = stamp_of(folder) if folder is not None else ()
+    return _short(stamp) if stamp else _UNKNOWN
+
+
+def _short(stamp: Stamp) -> bytes:
+    return hashlib.blake2b(repr(stamp).encode(), digest_size=16).digest()
 
 
 def _folder(path: str) -> str | None:

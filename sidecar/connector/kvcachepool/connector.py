@@ -286,6 +286,15 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._guarded(self._worker.kv_cache_restored, None)
 
+    def adapter_read_begins(self, lora_request: Any) -> None:
+        """vLLM is about to read the files of an adapter."""
+        if self._worker is not None:
+            self._guarded(self._worker.adapters.begin, None, lora_request)
+
+    def adapter_read_ended(self, lora_request: Any, succeeded: bool) -> None:
+        if self._worker is not None:
+            self._guarded(self._worker.adapters.end, None, lora_request, succeeded)
+
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Called before a step, with the jobs to cancel."""
         if self._worker is not None and isinstance(kv_connector_metadata, StepMetadata):
@@ -332,13 +341,13 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         loads. A failed load with unknown blocks is not reported: its request waits instead of using invalid KV.
         """
         finished = set()
-        for request_id, failed in self._ended_loads():
-            if failed is None or failed:
-                finished.add(request_id)
-                self._load_errors |= failed or set()
+        for one in self._ended_loads():
+            if one.failed is None or one.failed:
+                finished.add(one.request_id)
+                self._load_errors |= one.failed or set()
             else:
                 logger.error(
-                    "request %s waits forever, abort it: its load failed, and its blocks are not known", request_id
+                    "request %s waits forever, abort it: its load failed, and its blocks are not known", one.request_id
                 )
         return None, finished or None
 
@@ -356,7 +365,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         elif isinstance(self._connector_metadata, StepMetadata):
             # A rank without a worker side cannot copy, so its loads have failed.
             loads = [job for job in self._connector_metadata.jobs if job.kind == "load"]
-            ended += [EndedLoad(job.request_id, job.block_ids()) for job in loads]
+            ended += [EndedLoad(job, job.block_ids()) for job in loads]
         return ended
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
@@ -365,7 +374,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(self._worker.take_report, None, report)
         elif isinstance(self._connector_metadata, StepMetadata):
             report.stores = {job.id: Ended(1, 1) for job in self._connector_metadata.jobs if job.kind == "store"}
-        return report if report.stores or report.timed or report.nodes else None
+        return report if report != WorkerReport() else None
 
     def shutdown(self) -> None:
         if self._scheduler is not None:

@@ -109,20 +109,22 @@ def namespace(request: Request, controls: Controls, epoch: str, lora_digest: Cal
         lora_digest: returns the content hash of an adapter's files, or raises `Uncacheable`.
 
     Raises:
-        Uncacheable: the adapter's content is unknown, it is not proven that items are named by their content, or the
-            tags are invalid.
+        Uncacheable: the adapter's content is unknown, the tags are invalid, or it is not proven that items are named by
+            their content. The last is no reason with a salt, which others do not know, unlike tags.
     """
+    by_content = provenance.proven(request)  # in any case: it remembers names
     if controls.tags is INVALID:
         raise Uncacheable("invalid_tags")
-    tags = controls.tags or None
     lora = getattr(request, "lora_request", None)
     content = lora_digest(lora).hex() if lora is not None else None
-    by_content = provenance.proven(request)
-    if not by_content and not tags and not getattr(request, "cache_salt", None):
-        raise Uncacheable("multimodal_named_by_user")
-    if not tags and content is None and not epoch:
+    separates = {"tags": controls.tags or None, "lora": content, "epoch": epoch}
+    if not by_content:
+        if not getattr(request, "cache_salt", None):
+            raise Uncacheable("multimodal_named_by_user")
+        separates["items"] = "named_by_user"
+    if not any(separates.values()):
         return b""
-    canonical = json.dumps({"tags": tags, "lora": content, "epoch": epoch}, sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps(separates, sort_keys=True, separators=(",", ":"))
     digest = bytearray(hashlib.sha256(canonical.encode()).digest())
     digest[-1] = digest[-1] & ~1 | bool(epoch)
     return bytes(digest)

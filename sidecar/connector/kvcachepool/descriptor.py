@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import identity, weights
@@ -105,7 +105,9 @@ class _Describer:
         parts["plugins"] = _plugins()
         parts["model"] = parts.pop("model_config")
         if parts["model"] and parts["model"].get("multimodal_config") is not None:
-            parts["libraries"] = _processor_versions()
+            parts["libraries"] = _versions(_PROCESSOR_LIBRARIES)
+        elif self._runs_transformers():
+            parts["libraries"] = _versions(("transformers",))
         draft = (parts.get("speculative_config") or {}).get("draft_model_config")
         if any(model and model.get("quantization") is not None for model in (parts["model"], draft)):
             parts["device"] = _device()
@@ -119,6 +121,13 @@ class _Describer:
         if self.reasons:
             parts["identity"] = self.unshared(self.reasons[0])
         return parts
+
+    def _runs_transformers(self) -> bool:
+        """Whether the code of a model is that of the library `transformers`."""
+        speculative = getattr(self._config, "speculative_config", None)
+        models = (self._config.model_config, getattr(speculative, "draft_model_config", None))
+        checks = (getattr(model, "using_transformers_backend", None) for model in models)
+        return any(check() for check in checks if check is not None)
 
     def _fields(self, kind: str, config: Any, load: Any) -> dict[str, Any]:
         """The identity fields of a config object. A field that the table does not list makes the domain
@@ -347,9 +356,9 @@ def _device() -> str:
     return str(current_platform.get_device_capability())
 
 
-def _processor_versions() -> dict[str, str]:
+def _versions(libraries: Sequence[str]) -> dict[str, str]:
     found = {}
-    for name in _PROCESSOR_LIBRARIES:
+    for name in libraries:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -26,7 +26,6 @@ BUILD = "read when vLLM is built or started"
 CACHED_COUNTS = "how many blocks there are and how long they are kept"
 DERIVED = "derived from settings and files that are identity"
 CONTENT = "location of files; their content is identity"
-ITEM_HASH = "the item's hash covers what it changes"
 
 
 class Fields(NamedTuple):

@@ -24,7 +24,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
         "KVConnectorWorkerMetadata",
         "SupportsHMA",
     ),
-    "vllm.config": ("KVTransferConfig",),
+    "vllm.config": ("KVTransferConfig", "ModelConfig.using_transformers_backend"),
     _EVENTS: ("BlockRemoved", "BlockStored", "KVCacheEvent"),
     "vllm.distributed.kv_transfer": ("get_kv_transfer_group", "has_kv_transfer_group", "kv_transfer_state"),
     "vllm.distributed.kv_transfer.kv_connector.v1.metrics": ("KVConnectorStats",),
@@ -90,12 +90,22 @@ NEEDED: dict[str, tuple[str, ...]] = {
 #: Names that are used if a version of vLLM has them.
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "vllm": ("_custom_ops",),
+    # By this, workers see which files vLLM reads. Without it, LoRA adapters are not cached.
+    "vllm.lora.worker_manager": ("WorkerLoRAManager._load_adapter",),
     # By this, vLLM accepts embeddings from clients because of a connector.
     "vllm.config": ("VllmConfig._resolve_mm_embedding_inputs",),
     # Without these, no item is known to be named by its content, so requests with images are not cached.
     "vllm.multimodal.processing.inputs": ("ProcessorInputs",),
     "vllm.platforms": ("current_platform",),
     "vllm.v1.core": ("kv_cache_utils",),
+    # Without these, vLLM cannot empty its cache if it was paused during a load.
+    "vllm.v1.core.sched.scheduler": (
+        "Scheduler._handle_blocked_waiting_request",
+        "Scheduler.failed_recving_kv_req_ids",
+        "Scheduler.finished_recving_kv_req_ids",
+        "Scheduler.kv_holding_waiting",
+    ),
+    "vllm.v1.engine.core": ("EngineCore.reset_prefix_cache",),
     "vllm.v1.engine.input_processor": ("InputProcessor",),
     # Without these, KV events do not name a kind of KV group.
     "vllm.v1.kv_cache_interface": ("get_kv_cache_spec_kind", "get_kv_cache_spec_sliding_window"),
@@ -117,6 +127,17 @@ def changed_internals() -> str | None:
             if thing is None or (attribute and not _has(thing, attribute)):
                 return f"VllmInternalsChanged/{name}"
     return None
+
+
+def has_optional(module: str, name: str) -> bool:
+    """Whether this vLLM has an optional name."""
+    assert name in OPTIONAL[module]
+    owner, _, attribute = name.partition(".")
+    try:
+        found = getattr(importlib.import_module(module), owner, None)
+    except ImportError:
+        return False
+    return found is not None and (not attribute or _has(found, attribute))
 
 
 def _has(owner: Any, name: str) -> bool:

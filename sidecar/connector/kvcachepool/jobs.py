@@ -38,6 +38,7 @@ class Job(NamedTuple):
     request_id: vLLM's request id; a load reports it in `finished_recving`.
     region: arena region of all references.
     regions: that of each node, if the engine has several.
+    adapter: the LoRA adapter that the KV belongs to: its id, and the `Content.stamp` of its files.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Job(NamedTuple):
     region: int
     chunks: list[Chunk]
     regions: Sequence[int] = ()
+    adapter: tuple[int, bytes] | None = None
 
     def of_node(self, node: int) -> Job:
         """The part of a job that one node does."""
@@ -89,8 +91,12 @@ class Ended(NamedTuple):
 class EndedLoad(NamedTuple):
     """A load that ended on one rank. failed: None, or the known blocks of a failed load."""
 
-    request_id: str
+    job: Job
     failed: set[int] | None
+
+    @property
+    def request_id(self) -> str:
+        return self.job.request_id
 
 
 @dataclass
@@ -99,11 +105,13 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
     timed: number of the step of this report, 0 if it is not timed.
     nodes: what the first rank of each node reports of its sidecar, if the engine has several.
+    adapters_changed: ids of LoRA adapters for which vLLM has read other files than were hashed, or several.
     """
 
     stores: dict[int, Ended] = field(default_factory=dict)
     timed: int = 0
     nodes: dict[int, list[Report]] = field(default_factory=dict)
+    adapters_changed: set[int] = field(default_factory=set)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         if not isinstance(other, WorkerReport):
@@ -112,4 +120,5 @@ class WorkerReport(KVConnectorWorkerMetadata):
         for job, ended in other.stores.items():
             before = stores.get(job, Ended(0, 0))
             stores[job] = Ended(before.ranks + ended.ranks, before.dropped + ended.dropped)
-        return WorkerReport(stores, max(self.timed, other.timed), self.nodes | other.nodes)
+        changed = self.adapters_changed | other.adapters_changed
+        return WorkerReport(stores, max(self.timed, other.timed), self.nodes | other.nodes, changed)

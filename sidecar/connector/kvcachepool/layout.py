@@ -137,6 +137,14 @@ def nodes_of(vllm_config: Any) -> int:
     return int(getattr(vllm_config.parallel_config, "nnodes_within_dp", 1) or 1)
 
 
+def steps_with_others(vllm_config: Any) -> bool:
+    """Whether engines step together: data parallelism of a MoE model, whose layers exchange tokens in each step.
+
+    vLLM sets this size to 1 in the engines of other models.
+    """
+    return int(getattr(vllm_config.parallel_config, "data_parallel_size", 1) or 1) > 1
+
+
 def ranks_of(vllm_config: Any) -> Ranks:
     """Parallel sizes, without coordinates. Raises `Unserved` for prefill context parallelism, and for nodes that differ
     in what they hold.

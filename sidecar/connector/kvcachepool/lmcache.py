@@ -31,8 +31,9 @@ from lmcache.utils import LayerCacheEngineKey
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
+from kvcachepool.calls import Calls
 from kvcachepool.client import Error, Item, Leased, Put
-from kvcachepool.lmcache_objects import Calls, Layout, Pins, Settings, chunk_key, grouped, view
+from kvcachepool.lmcache_objects import Layout, Pins, Settings, chunk_key, grouped, view
 
 logger = logging.getLogger("kvcachepool")
 

@@ -26,8 +26,9 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
+from kvcachepool.calls import Calls
 from kvcachepool.client import Error, Item, Put
-from kvcachepool.lmcache_objects import Calls, Layout, Pins, Settings, grouped, object_key, view
+from kvcachepool.lmcache_objects import Layout, Pins, Settings, grouped, object_key, view
 
 logger = logging.getLogger("kvcachepool")
 

@@ -1,4 +1,4 @@
-"""What the two LMCache adapters share: keys, the form of a memory object in a header, counted pins, errors as misses.
+"""What the two LMCache adapters share: keys, the form of a memory object in a header, counted pins.
 
 LMCache 0.5.6. Of LMCache only its memory objects and keys are used here.
 """
@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 
-from kvcachepool.client import Client, Error, Header
+from kvcachepool.calls import Calls
+from kvcachepool.client import Client, Header
+from kvcachepool.object_bytes import bounded
 from kvcachepool.place import socket_path
 
 logger = logging.getLogger("kvcachepool")
@@ -183,47 +185,9 @@ def _tensor(positions: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(positions, dtype=np.int64).copy())
 
 
-def grouped(things: Iterable[T], nbytes: Callable[[T], int]) -> list[list[T]]:
+def grouped(things: Iterable[T], nbytes: Callable[[T], int]) -> Iterator[list[T]]:
     """The things in order in groups of one request each."""
-    groups: list[list[T]] = []
-    size = 0
-    for thing in things:
-        if not groups or size + nbytes(thing) > _REQUEST_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(thing)
-        size += nbytes(thing)
-    return groups
-
-
-class Calls:
-    """Calls of the client whose errors become an answer. The first error and the next success are logged."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._failing = False
-
-    def ask(self, call: Callable[[], T], otherwise: T) -> T:
-        """The result of the call, or `otherwise` if the sidecar does not answer or refuses."""
-        try:
-            answer = call()
-        except Error as error:
-            self.failed(error)
-            return otherwise
-        self.succeeded()
-        return answer
-
-    def failed(self, error: Error) -> None:
-        """Logs the error, unless the call before failed too."""
-        if not self._failing:
-            logger.warning("%s: the cache does not answer, misses until it does: %s", self._what, error)
-        self._failing = True
-
-    def succeeded(self) -> None:
-        """Logs that the cache answers again."""
-        if self._failing:
-            logger.info("%s: the cache answers again", self._what)
-        self._failing = False
+    return bounded(things, nbytes, _REQUEST_BYTES)
 
 
 class Pins:

@@ -70,7 +70,7 @@ class Loads:
             Tokens by tier, of `tokens`.
         """
         request_id = state.request.request_id
-        if plan is None or tokens > plan.tokens:
+        if plan is None or tokens > plan.tokens or state.namespace is None:
             self.fail_load(request_id, tokens)
             return {"memory": tokens}
         lookup = plan.lookup
@@ -96,7 +96,8 @@ class Loads:
             self.fail_load(request_id, tokens, beyond)
             return {"memory": tokens}
         self._client.send(Op.PIN, Pin(request=request_id, probe=tag, from_=plan.first, to=last))
-        job = Job(next(self._job_ids), LOAD, request_id, plan.answer.region, chunks, plan.answer.regions)
+        answer = plan.answer
+        job = Job(next(self._job_ids), LOAD, request_id, answer.region, chunks, answer.regions, state.adapter)
         keys = tuple((state.namespace or b"", lookup.hash_of(chunk)) for chunk in range(plan.first, last))
         tiers = tier_tokens(plan)
         self._register(_Load(job, tokens, keys))

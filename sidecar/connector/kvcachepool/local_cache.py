@@ -10,14 +10,16 @@ from .requests import RequestState
 
 
 class LocalCache:
-    """`pool`: vLLM's block pool, once it is known. `outdated`: the cache may hold KV of earlier weights."""
+    """`pool`: vLLM's block pool, once it is known. `outdated`: the cache may hold KV that the engine's current weights
+    did not compute: of earlier weights, or of a peer.
+    """
 
     def __init__(self) -> None:
         self.pool: Any = None
         self.outdated = False
 
     def check_outdated(self, requests: Mapping[str, RequestState]) -> None:
-        """Clears `outdated` once the cache has been empty and no request from before the change of weights is left."""
+        """Clears `outdated` once the cache has been empty and no request with such KV is left."""
         cached = getattr(self.pool, "cached_block_hash_to_block", None)
         if cached is not None and not len(cached) and not any(state.stale for state in requests.values()):
             self.outdated = False

@@ -44,8 +44,11 @@ class Lookups:
         local_cache: LocalCache,
         speed: PrefillSpeed,
         wait_budget: WaitBudget,
+        composed: bool,
     ) -> None:
-        """`lock`: the scheduler side's. `requests`: all requests that have not ended."""
+        """`lock`: the scheduler side's. `requests`: all requests that have not ended. `composed`: there is another
+        connector.
+        """
         self._registration = registration
         self._client = registration.client
         self._namespaces = namespaces
@@ -55,6 +58,7 @@ class Lookups:
         self._local_cache = local_cache
         self._speed = speed
         self._wait_budget = wait_budget
+        self._composed = composed
         self._idle = False  # the last step computed nothing, and nothing is in flight that needs further steps
         self._version = 0  # changes with state that all waiting requests depend on: connection, epoch
         self._unnamed: dict[str, None] = {}  # requests whose early PROBE waits for their adapter's content
@@ -83,6 +87,8 @@ class Lookups:
 
     def _why_not(self, state: RequestState) -> str | None:
         """Why this request cannot load anything now, or None."""
+        if self._composed and _comes_from_peer(state):
+            return "remote_prefill"
         if state.failed:
             return "failed_before"
         if not state.controls.load:
@@ -93,6 +99,9 @@ class Lookups:
             self._namespaces.assign(state)
             if state.namespace is None:
                 return state.refusal
+        lora = state.request.lora_request
+        if lora is not None and not self._namespaces.is_loaded(lora):
+            return "lora_not_loaded"
         least = max(self._registration.geometry.scheduler_block, self._client.settings.min_load_tokens)
         if state.request.num_tokens < least:
             return "short"
@@ -349,6 +358,23 @@ class Lookups:
             self._to_release.clear()
 
 
+def _comes_from_peer(state: RequestState) -> bool:
+    """Whether a transport loads the prompt, or more of it than vLLM holds. vLLM would wait for both connectors, and
+    load from the transport.
+
+    Once a transport has begun, it resets `do_remote_prefill`. If the peer fails, the prompt is looked up.
+    """
+    params = getattr(state.request, "kv_transfer_params", None)
+    if not isinstance(params, dict):
+        return False
+    if params.get("do_remote_prefill"):
+        return True
+    tokens = params.get("remote_num_tokens")
+    if not isinstance(tokens, int) or not (params.get("do_remote_decode") and params.get("remote_block_ids")):
+        return False
+    return tokens > state.local
+
+
 class WaitBudget:
     """Limits how long the engine thread waits for answers: per request, per step, and not at all while the breaker is
     open.
@@ -358,7 +384,8 @@ class WaitBudget:
     first and twice as long each time, up to 30 s.
 
     An engine that has nothing to compute waits longer in each step. Otherwise it would step continuously and take
-    processor time from the sidecar, whose digests or fetches it waits for.
+    processor time from the sidecar, whose digests or fetches it waits for. It does not if other engines step together
+    with it, and may have something to compute.
     """
 
     _MISSES = 3
@@ -367,7 +394,8 @@ class WaitBudget:
     _OPEN_FIRST_S = 1.0
     _OPEN_LAST_S = 30.0
 
-    def __init__(self) -> None:
+    def __init__(self, steps_with_others: bool = False) -> None:
+        self._idle_s = 0.0 if steps_with_others else self._IDLE_S
         self._spent_s = 0.0
         self._misses = 0
         self._open_s = self._OPEN_FIRST_S
@@ -412,7 +440,7 @@ class WaitBudget:
     def wait_idle(self, lookup: Lookup, known: LookupResult) -> bool:
         """One bounded wait of an idle engine for a newer answer. Returns whether it arrived. Call without any lock."""
         begun = time.monotonic()
-        allowed = self._IDLE_S - self._spent_s
+        allowed = self._idle_s - self._spent_s
         if allowed <= 0:
             return False
         newer = lookup.wait(allowed, known)

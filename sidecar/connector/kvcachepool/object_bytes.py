@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -103,8 +104,10 @@ def buffers_of(value: Buffer | Sequence[Buffer]) -> list[Bytes]:
     return [as_bytes(value)]
 
 
-def bounded(items: Iterable[_T], nbytes_of: Callable[[_T], int], most: int, most_bytes: int) -> Iterator[list[_T]]:
-    """The items in order, in lists of at most this many items and bytes. A larger item has a list of its own."""
+def bounded(
+    items: Iterable[_T], nbytes_of: Callable[[_T], int], most_bytes: int, most: int = sys.maxsize
+) -> Iterator[list[_T]]:
+    """The items in order, in lists of at most this many bytes and items. A larger item has a list of its own."""
     batch: list[_T] = []
     nbytes = 0
     for item in items:

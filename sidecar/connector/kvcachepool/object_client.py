@@ -351,7 +351,7 @@ def _digests(keys: Key | Sequence[Key]) -> Iterator[Sequence[bytes]]:
 def _put_batches(objects: Sequence[Encoded]) -> Iterator[list[int]]:
     """Positions of objects, by request. Those that no sidecar takes are left out."""
     fitting = (index for index, one in enumerate(objects) if one.nbytes <= MAX_OBJECT_BYTES)
-    return bounded(fitting, lambda index: objects[index].nbytes, _PUTS_AT_ONCE, _PUT_BYTES_AT_ONCE)
+    return bounded(fitting, lambda index: objects[index].nbytes, _PUT_BYTES_AT_ONCE, _PUTS_AT_ONCE)
 
 
 def _batches(items: Sequence[_T], count: int) -> Iterator[Sequence[_T]]:

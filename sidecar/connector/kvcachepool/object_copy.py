@@ -17,12 +17,9 @@ from .shared import Refs, fence, shared
 
 def write(session: Session, slots: Slots, parts: Sequence[Bytes]) -> bool:
     """Copies an object's bytes into slots that were granted for it. False if they are not this process's any more."""
-    arena = session.begin_copy(slots.mapping)
-    if arena is None:
-        return False
-    try:
+    with session.copying(slots.mapping) as arena:
         refs, owner = slots.whole, shared().lock_number
-        if owner is None or not slots.mapping.granted_to(owner, refs.slots, refs.generations):
+        if arena is None or owner is None or not slots.mapping.granted_to(owner, refs.slots, refs.generations):
             return False
         slots.mapping.populate(refs.slots, refs.lengths)
         for run in runs(slots.starts, slots.size, 0, [len(part) for part in parts]):
@@ -30,21 +27,16 @@ def write(session: Session, slots: Slots, parts: Sequence[Bytes]) -> bool:
             np.copyto(arena[run.at : run.at + run.nbytes], part)
         fence()
         return True
-    finally:
-        session.end_copy()
 
 
 def read(session: Session, slots: Slots, begin: int, buffers: Sequence[Bytes]) -> bool:
     """Fills buffers with the object's bytes from `begin` on. False if the sidecar took its memory back meanwhile, in
     which case the buffers' content is undefined.
     """
-    arena = session.begin_copy(slots.mapping)
-    if arena is None:
-        return False
-    try:
-        lengths = [len(buffer) for buffer in buffers]
-        refs = slots.refs(begin, begin + sum(lengths))
-        if not slots.mapping.same_generation(refs.slots, refs.generations):
+    lengths = [len(buffer) for buffer in buffers]
+    refs = slots.refs(begin, begin + sum(lengths))
+    with session.copying(slots.mapping) as arena:
+        if arena is None or not slots.mapping.same_generation(refs.slots, refs.generations):
             return False
         slots.mapping.populate(refs.slots, refs.lengths)
         for run in runs(slots.starts, slots.size, begin, lengths):
@@ -52,25 +44,22 @@ def read(session: Session, slots: Slots, begin: int, buffers: Sequence[Bytes]) -
             np.copyto(part, arena[run.at : run.at + run.nbytes])
         fence()
         return slots.mapping.same_generation(refs.slots, refs.generations)
-    finally:
-        session.end_copy()
 
 
 def locate(session: Session, keys: Sequence[bytes], objects: Sequence[Slots | None]) -> list[Located | None]:
     """Reads key and header of each object of one reply. None for one that is absent, of another key, or damaged."""
     located: list[Located | None] = [None] * len(keys)
     there = [(at, slots) for at, slots in enumerate(objects) if slots is not None]
-    arena = session.begin_copy(there[0][1].mapping) if there else None
-    if arena is None:
+    if not there:
         return located
-    try:
+    with session.copying(there[0][1].mapping) as arena:
+        if arena is None:
+            return located
         for at, slots in there:
             located[at] = _parse(arena, keys[at], slots)
         fence()
         firsts = Refs.read(b"".join(slots.packed[:REF_BYTES] for _, slots in there))
         same = there[0][1].mapping.of_generation(firsts.slots, firsts.generations)
-    finally:
-        session.end_copy()
     for (at, _), unchanged in zip(there, same.tolist(), strict=True):
         if not unchanged:
             located[at] = None

@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 
 from . import object_copy, object_registry
-from .messages import GRANT_GRANTED, Objects, ObjectsReply, Probe
+from .messages import GRANT_GRANTED, Objects, ObjectsReply
 from .object_bytes import Encoded, Located, digest_of
 from .object_session import Session
 from .object_slots import Slots
-from .object_transport import Range, changed_of, grant_of, put_result, stats_of
+from .object_transport import Range, changed_of, grant_of, probe_of, put_result, stats_of
 from .object_types import Put, Stat, Unavailable
 from .wire import Op
 
@@ -68,13 +68,14 @@ class LocalTransport:
         object_registry.leave(self.session)
 
     def states(self, digests: Sequence[bytes], prefix: bool, deadline: float) -> bytes:
-        body = self._probe(digests, prefix, None)
+        body = probe_of(self.session.new_request(), self._namespace, digests, prefix)
         reply, _, connection = self.session.probe(body, deadline)
         self.session.release(body.request, connection)
         return reply.states
 
     def hold(self, names: Sequence[bytes], prefix: bool, deadline: float) -> LocalHolding:
-        body = self._probe([digest_of(name) for name in names], prefix, 0)
+        digests = [digest_of(name) for name in names]
+        body = probe_of(self.session.new_request(), self._namespace, digests, prefix, local_tokens=0)
         found, connection = self.session.lease(body, deadline)
         try:
             located = object_copy.locate(self.session, names, found)
@@ -82,15 +83,6 @@ class LocalTransport:
             self.session.release(body.request, connection)
             raise
         return LocalHolding(self.session, (body.request, connection), found, located)
-
-    def _probe(self, digests: Sequence[bytes], prefix: bool, local_tokens: int | None) -> Probe:
-        return Probe(
-            request=self.session.new_request(),
-            namespace=self._namespace,
-            hashes=b"".join(digests),
-            independent=not prefix,
-            local_tokens=local_tokens,
-        )
 
     def put(self, objects: Sequence[Encoded], ttl_s: int, deadline: float) -> list[Put]:
         """Asks for the slots of objects, and writes those that were granted."""

@@ -4,7 +4,7 @@ One lock guards all state. It is never held while waiting for the sidecar or whi
 sidecar believes this process holds are sent under it, and HELLO's list is made under it (`connection.Hooks`).
 
 Invariants: a granted slot is in `_held` from the moment its reply is read until COMMIT or ABORT was sent for it. A copy
-runs only between `begin_copy` and `end_copy`, and `before_unmap` waits for it.
+runs only within `copying`, and `before_unmap` waits for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -391,22 +391,20 @@ class Session:
 
     # -- copies
 
-    def begin_copy(self, mapping: Mapping) -> Bytes | None:
-        """The arena's bytes, which stay mapped until `end_copy`. None if this memory is not mapped any more; then
-        `end_copy` must not follow.
-        """
+    @contextlib.contextmanager
+    def copying(self, mapping: Mapping) -> Iterator[Bytes | None]:
+        """The arena's bytes, which stay mapped meanwhile. None if this memory is not mapped any more."""
         self._check_process()
         with self._lock:
-            if self._mapping is not mapping or self.off:
-                return None
-            self._copies += 1
-            return self._arena
-
-    def end_copy(self) -> None:
-        with self._changed:
-            self._copies -= 1
-            if not self._copies:
-                self._changed.notify_all()
+            arena = None if self._mapping is not mapping or self.off else self._arena
+            self._copies += arena is not None
+        try:
+            yield arena
+        finally:
+            with self._changed:
+                self._copies -= arena is not None
+                if not self._copies:
+                    self._changed.notify_all()
 
     # -- connection.Hooks
 

@@ -21,6 +21,7 @@ from .messages import (
     Grant,
     GrantChunk,
     ObjectsReply,
+    Probe,
 )
 from .object_bytes import Bytes, Encoded, Located
 from .object_types import Put, Stat, Unavailable
@@ -106,6 +107,19 @@ def budget_ms(deadline: float) -> int:
     """
     left = max(0.0, deadline - time.monotonic())
     return max(1, int((left - min(left * _REPLY_SHARE, _REPLY_S)) * 1000))
+
+
+def probe_of(
+    request: str, namespace: bytes, digests: Sequence[bytes], prefix: bool, local_tokens: int | None = None
+) -> Probe:
+    """A PROBE for these objects. local_tokens: 0 to have them fetched from lower tiers, None not to."""
+    return Probe(
+        request=request,
+        namespace=namespace,
+        hashes=b"".join(digests),
+        independent=not prefix,
+        local_tokens=local_tokens,
+    )
 
 
 def grant_of(request: str, namespace: bytes, objects: Sequence[Encoded], ttl_s: int) -> Grant:

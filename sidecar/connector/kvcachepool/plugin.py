@@ -132,6 +132,9 @@ def _describe_to_tiers(config: Any) -> None:
             if config.lora_config is not None:
                 # vLLM's keys have an adapter's name and path, and neither its content.
                 described["unshared"] = described["unshared"] or "LoraAdapters"
+            if config.model_config.multimodal_config is not None:
+                # Nor an image's content, but its name, which a request may choose.
+                described["unshared"] = described["unshared"] or "MultimodalInputs"
             for tier in tiers:
                 tier["model"] = described
     except Exception:

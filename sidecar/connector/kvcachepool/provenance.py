@@ -11,8 +11,7 @@ this content, so such a name is never proven again.
 
 from __future__ import annotations
 
-import functools
-import logging
+import itertools
 import os
 import re
 import secrets
@@ -22,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-logger = logging.getLogger("kvcachepool")
+from . import watch
 
 #: The token, for all processes that vLLM starts.
 VARIABLE = "KVCACHEPOOL_ITEM_PROOF"
@@ -92,32 +91,16 @@ def watch_front() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
 
     if not hasattr(InputProcessor, _MARK):
-        hashes, process, inject = (
-            ProcessorInputs.get_mm_hashes,
-            InputProcessor.process_inputs,
-            InputProcessor.inject_into_mm_cache,
-        )
-        setattr(InputProcessor, _MARK, process)
-        ProcessorInputs.get_mm_hashes = _watched_hashes(hashes)
-        InputProcessor.process_inputs = _watched_requests(process)
-        InputProcessor.inject_into_mm_cache = _watched_injection(inject)
+        # Raises if one is missing. Nothing is wrapped then.
+        _ = ProcessorInputs.get_mm_hashes, InputProcessor.inject_into_mm_cache
+        setattr(InputProcessor, _MARK, InputProcessor.process_inputs)
+        watch.wrap(ProcessorInputs, "get_mm_hashes", after=_note)
+        watch.wrap(InputProcessor, "process_inputs", after=_prove)
+        watch.wrap(InputProcessor, "inject_into_mm_cache", before=_note_given)
     os.environ.setdefault(VARIABLE, secrets.token_hex(16))
 
 
-def _watched_hashes(original: Any) -> Any:
-    @functools.wraps(original)
-    def get_mm_hashes(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        try:
-            _note(self, result)
-        except Exception:
-            logger.debug("cannot trace who named an image; its request is not cached", exc_info=True)
-        return result
-
-    return get_mm_hashes
-
-
-def _note(inputs: Any, result: dict[str, list[str]]) -> None:
+def _note(inputs: Any, result: dict[str, list[str]], /, *_: Any, **__: Any) -> None:
     for modality, names in result.items():
         named = (inputs.mm_uuid_items or {}).get(modality)
         items = list(inputs.mm_data_items[modality].get_all_items_for_hash())
@@ -140,20 +123,7 @@ def _names_itself(item: Any) -> bool:
         return False
 
 
-def _watched_requests(original: Any) -> Any:
-    @functools.wraps(original)
-    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = original(self, *args, **kwargs)
-        try:
-            _prove(request)
-        except Exception:
-            logger.debug("cannot trace who named an image; its request is not cached", exc_info=True)
-        return request
-
-    return process_inputs
-
-
-def _prove(request: Any) -> None:
+def _prove(_: Any, request: Any, /, *__: Any, **___: Any) -> None:
     features, params = getattr(request, "mm_features", None), request.sampling_params
     if params is None or not (features or getattr(request, "resumable", False)):
         return
@@ -169,18 +139,9 @@ def _prove(request: Any) -> None:
             _front.given.add(feature.mm_hash)
 
 
-def _watched_injection(original: Any) -> Any:
-    @functools.wraps(original)
-    def inject_into_mm_cache(self: Any, mm_hashes: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            for names in mm_hashes.values():
-                for name in names:
-                    _front.given.add(name)
-        except Exception:
-            logger.debug("cannot trace who named an image; its request is not cached", exc_info=True)
-        return original(self, mm_hashes, *args, **kwargs)
-
-    return inject_into_mm_cache
+def _note_given(_: Any, mm_hashes: dict[str, list[str]], *__: Any, **___: Any) -> None:
+    for name in itertools.chain.from_iterable(mm_hashes.values()):
+        _front.given.add(name)
 
 
 # -- The process with the scheduler

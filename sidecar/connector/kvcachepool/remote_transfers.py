@@ -49,7 +49,7 @@ def cut(position: int, offset: int, buffers: Sequence[Bytes]) -> Iterator[Part]:
 
 
 def _frames(parts: Iterator[Part]) -> Iterator[list[Part]]:
-    return bounded(parts, lambda part: part.nbytes, _FRAME_PARTS, FRAME_BYTES)
+    return bounded(parts, lambda part: part.nbytes, FRAME_BYTES, _FRAME_PARTS)
 
 
 def _message(request: str, frame: Sequence[Part]) -> RemoteParts:

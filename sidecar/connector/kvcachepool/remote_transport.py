@@ -20,7 +20,7 @@ from .messages import (
     RemoteProbeReply,
 )
 from .object_bytes import MAX_OBJECT_BYTES, Bytes, Encoded, Located, digest_of, front_bytes, parse
-from .object_transport import PUT_RESULTS, Range, budget_ms, changed_of, grant_of, stats_of
+from .object_transport import PUT_RESULTS, Range, budget_ms, changed_of, grant_of, probe_of, stats_of
 from .object_types import Put, Stat, Unavailable
 from .remote_connection import Access, Connection, Server, connect, new_instance
 from .remote_pool import Pool
@@ -113,12 +113,13 @@ class RemoteTransport:
     # -- lookups and leases
 
     def states(self, digests: Sequence[bytes], prefix: bool, deadline: float) -> bytes:
-        body = self._probe(digests, prefix, None)
+        body = probe_of(str(next(self._requests)), self._namespace, digests, prefix)
         with self._pool.using(deadline) as connection:
             return _ask(connection, body, deadline).states
 
     def hold(self, names: Sequence[bytes], prefix: bool, deadline: float) -> RemoteHolding:
-        body = self._probe([digest_of(name) for name in names], prefix, 0)
+        digests = [digest_of(name) for name in names]
+        body = probe_of(str(next(self._requests)), self._namespace, digests, prefix, local_tokens=0)
         with self._pool.using(deadline) as connection:
             reply = _ask(connection, body, deadline)
             try:
@@ -133,15 +134,6 @@ class RemoteTransport:
             self.invalid += len(damaged)
         kept = {at: front for at, (_, front) in fronts.items() if located[at] is not None}
         return RemoteHolding(self._pool, connection, body.request, located, kept)
-
-    def _probe(self, digests: Sequence[bytes], prefix: bool, local_tokens: int | None) -> Probe:
-        return Probe(
-            request=str(next(self._requests)),
-            namespace=self._namespace,
-            hashes=b"".join(digests),
-            independent=not prefix,
-            local_tokens=local_tokens,
-        )
 
     # -- the other calls
 

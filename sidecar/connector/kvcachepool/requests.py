@@ -94,6 +94,7 @@ class RequestState:
 
     request: vLLM's object; before `on_new_request`, the preprocessed one of the input thread.
     namespace: who may share; None if the request is not cached (`refusal` has the reason) or if it is not known yet.
+    adapter: id and `Content.stamp` of the LoRA adapter behind the namespace.
     since_s: monotonic time since which vLLM may have loaded its adapter for it: its arrival or its last preemption.
     first_poll_s, deadline_s: monotonic times of its first poll and of the end of its `loadTimeout`; 0 before.
     lookup: the PROBE that polls read.
@@ -104,7 +105,7 @@ class RequestState:
     pending_poll: the last poll, if its result was "poll again".
     loading: its load was promised and not reported yet; no byte of it is known to have arrived.
     holds_blocks: vLLM has allocated blocks for it.
-    stale: its blocks are from before `reset_cache`, and are not stored.
+    stale: its blocks are from before `reset_cache`, or partly of a peer, and are not stored.
     counted: its admission was counted.
     decode: generated tokens are stored too.
     progress: progress of its stores.
@@ -116,6 +117,7 @@ class RequestState:
     attached: bool = False
     since_s: float = field(init=False)
     namespace: bytes | None = None
+    adapter: tuple[int, bytes] | None = None
     refusal: str = ""
     local: int = 0
     first_poll_s: float = 0.0

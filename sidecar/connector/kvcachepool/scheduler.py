@@ -20,6 +20,7 @@ from .controls import parse_controls
 from .jobs import StepMetadata, WorkerReport
 from .lookups import POLL_AGAIN
 from .metrics import CacheStats, hit_sources
+from .preflight import is_composed
 from .requests import RequestState
 from .session import Session
 
@@ -55,6 +56,9 @@ class Scheduler:
         #: Requests that were polled since the last step and found to be preempted.
         self._resuming: set[str] = set()
         self._role = vllm_config.kv_transfer_config.kv_role
+        self._composed = is_composed(vllm_config.kv_transfer_config)
+        #: Requests that got blocks since the last step, beside another connector, with the tokens whose KV is known.
+        self._admitted: list[tuple[Request, RequestState, int]] = []
 
     # -- a request
 
@@ -86,7 +90,7 @@ class Scheduler:
             self.session.counters.event(f"parameter_ignored/{name}")
         self._states[request.request_id] = state
         if request.lora_request is not None:
-            self.session.adapter_loaded(request.lora_request)
+            self.session.adapter_named(request.lora_request)
         self._namespaces.assign(state)
         return state
 
@@ -114,11 +118,15 @@ class Scheduler:
                 if tokens:
                     self._loads.fail_load(request.request_id)
                 return
+            if self._composed and not state.holds_blocks:
+                self._admitted.append((request, state, state.local + tokens))
             plan, state.plan = state.plan, None
             state.holds_blocks = True
             if self._local_cache.outdated and state.local:
                 state.stale = True
             self._lookups.learn_present(state)
+            if not tokens and request.lora_request is not None:
+                self._namespaces.adapter_loaded(request.lora_request)
             if tokens > 0:
                 state.hit_tiers = self._loads.begin(state, plan, blocks.get_block_ids(), tokens)
                 state.loading = True
@@ -166,6 +174,7 @@ class Scheduler:
         now_s = time.monotonic()
         with self._lock:
             self._speed.due = 0
+            self._find_foreign()
             if self.session.nodes is not None:
                 self.session.nodes.deliver()
                 self.session.registration.ensure()
@@ -183,6 +192,19 @@ class Scheduler:
             if scheduled:
                 self._stores.offer_step(scheduled, self._states, now_s)
                 self._speed.step(now_s, scheduled, output.total_num_scheduled_tokens, self._states)
+
+    def _find_foreign(self) -> None:
+        """Finds requests of which another connector has loaded KV, or will. A peer may have computed it with another
+        revision, dtype or adapter, so neither it nor what follows it is stored under this engine's identity.
+
+        vLLM's own prefix cache gets such blocks with the request's next step, or has them already.
+        """
+        admitted, self._admitted = self._admitted, []
+        foreign = [state for request, state, known in admitted if request.num_computed_tokens > known]
+        if foreign:
+            self._local_cache.outdated = True
+            for state in (*foreign, *(state for _, state, _ in admitted if state.local)):
+                state.stale = True
 
     def _is_idle(self, output: SchedulerOutput) -> bool:
         """Whether the step computes nothing, and nothing is in flight that needs further steps."""
@@ -224,6 +246,9 @@ class Scheduler:
         does not count reports twice.
         """
         with self._lock:
+            report = output.kv_connector_worker_meta
+            if isinstance(report, WorkerReport) and report.adapters_changed:
+                self.session.adapters_changed(report.adapters_changed)
             failed = set(output.failed_recving or ())
             if output.invalid_block_ids:
                 failed |= self._loads.writing(output.invalid_block_ids)
@@ -233,7 +258,6 @@ class Scheduler:
                 self._loads.fail_load(request_id, self._loads.tokens(request_id))
             for request_id in finished:
                 self._load_ended(request_id, request_id in failed)
-            report = output.kv_connector_worker_meta
             if isinstance(report, WorkerReport):
                 for node, reports in report.nodes.items():
                     if self.session.nodes is not None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import keys
 from .connection import Connection, Held
+from .internals import has_optional
 from .kv_events import event_group
-from .layout import on_node, ranks_of
+from .layout import on_node, ranks_of, steps_with_others
 from .loads import Loads
 from .local_cache import LocalCache
 from .lookups import Lookups, WaitBudget, WaitForSteps
@@ -22,6 +23,7 @@ from .metrics import Counters
 from .namespaces import Namespaces
 from .nodes import Client, Nodes
 from .prefill import PrefillSpeed
+from .preflight import is_composed
 from .registration import Registration
 from .reporter import Reporter
 from .requests import Progress, RequestState
@@ -59,7 +61,13 @@ class Session:
         group = event_group(kv_cache_config, geometry) if publishes else None
         self.reporter = Reporter(self.client, self.counters, group)
         self.registration = Registration(self.client, self.counters, self.reporter, vllm_config, geometry)
-        self.namespaces = Namespaces(self.reporter, lambda path: self.lookups.adapter_known(path), nodes)
+        self.namespaces = Namespaces(
+            self.reporter,
+            lambda path: self.lookups.adapter_known(path),
+            nodes,
+            vllm_config.lora_config is None
+            or has_optional("vllm.lora.worker_manager", "WorkerLoRAManager._load_adapter"),
+        )
         job_ids = itertools.count(1)
         step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
         self.loads = Loads(self.client, self.counters, job_ids)
@@ -73,7 +81,10 @@ class Session:
             self.loads,
             self.local_cache,
             self.speed,
-            WaitBudget() if self.nodes is None else WaitForSteps(int(vllm_config.max_concurrent_batches)),
+            WaitBudget(steps_with_others(vllm_config))
+            if self.nodes is None
+            else WaitForSteps(int(vllm_config.max_concurrent_batches)),
+            is_composed(transfer),
         )
 
     def start(self) -> None:
@@ -97,18 +108,32 @@ class Session:
     # -- epochs and adapters
 
     def adapter_loaded(self, lora: Any) -> None:
-        """vLLM is about to load this adapter, or to make sure that it is loaded. Requests that run with replaced
-        weights are not cached from now on.
+        """vLLM is about to load this adapter, or to make sure that it is loaded."""
+        with self.lock:
+            self.namespaces.adapter_loaded(lora)
+            self.adapter_named(lora)
+
+    def adapter_named(self, lora: Any) -> None:
+        """vLLM loads this adapter, or will for a request. Requests that run with replaced weights are not cached from
+        now on.
         """
         with self.lock:
-            if not self.namespaces.adapter_loaded(lora):
-                return
-            self.lookups.invalidate()
-            for request_id, state in self.requests.items():
-                mine = state.request.lora_request
-                if mine is not None and mine.lora_int_id == lora.lora_int_id:
-                    self.namespaces.assign(state)
-                    self.loads.outdate([request_id])
+            if self.namespaces.adapter_named(lora):
+                self._outdate_adapters({lora.lora_int_id})
+
+    def adapters_changed(self, numbers: set[int]) -> None:
+        """Workers have read other files for the adapters with these ids than were hashed."""
+        with self.lock:
+            self.namespaces.adapters_changed(numbers)
+            self._outdate_adapters(numbers)
+
+    def _outdate_adapters(self, numbers: set[int]) -> None:
+        self.lookups.invalidate()
+        for request_id, state in self.requests.items():
+            mine = state.request.lora_request
+            if mine is not None and mine.lora_int_id in numbers:
+                self.namespaces.assign(state)
+                self.loads.outdate([request_id])
 
     def reset(self) -> None:
         """Draws an epoch, so that this process no longer finds anything that was cached before, and stores nothing

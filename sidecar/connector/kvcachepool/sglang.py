@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
@@ -26,7 +26,9 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from kvcachepool.client import Client, Error, Item, Leased, Put
+from kvcachepool.calls import Calls
+from kvcachepool.client import Client, Item, Leased, Put
+from kvcachepool.object_bytes import bounded
 from kvcachepool.sglang_model import Epochs, ModelIdentity, clear_at_updates
 from kvcachepool.sglang_pages import Form, PagePool, Shard, bytes_of
 from kvcachepool.sglang_settings import Options, server_args
@@ -35,7 +37,6 @@ logger = logging.getLogger("kvcachepool")
 
 #: Bytes of one request. A lease or a grant holds this much of the arena at once.
 _BATCH_BYTES = 256 << 20
-_T = TypeVar("_T")
 
 
 class _Object(NamedTuple):
@@ -61,7 +62,12 @@ class KVCachePoolStorage(HiCacheStorage):
         self._replicated = bool(storage_config.is_mla_model)
         self._shard = Shard.of(storage_config)
         self._heads_of: int | None = storage_config.tp_lcm_size
-        self._identity = ModelIdentity(server_args(), storage_config.model_name, self._options.model_id)
+        self._identity = ModelIdentity(
+            server_args(),
+            storage_config.model_name,
+            self._options.model_id,
+            trust_mm_hashes=self._options.trust_mm_hashes,
+        )
         self._model: str | None = None
         self._pools: dict[str, PagePool] = {}
         self._flat: PagePool | None = None
@@ -70,7 +76,7 @@ class KVCachePoolStorage(HiCacheStorage):
         self._epoch = Epochs.name(Epochs.of_weights)
         self._prefetched, self._backed_up = _Copies(), _Copies()
         self._with_metrics = bool(storage_config.enable_storage_metrics)
-        self._available = True
+        self._calls = Calls("HiCache's storage")
         clear_at_updates(self)
         self._client = Client(self._options.socket, namespace=self._options.namespace, name="sglang")
 
@@ -280,7 +286,7 @@ class KVCachePoolStorage(HiCacheStorage):
         if pool.form is Form.UNSUPPORTED or not self._ready():
             return 0
         names = pool.keys(keys)
-        return self._asked(lambda: self._client.exists(names, timeout_s=self._options.timeout_s), 0) // pool.objects
+        return self._calls.ask(lambda: self._client.exists(names, timeout_s=self._options.timeout_s), 0) // pool.objects
 
     def _there(self, transfers: list[PoolTransfer], keys: list[str]) -> list[list[bool]]:
         """Per transfer, which of these pages its pool has."""
@@ -290,7 +296,7 @@ class KVCachePoolStorage(HiCacheStorage):
             names = [key for pool in pools if pool is not None and _stores(pool) for key in pool.keys(keys)]
         found: list[bool] = []
         if names:
-            found = self._asked(lambda: self._client.contains(names, timeout_s=self._options.timeout_s), found)
+            found = self._calls.ask(lambda: self._client.contains(names, timeout_s=self._options.timeout_s), found)
         states, there = iter(found), []
         for pool in pools:
             if pool is not None and pool.form is Form.LOGICAL:
@@ -356,17 +362,17 @@ class KVCachePoolStorage(HiCacheStorage):
         found = [False] * len(names)
         began = time.monotonic()
 
-        def copy(start: int, end: int, left_s: float) -> bool:
-            with self._client.lease(names[start:end], prefix=prefix, timeout_s=left_s) as lease:
-                for index, leased in enumerate(lease, start):
+        def copy(batch: list[int], left_s: float) -> bool:
+            with self._client.lease([names[index] for index in batch], prefix=prefix, timeout_s=left_s) as lease:
+                for index, leased in zip(batch, lease, strict=True):
                     found[index] = leased is not None and leased.nbytes == sizes[index] and read(index, leased)
                     if prefix and not found[index]:
                         return False
             return True
 
-        for start, end in _batches(sizes):
+        for batch in _batches(sizes):
             left_s = began + self._options.timeout_s - time.monotonic()
-            if left_s <= 0 or not self._asked(partial(copy, start, end, left_s), False):
+            if left_s <= 0 or not self._calls.ask(partial(copy, batch, left_s), False):
                 break
         self._prefetched.add(sizes, found, began)
         return found
@@ -375,32 +381,18 @@ class KVCachePoolStorage(HiCacheStorage):
         """Stores objects. Whether each is stored, by this call or an earlier one."""
         stored: list[bool] = []
         began = time.monotonic()
-        for start, end in _batches(sizes):
+        for batch in _batches(sizes):
             left_s = began + self._options.timeout_s - time.monotonic()
             if left_s <= 0:
                 break
-            items = [item(index) for index in range(start, end)]
-            results: list[Put] = self._asked(partial(self._client.put, items, timeout_s=left_s), [])
+            items = [item(index) for index in batch]
+            results: list[Put] = self._calls.ask(partial(self._client.put, items, timeout_s=left_s), [])
             if not results:
                 break
             stored += [one in (Put.STORED, Put.EXISTS) for one in results]
         stored += [False] * (len(sizes) - len(stored))
         self._backed_up.add(sizes, stored, began)
         return stored
-
-    def _asked(self, request: Callable[[], _T], otherwise: _T) -> _T:
-        """The request's result, or `otherwise` when the sidecar cannot answer. Logs when that changes."""
-        try:
-            result = request()
-        except Error as error:
-            if self._available:
-                self._available = False
-                logger.warning("the sidecar does not answer, HiCache's storage misses until it does: %s", error)
-            return otherwise
-        if not self._available:
-            self._available = True
-            logger.info("the sidecar answers again")
-        return result
 
 
 class _Copies:
@@ -424,16 +416,9 @@ def _stores(pool: PagePool) -> bool:
     return pool.form in (Form.ADDRESSES, Form.FLAT)
 
 
-def _batches(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of objects with at most `_BATCH_BYTES`, or one larger object."""
-    start = total = 0
-    for index, size in enumerate(sizes):
-        if index > start and total + size > _BATCH_BYTES:
-            yield start, index
-            start, total = index, 0
-        total += size
-    if sizes:
-        yield start, len(sizes)
+def _batches(sizes: list[int]) -> Iterator[list[int]]:
+    """The numbers of the objects of each request."""
+    return bounded(range(len(sizes)), sizes.__getitem__, _BATCH_BYTES)
 
 
 def _per_page(

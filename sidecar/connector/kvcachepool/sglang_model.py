@@ -13,57 +13,38 @@ import importlib.metadata
 import json
 import logging
 import os
+import re
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from kvcachepool import weights
-from kvcachepool.sglang_settings import server_start
+from kvcachepool import sglang_settings, weights
+from kvcachepool.sglang_settings import Settings, server_start, server_start_time
 
 logger = logging.getLogger("kvcachepool")
 
-#: Arguments of SGLang that decide the values of KV or of states, beside the model's files.
-_DECIDING = (
-    "context_length",
-    "dtype",
-    "enable_int8_mamba_checkpoint",
-    "enable_tf32_matmul",
-    "json_model_override_args",
-    "kv_cache_dtype",
-    "load_format",
-    "mamba_ssm_dtype",
-    "model_impl",
-    "model_loader_extra_config",
-    "modelopt_quant",
-    "qsa_indexer_dtype",
-    "quantization",
-    "rl_quant_profile",
-    "speculative_algorithm",
-    "speculative_draft_kv_cache_dtype",
-    "speculative_draft_model_quantization",
-    "weight_version",
-)
-#: Arguments that bring weights or code from elsewhere. With one of them only the user can name the model.
-_FOREIGN = (
-    "custom_weight_loader",
-    "decrypted_config_file",
-    "forward_hooks",
-    "kt_weight_path",
-    "modelopt_checkpoint_restore_path",
-    "quantize_and_serve",
-    "uno_lora_path",
-)
+#: Keys of a config.json with input other than text, and names of architectures that take it.
+_MEDIA_KEY = re.compile("vision|visual|image|audio|video|speech|sound|thinker|multi_?modal|^mm_|vit_")
+_MEDIA_ARCHITECTURE = re.compile("VL|Vision|Audio|ASR|OCR|Omni|Llava|Image|MM|CLIP|Whisper|ForConditionalGeneration")
 
 
 class ModelIdentity:
     """Finds the identity while SGLang runs. For any thread."""
 
-    def __init__(self, args: Any, model_name: str | None, model_id: str | None) -> None:
-        """`model_id`: what the user says identifies the weights (`extra_config`). No files are read with it."""
+    def __init__(
+        self, args: Any, model_name: str | None, model_id: str | None, *, trust_mm_hashes: bool = False
+    ) -> None:
+        """`model_id`: what the user says identifies the weights (`extra_config`). No files are read with it.
+        `trust_mm_hashes`: images have the names that clients give them, and all clients are honest.
+        """
         self._args = args
         self._name = model_name
         self._model_id = model_id
+        self._trust_mm_hashes = trust_mm_hashes
+        self._settings: Settings | None = None
+        with contextlib.suppress(ValueError):  # `poll` reports it
+            self._settings = Settings.of(args)
         self._digests = weights.Digests()
         self._lock = threading.Lock()
         self._found: str | None = None
@@ -122,12 +103,10 @@ class ModelIdentity:
         """Digests of the files of the model and of its draft model. None while they are read. Raises `ValueError` when
         files do not say what the weights are, and `OSError`.
         """
-        args = self._args
-        if args is None:
+        if self._settings is None:
             raise ValueError("SGLang's arguments are not available")
-        foreign = [name for name in _FOREIGN if getattr(args, name, None)]
-        if foreign:
-            raise ValueError(f"weights or code come from {', '.join(foreign)}")
+        if self._settings.foreign:
+            raise ValueError(f"weights, code or settings come from {', '.join(self._settings.foreign)}")
         found = [
             self._model(source, load_format) if load_format else self._adapter(source)
             for source, load_format in self._sources()
@@ -159,12 +138,16 @@ class ModelIdentity:
         return None if found is None else [*found, config]
 
     def _files(self, source: weights.Source, folder: str) -> list[Any] | None:
-        """Digests of the weights and of the settings. Raises `ValueError` if files have changed since the backend was
-        created.
+        """Digests of the weights and of the settings. Raises `ValueError` if files have changed since the server was
+        started, because it may have loaded earlier ones.
         """
         digest = weights.weights_digest(folder, self._digests)
         found = None if digest is None else [digest, weights.settings_digest(folder)]
         reason = weights.changed_since(source, folder, self._start)
+        if not reason and not weights.is_snapshot(folder):
+            names = weights.weight_files(folder) + weights.setting_files(folder)
+            names += [name for name in ("config.json",) if os.path.exists(os.path.join(folder, name))]
+            reason = _changed_since_start(folder, names)
         if reason:
             raise ValueError(f"{reason}: {folder}")
         return found
@@ -175,22 +158,96 @@ class ModelIdentity:
             "model": model,
             "name": self._name,
             "sglang": importlib.metadata.version("sglang"),
-            "arguments": {name: str(getattr(self._args, name, None)) for name in _DECIDING},
+            "plugins": sglang_settings.plugins(),
+            "arguments": self._settings.arguments if self._settings else None,
+            "environment": self._settings.environment if self._settings else None,
             "scales": weights.content(scales) if scales else None,
         }
         if self._is_quantized(model):
             parts["device"] = _device()
+        reasons = self._unshared(model)
+        if reasons:
+            parts["start"] = server_start()
+            logger.warning(
+                "this start of SGLang shares its KV with no other (%s): docs/guides/sglang.md", "; ".join(reasons)
+            )
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _unshared(self, model: list[Any]) -> list[str]:
+        """Why no other server, nor this one after a restart, may find these pages."""
+        reasons = []
+        if self._settings is None:
+            reasons.append("UnknownIdentityField: SGLang's arguments")
+        elif self._settings.unknown:
+            reasons.append(f"UnknownIdentityField: {', '.join(self._settings.unknown)}")
+        if not self._trust_mm_hashes and self._takes_media(model):
+            reasons.append("MediaNamedByClients")
+        return reasons
+
+    def _takes_media(self, model: list[Any]) -> bool:
+        """Whether requests may bring images, video or audio. When in doubt, they may."""
+        # SGLang computes it before it starts ranks. Its frontend rejects or ignores media if this is false.
+        known = getattr(getattr(self._args, "_model_config", None), "is_multimodal", None)
+        if isinstance(known, bool):
+            return known
+        configs = _configs(model)
+        return not configs or any(map(_describes_media, configs))
 
     def _is_quantized(self, model: list[Any]) -> bool:
         """Whether some weights are quantised. SGLang then chooses kernels of other precision by the generation of the
         GPUs. Of a model that the user named only the arguments say that.
         """
         arguments = ("quantization", "speculative_draft_model_quantization")
-        configs = [part for files in model if isinstance(files, list) for part in files if isinstance(part, dict)]
         return any(getattr(self._args, name, None) for name in arguments) or any(
-            config.get("quantization_config") for config in configs
+            config.get("quantization_config") for config in _configs(model)
         )
+
+
+def _configs(model: list[Any]) -> list[dict[str, Any]]:
+    """What config.json of the model and of its draft model has."""
+    return [part for files in model if isinstance(files, list) for part in files if isinstance(part, dict)]
+
+
+def _describes_media(config: Any) -> bool:
+    if isinstance(config, list):
+        return any(map(_describes_media, config))
+    if not isinstance(config, dict):
+        return False
+    architectures = config.get("architectures") or []
+    return (
+        any(_MEDIA_KEY.search(str(key)) for key in config)
+        or any(_MEDIA_ARCHITECTURE.search(str(one)) for one in architectures)
+        or any(map(_describes_media, config.values()))
+    )
+
+
+def _changed_since_start(folder: str, names: list[str]) -> str:
+    """Why the server may have loaded other files than those that the folder has now, or "". Raises `OSError`."""
+    started = server_start_time()
+    if started is None:
+        return "StartNotWitnessed"
+    files = [os.path.join(folder, name) for name in names]
+    changes = [os.stat(folder).st_ctime_ns, *(weights.stat_of(path).ctime_ns for path in files)]
+    changes += [os.lstat(link).st_ctime_ns for link in _links([folder, *files])]
+    return "WeightsChangedDuringStart" if max(changes) > started * 1e9 else ""
+
+
+def _links(paths: list[str]) -> set[str]:
+    """All symbolic links on the way to these files. Raises `OSError`."""
+    seen: set[str] = set()
+    links: set[str] = set()
+    left = [os.path.abspath(path) for path in paths]
+    while left:
+        path = left.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        folder = os.path.dirname(path)
+        left.append(folder)
+        if os.path.islink(path):
+            links.add(path)
+            left.append(os.path.normpath(os.path.join(folder, os.readlink(path))))
+    return links
 
 
 def _device() -> str:

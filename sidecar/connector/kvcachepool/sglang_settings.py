@@ -1,11 +1,15 @@
-"""What an SGLang server was started with: the backend's settings, SGLang's arguments, and the start itself."""
+"""What an SGLang server was started with: the backend's settings, SGLang's arguments, variables, and its start."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from kvcachepool import sglang_identity as table
 
 
 class Options(NamedTuple):
@@ -16,6 +20,7 @@ class Options(NamedTuple):
     model_id: str | None = None
     timeout_s: float = 2.0
     interface_v1: bool = False
+    trust_mm_hashes: bool = False
 
     @classmethod
     def of(cls, extra_config: dict[str, Any] | None) -> Options:
@@ -27,12 +32,16 @@ class Options(NamedTuple):
         timeout_s = given.get("timeout_s", cls._field_defaults["timeout_s"])
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= 600:
             raise ValueError(f"extra_config: timeout_s is {timeout_s!r}, expected more than 0 and at most 600 seconds")
+        trust = given.get("trust_mm_hashes", False)
+        if not isinstance(trust, bool):
+            raise ValueError(f"extra_config: trust_mm_hashes is {trust!r}, expected true or false")
         return cls(
             given.get("socket") or None,
             given.get("namespace", ""),
             given.get("model_id") or None,
             float(timeout_s),
             bool(given.get("interface_v1", 0)),
+            trust,
         )
 
 
@@ -46,12 +55,87 @@ def server_args() -> Any:
         return None
 
 
+class Settings(NamedTuple):
+    """Arguments and variables of a server, by what they mean for its KV."""
+
+    #: They decide KV.
+    arguments: dict[str, str]
+    environment: dict[str, str]
+    #: They bring weights or code from elsewhere.
+    foreign: list[str]
+    #: In no table.
+    unknown: list[str]
+
+    @classmethod
+    def of(cls, args: Any) -> Settings:
+        """Raises `ValueError` if these are not SGLang's arguments."""
+        changed = _changed(args)
+        variables = _variables()
+        foreign = {*table.FOREIGN_ARGUMENTS, *table.FOREIGN_ENVIRONMENT}
+        known = table.ARGUMENTS.names() | table.ENVIRONMENT.names() | foreign
+        return cls(
+            {name: str(getattr(args, name, None)) for name in table.ARGUMENTS.identity},
+            {name: value for name, value in variables.items() if name in table.ENVIRONMENT.identity},
+            sorted(foreign & {*changed, *variables}),
+            sorted({*changed, *variables} - known),
+        )
+
+
+def _changed(args: Any) -> set[str]:
+    """Names of the arguments that do not have SGLang's default. Raises `ValueError`."""
+    kind: Any = type(args)
+    fields: Any
+    if dataclasses.is_dataclass(kind):
+        fields = dataclasses.fields(kind)
+    else:
+        import msgspec
+
+        try:
+            fields = msgspec.structs.fields(kind)
+        except TypeError:
+            raise ValueError(f"SGLang's arguments are not available: {kind.__name__} has no defaults") from None
+    defaults = {
+        field.name: field.default_factory() if callable(field.default_factory) else field.default for field in fields
+    }
+    return {name for name, default in defaults.items() if getattr(args, name, default) != default}
+
+
+def _variables() -> dict[str, str]:
+    """Set variables that SGLang reads. `SGL_` is its old prefix, which it still accepts."""
+    known = {*table.ENVIRONMENT.names(), *table.FOREIGN_ENVIRONMENT}
+    found = {("SGLANG_" + name[4:] if name.startswith("SGL_") else name): value for name, value in os.environ.items()}
+    return {name: value for name, value in found.items() if name in known or name.startswith("SGLANG_")}
+
+
+def plugins() -> list[str]:
+    """SGLang's installed plugins. They may replace any function."""
+    return sorted(
+        f"{one.name}={one.value} {one.dist.version if one.dist else ''}"
+        for group in ("sglang.srt.plugins", "sglang.srt.platforms")
+        for one in entry_points(group=group)
+    )
+
+
 def server_start() -> str:
     """The same in all ranks of one server on a node, and different after a restart: its launcher's start."""
     parent = os.getppid()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        ticks = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        boot, ticks = "", str(time.time_ns())
-    return f"{boot}-{parent}-{ticks}"
+        # Launchers of two containers may have one number, and start at the same time.
+        return f"{boot}-{os.readlink('/proc/self/ns/pid')}-{parent}-{_ticks(parent)}"
+    except (OSError, IndexError, ValueError):
+        return f"-{parent}-{time.time_ns()}"
+
+
+def server_start_time() -> float | None:
+    """When the launcher started, as a Unix time. None if the system does not say it."""
+    try:
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - _ticks(os.getppid()) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None
+    return time.time() - age_s
+
+
+def _ticks(process: int) -> int:
+    """The start of a process, in ticks since the system's. Raises `OSError`, `IndexError` and `ValueError`."""
+    return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])

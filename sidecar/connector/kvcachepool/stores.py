@@ -64,6 +64,7 @@ class _Grant:
     error: str = ""
     given_up: bool = False
     reports: list[Ended] = field(default_factory=list)
+    adapter: tuple[int, bytes] | None = None
 
 
 class Stores:
@@ -119,7 +120,7 @@ class Stores:
         """Requests slots for the chunks that a step completes. `scheduled`: its tokens by request."""
         settings, geometry = self._client.settings, self._registration.geometry
         bound = max(settings.store_bytes_in_flight, self._size(0, 2 * self._step_tokens, geometry))
-        room = MAX_CHUNKS_PER_STEP
+        room, least = MAX_CHUNKS_PER_STEP, self._size(0, geometry.scheduler_block, geometry)
         for request_id, count in scheduled.items():
             state = requests.get(request_id)
             if state is None:
@@ -133,9 +134,11 @@ class Stores:
                 continue
             if end < state.progress.next_end or now_s < state.progress.retry_s:
                 continue
-            if state.namespace is None:
-                self._namespaces.assign(state)
-            if room <= 0 or state.namespace is None or not self._registration.ensure():
+            if room <= 0 or (self._held.bytes and self._held.bytes + least > bound):
+                continue  # no chunk fits any more
+            if state.namespace is None or request.mm_features:
+                self._namespaces.assign(state)  # meanwhile a user may have given one of its images' names to another
+            if state.namespace is None or not self._registration.ensure():
                 continue
             room -= self.offer(request_id, state, end, geometry, bound, room)
 
@@ -182,7 +185,8 @@ class Stores:
         for begin in range(0, len(chunks), self._chunks_per_grant):
             part = slice(begin, begin + self._chunks_per_grant)
             body = Grant(request=request_id, chunks=chunks[part], namespace=namespace, ttl_s=state.controls.ttl_s)
-            if not self._send(_Grant(request_id, state.progress, requested[part]), body, held[part]):
+            grant = _Grant(request_id, state.progress, requested[part], adapter=state.adapter)
+            if not self._send(grant, body, held[part]):
                 break
             sent += len(chunks[part])
         return sent
@@ -232,25 +236,25 @@ class Stores:
         self, state: RequestState, end: int, geometry: Geometry, bound: int, room: int
     ) -> list[tuple[int, int, int]]:
         """(index, first token, end) of the chunks to request now, in prefix order. Sets the time of the next check."""
-        wanted: list[tuple[int, int, int]] = []
         chunk, progress = geometry.chunk, state.progress
         limit, prompt = state.store_limits(self._client.settings.skip_last_tokens)
         full = min(end, limit) // chunk
         statuses = progress.statuses
         if len(statuses) < full:
             statuses.extend(bytes(full - len(statuses)))
-        in_flight = self._held.bytes
-        candidates = [(index, index * chunk, (index + 1) * chunk) for index in _todo(statuses, full, room + 1)]
+        in_flight, size = self._held.bytes, self._size(0, chunk, geometry)
+        most = min(room, max((bound - in_flight) // size, 0 if in_flight else 1))
+        found = _todo(statuses, full, most + 1)
+        wanted = [(index, index * chunk, (index + 1) * chunk) for index in found[:most]]
+        more = len(found) > most
         tail_begin, tail_end = prompt // chunk * chunk, prompt - prompt % geometry.scheduler_block
-        if progress.tail_status == TODO and tail_begin < tail_end <= end:
-            candidates.append((progress.tail, tail_begin, tail_end))
-        for candidate in candidates:
-            size = self._size(candidate[1], candidate[2], geometry)
-            if len(wanted) >= room or (in_flight and in_flight + size > bound):
-                break
-            in_flight += size
-            wanted.append(candidate)
-        if len(wanted) < len(candidates):
+        if progress.tail_status == TODO and tail_begin < tail_end <= end and not more:
+            in_flight += len(wanted) * size
+            size = self._size(tail_begin, tail_end, geometry)
+            more = len(wanted) >= room or (in_flight > 0 and in_flight + size > bound)
+            if not more:
+                wanted.append((progress.tail, tail_begin, tail_end))
+        if more:
             progress.next_end = 0
         elif end >= limit and end >= tail_end:
             progress.next_end = (full + 1) * chunk if state.decode else NEVER
@@ -314,7 +318,8 @@ class Stores:
                 self._refused(grant, chunk, result)
         grant.chunks = kept
         if kept:
-            job = Job(next(self._job_ids), STORE, grant.request_id, answer.region, chunks, answer.regions)
+            where = answer.region, chunks, answer.regions
+            job = Job(next(self._job_ids), STORE, grant.request_id, *where, grant.adapter)
             self._ready.append((job, grant))
 
     def _refused(self, grant: _Grant, chunk: _RequestedChunk, result: int) -> None:

@@ -45,16 +45,17 @@ def watch_engine() -> None:
         return
     setattr(engine_core, _MARK, True)
     # A request's hashes are complete there, before its step.
-    _wrap(
+    wrap(
         engine_core,
         "preprocess_add_request",
         after=lambda core, result, *_, **__: _call_hook(core, "arrive", result[0]),
     )
-    _wrap(engine_core, "add_lora", before=_adapter_loaded)
+    wrap(engine_core, "add_lora", before=_adapter_loaded)
+    wrap(engine_core, "reset_prefix_cache", before=_give_up_received)
     for name, changes in _CHANGES_WEIGHTS.items():
         changed = functools.partial(_weights_changed, name, changes)
         # Before, so that nothing old is found during the call, and after it, even if it fails half-way.
-        _wrap(
+        wrap(
             engine_core,
             name,
             before=changed,
@@ -64,6 +65,27 @@ def watch_engine() -> None:
 
 def _adapter_loaded(core: Any, lora_request: Any, *_: Any, **__: Any) -> None:
     _call_hook(core, "adapter_loaded", lora_request)
+
+
+def _give_up_received(core: Any, reset_running_requests: bool = False, *_: Any, **__: Any) -> None:
+    """Gives up loads that have ended, before vLLM empties its cache: it fails while a request that is not running holds
+    blocks. A paused engine keeps stepping until its loads have ended, and takes none of them into a step.
+
+    To vLLM these loads have failed: it frees the blocks, and the requests begin again.
+    """
+    if not reset_running_requests:
+        return
+    scheduler = core.scheduler
+    failed, end_load = scheduler.failed_recving_kv_req_ids, scheduler._handle_blocked_waiting_request
+    for request in [one for one in scheduler.kv_holding_waiting if _has_received(scheduler, one)]:
+        request.num_computed_tokens = 0
+        failed.add(request.request_id)
+        end_load(request)
+
+
+def _has_received(scheduler: Any, request: Any) -> bool:
+    waits = request.status.name == "WAITING_FOR_REMOTE_KVS"
+    return waits and request.request_id in scheduler.finished_recving_kv_req_ids
 
 
 def _rpc_name(method: Any, *_: Any, **__: Any) -> str:
@@ -99,15 +121,29 @@ def _weights_changed(method: str, changes: Callable[..., str], core: Any, *args:
 
 
 def watch_worker(worker_class_name: Any) -> None:
-    """Wraps the methods of a worker's class that release and restore KV memory, once per process."""
+    """Wraps the methods of a worker's class that release and restore KV memory, and the one by which it reads the files
+    of adapters, once per process.
+    """
+    adapters: Any = getattr(sys.modules.get("vllm.lora.worker_manager"), "WorkerLoRAManager", None)
+    if adapters is not None and not hasattr(adapters, _MARK):
+        setattr(adapters, _MARK, True)
+        wrap(adapters, "_load_adapter", before=_adapter_read_begins, after=_adapter_read_ended)
     module, _, name = str(worker_class_name).rpartition(".")
     worker_class = getattr(sys.modules.get(module), name, None)
     if worker_class is None or hasattr(worker_class, _MARK):
         return
     setattr(worker_class, _MARK, True)
-    _wrap(worker_class, "sleep", before=lambda *_, **__: _call_worker_hook("kv_cache_released"))
-    _wrap(worker_class, "discard", before=_discarded)
-    _wrap(worker_class, "wake_up", after=_woken)
+    wrap(worker_class, "sleep", before=lambda *_, **__: _call_worker_hook("kv_cache_released"))
+    wrap(worker_class, "discard", before=_discarded)
+    wrap(worker_class, "wake_up", after=_woken)
+
+
+def _adapter_read_begins(_: Any, lora_request: Any, /, *__: Any, **___: Any) -> None:
+    _call_worker_hook("adapter_read_begins", lora_request)
+
+
+def _adapter_read_ended(_: Any, read: Any, lora_request: Any, /, *__: Any, **___: Any) -> None:
+    _call_worker_hook("adapter_read_ended", lora_request, read is not None)
 
 
 def _discarded(_: Any, tags: Any = ("kv_cache",), **__: Any) -> None:
@@ -120,7 +156,7 @@ def _woken(_: Any, __: Any, tags: Any = None, **___: Any) -> None:
         _call_worker_hook("kv_cache_restored")
 
 
-def _wrap(owner: Any, name: str, before: Any = None, after: Any = None) -> None:
+def wrap(owner: Any, name: str, before: Any = None, after: Any = None) -> None:
     """Calls `before(self, *args)` and `after(self, result, *args)` around a method. Does nothing if the method is
     missing.
     """
@@ -155,12 +191,12 @@ def _call_hook(core: Any, hook: str, argument: Any) -> None:
         getattr(connector, hook)(argument)
 
 
-def _call_worker_hook(hook: str) -> None:
+def _call_worker_hook(hook: str, *arguments: Any) -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
     if has_kv_transfer_group():
         for connector in _own_connectors(get_kv_transfer_group()):
-            getattr(connector, hook)()
+            getattr(connector, hook)(*arguments)
 
 
 def _own_connectors(connector: Any) -> list[Any]:

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import keys
+from .adapter_files import LoadedAdapters
 from .connection import Connection, Held, Reply, report_off
 from .copier import Copier, copier_of
 from .copy_job import copy_job
 from .copy_window import WindowCopier, WindowLostError
 from .jobs import STORE, Ended, EndedLoad, Job, StepMetadata, WorkerReport
-from .layout import STATE, Layout, Ranks, Unserved, on_node
+from .layout import STATE, Layout, Ranks, Unserved, on_node, steps_with_others
 from .layout_detect import detect
 from .messages import HelloReply, Register, RegisterReply, Report, Sections
 from .pieces import Plan, Planner
@@ -79,6 +80,7 @@ class Worker:
         self._config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._socket_path = socket_path
+        self.adapters = LoadedAdapters()
         self._wake = threading.Condition()
         self._queue: deque[_Task] = deque()
         self._running: _Task | None = None
@@ -201,8 +203,10 @@ class Worker:
         """Moves the loads that ended since the last call, one by one, so that each is reported once even if this
         raises.
 
-        idle: the step had no tokens; then this waits up to 2 ms for a queued job, which saves a step.
+        idle: the step had no tokens; then this waits up to 2 ms for a queued job, which saves a step. Other engines
+            that step together with this one would wait, too.
         """
+        idle = idle and not steps_with_others(self._config)
         try:
             self._send_report()
         except Exception:
@@ -216,6 +220,9 @@ class Worker:
                 and (left := deadline - time.monotonic()) > 0
             ):
                 self._wake.wait(left)
+            for at, one in enumerate(self._ended_loads):
+                if one.failed is None and not self._is_of_read_files(one.job):
+                    self._ended_loads[at] = one._replace(failed=one.job.block_ids())
             while self._ended_loads:
                 ended.append(self._ended_loads.popleft())
         if idle and self._relay is not None and not (ended or self._ended_stores):
@@ -229,6 +236,8 @@ class Worker:
         with self._wake:
             while self._ended_stores:
                 report.stores.update([self._ended_stores.popitem()])
+        while self.adapters.changed:
+            report.adapters_changed.add(self.adapters.changed.pop())
 
     def turn_off(self, reason: str) -> None:
         """Turns this rank off for this reason, in the background. All jobs end as failed."""
@@ -271,12 +280,25 @@ class Worker:
             task.event = event
             if task.plan is None or self.off_reason or self._asleep:
                 self._finish(tasks.popleft(), False, False)
+            elif not self._is_of_read_files(task.job):
+                self._count(f"{task.job.kind}_dropped/adapter")
+                self._finish(tasks.popleft(), False, True)
             elif not task.plan.pieces:
                 # Another replica writes the sections of this job.
                 self._finish(tasks.popleft(), True, False)
             else:
                 self._queue.append(tasks.popleft())
         self._wake.notify_all()
+
+    def _is_of_read_files(self, job: Job) -> bool:
+        """Whether vLLM has read the files of the job's adapter. It reads those of a step before it hands over the
+        step's jobs.
+        """
+        if self.adapters.has_read(job.adapter):
+            return True
+        assert job.adapter is not None
+        self.adapters.refused(job.adapter, job.kind == STORE)
+        return False
 
     def _drop(self, task: _Task, why: str) -> None:
         """Ends a job that was not started."""
@@ -299,7 +321,7 @@ class Worker:
                 body = Sections(region=task.job.region, refs=task.plan.packed)
                 self._send(Op.COMMIT if good else Op.ABORT, body)
         else:
-            self._ended_loads.append(EndedLoad(task.job.request_id, None if good else task.job.block_ids()))
+            self._ended_loads.append(EndedLoad(task.job, None if good else task.job.block_ids()))
         self._wake.notify_all()
 
     def _send(self, op: Op, body: Sections) -> None:
