@@ -215,7 +215,8 @@ class LoadedAdapters:
     Only a worker sees when vLLM reads files, so it refuses jobs with KV of other ones. The stamps are taken right
     before and after vLLM reads the folder, on the same thread, which waits for the file system in any case.
 
-    changed: ids that stand for several contents, to be reported. Their jobs are refused from then on.
+    changed: ids for which vLLM has read other files than were hashed, or several, to be reported. Their jobs are
+        refused from then on.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ _VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", 
 _OTHER_REPOSITORIES = ("text_model_id", "audio_model_id")
 #: Reason for not sharing weights until their hash is known.
 HASHING = "WeightsHashing"
-_SERVICE = re.compile(r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)\Z")
 
 
 class OpaqueError(Exception):
@@ -230,7 +228,7 @@ class _Describer:
     def _environment(self) -> dict[str, str]:
         known = identity.ENVIRONMENT.names()
         for name in sorted(os.environ):
-            if name.startswith("VLLM_") and name not in known and not _is_service_link(name, os.environ):
+            if name.startswith("VLLM_") and name not in known and not identity.is_service_link(name, os.environ):
                 self._own(f"UnknownIdentityField/{name}")
         return {name: os.environ[name] for name in identity.ENVIRONMENT.identity if name in os.environ}
 
@@ -364,12 +362,3 @@ def _versions(libraries: Sequence[str]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _is_service_link(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether Kubernetes set the variable for a Service whose name begins with `vllm-`."""
-    for at in (i for i, letter in enumerate(name) if letter == "_"):
-        service, rest = name[:at], name[at + 1 :]
-        if _SERVICE.match(rest) and {f"{service}_SERVICE_HOST", f"{service}_SERVICE_PORT"} <= environ.keys():
-            return True
-    return False

@@ -12,6 +12,8 @@ doubt, a setting is identity: that costs a cold cache after a change, but never 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 LAYOUT = "part of the LayoutId"
@@ -413,3 +415,18 @@ ENVIRONMENT_ELSEWHERE = frozenset(
         " VLLM_SNAPSHOT_TIMEOUT_S NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
     )
 )
+
+_SERVICE = re.compile(r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)\Z")
+
+
+def is_service_link(name: str, environment: Container[str]) -> bool:
+    """Whether Kubernetes set the variable for a Service, whose name may begin with `vllm-` or `sglang-`."""
+    for at in (i for i, letter in enumerate(name) if letter == "_"):
+        service, rest = name[:at], name[at + 1 :]
+        if (
+            _SERVICE.match(rest)
+            and f"{service}_SERVICE_HOST" in environment
+            and f"{service}_SERVICE_PORT" in environment
+        ):
+            return True
+    return False

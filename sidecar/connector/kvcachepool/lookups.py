@@ -100,7 +100,7 @@ class Lookups:
             if state.namespace is None:
                 return state.refusal
         lora = state.request.lora_request
-        if lora is not None and not self._namespaces.is_loaded(lora):
+        if lora is not None and not self._namespaces.is_read(lora):
             return "lora_not_loaded"
         least = max(self._registration.geometry.scheduler_block, self._client.settings.min_load_tokens)
         if state.request.num_tokens < least:

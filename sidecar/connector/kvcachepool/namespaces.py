@@ -38,9 +38,8 @@ class Namespaces:
         self._nodes = nodes
         self._sees_reads = sees_reads
         self._replaced: dict[int, str] = {}  # ids that stand for unknown weights, with the reason of their misses
-        self._loaded: set[int] = set()
+        self._read: set[int] = set()
         self._contents: dict[tuple[str, str], bytes] = {}
-        self._paths: dict[int, str] = {}  # of the first adapter with an id
         self._names: dict[int, set[tuple[str, str]]] = {}  # names and paths of all adapters with an id
 
     def assign(self, state: RequestState) -> None:
@@ -77,7 +76,7 @@ class Namespaces:
         """Content of an adapter's files, for a use that began at this monotonic time. Raises `Uncacheable`."""
         if self._nodes > 1:
             raise Uncacheable("lora_on_several_nodes")
-        if not self._sees_reads:
+        if not self._sees_reads or getattr(lora, "tensorizer_config_dict", None):
             raise Uncacheable("lora_reads_unseen")
         reason = self._replaced.get(lora.lora_int_id)
         if reason is not None:
@@ -95,11 +94,12 @@ class Namespaces:
         return self.hashes.soon(lora.lora_path, lora.lora_int_id)
 
     def adapter_named(self, lora: Any) -> bool:
-        """vLLM is about to load or use this adapter. Returns whether it is unknown from now on which weights its id
-        stands for.
+        """vLLM is about to load or use this adapter. Returns whether it became unknown now which weights its id stands
+        for.
         """
-        self._names.setdefault(lora.lora_int_id, set()).add((lora.lora_name, lora.lora_path))
-        other = self._paths.setdefault(lora.lora_int_id, lora.lora_path) != lora.lora_path
+        names = self._names.setdefault(lora.lora_int_id, set())
+        other = any(path != lora.lora_path for _, path in names)
+        names.add((lora.lora_name, lora.lora_path))
         if not (other or getattr(lora, "load_inplace", False)):
             self.hashes.get(lora.lora_path, lora.lora_int_id, time.monotonic())  # hashes the current content
             return False
@@ -107,13 +107,13 @@ class Namespaces:
         self._replace(lora.lora_int_id, "lora_loaded_in_place")
         return first
 
-    def adapter_loaded(self, lora: Any) -> None:
+    def mark_read(self, lora: Any) -> None:
         """Workers have read the adapter's files, or will with the step that is being scheduled."""
-        self._loaded.add(lora.lora_int_id)
+        self._read.add(lora.lora_int_id)
 
-    def is_loaded(self, lora: Any) -> bool:
+    def is_read(self, lora: Any) -> bool:
         """Whether workers can tell if they have the weights by which KV to load was computed."""
-        return lora.lora_int_id in self._loaded
+        return lora.lora_int_id in self._read
 
     def adapters_changed(self, numbers: Iterable[int]) -> None:
         """Workers have read other files for these ids than were hashed."""

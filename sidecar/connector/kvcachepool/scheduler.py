@@ -126,7 +126,7 @@ class Scheduler:
                 state.stale = True
             self._lookups.learn_present(state)
             if not tokens and request.lora_request is not None:
-                self._namespaces.adapter_loaded(request.lora_request)
+                self._namespaces.mark_read(request.lora_request)
             if tokens > 0:
                 state.hit_tiers = self._loads.begin(state, plan, blocks.get_block_ids(), tokens)
                 state.loading = True
@@ -200,11 +200,15 @@ class Scheduler:
         vLLM's own prefix cache gets such blocks with the request's next step, or has them already.
         """
         admitted, self._admitted = self._admitted, []
-        foreign = [state for request, state, known in admitted if request.num_computed_tokens > known]
-        if foreign:
-            self._local_cache.outdated = True
-            for state in (*foreign, *(state for _, state, _ in admitted if state.local)):
-                state.stale = True
+        foreign = [(request, state) for request, state, known in admitted if request.num_computed_tokens > known]
+        if not foreign:
+            return
+        self._local_cache.outdated = True
+        # Blocks of a load that still runs are not in vLLM's own cache yet.
+        cached = any(request.status.name != "WAITING_FOR_REMOTE_KVS" for request, _ in foreign)
+        behind = [state for _, state, _ in admitted if cached and state.local]
+        for state in (*(state for _, state in foreign), *behind):
+            state.stale = True
 
     def _is_idle(self, output: SchedulerOutput) -> bool:
         """Whether the step computes nothing, and nothing is in flight that needs further steps."""

@@ -110,7 +110,7 @@ class Session:
     def adapter_loaded(self, lora: Any) -> None:
         """vLLM is about to load this adapter, or to make sure that it is loaded."""
         with self.lock:
-            self.namespaces.adapter_loaded(lora)
+            self.namespaces.mark_read(lora)
             self.adapter_named(lora)
 
     def adapter_named(self, lora: Any) -> None:

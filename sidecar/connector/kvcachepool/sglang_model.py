@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from kvcachepool import sglang_settings, weights
-from kvcachepool.sglang_settings import Settings, server_start, server_start_time
+from kvcachepool.sglang_settings import Settings, server_start, start_time
 
 logger = logging.getLogger("kvcachepool")
 
@@ -223,13 +223,14 @@ def _describes_media(config: Any) -> bool:
 
 def _changed_since_start(folder: str, names: list[str]) -> str:
     """Why the server may have loaded other files than those that the folder has now, or "". Raises `OSError`."""
-    started = server_start_time()
+    started = start_time()
     if started is None:
-        return "StartNotWitnessed"
+        return "StartTimeUnknown"
     files = [os.path.join(folder, name) for name in names]
-    changes = [os.stat(folder).st_ctime_ns, *(weights.stat_of(path).ctime_ns for path in files)]
+    # Without the folder itself: some network file systems invent its times.
+    changes = [weights.stat_of(path).ctime_ns for path in files]
     changes += [os.lstat(link).st_ctime_ns for link in _links([folder, *files])]
-    return "WeightsChangedDuringStart" if max(changes) > started * 1e9 else ""
+    return "WeightsChangedDuringStart" if max(changes, default=0) > started * 1e9 else ""
 
 
 def _links(paths: list[str]) -> set[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvcachepool import sglang_identity as table
+from kvcachepool.identity import is_service_link
 
 
 class Options(NamedTuple):
@@ -76,7 +77,7 @@ class Settings(NamedTuple):
         return cls(
             {name: str(getattr(args, name, None)) for name in table.ARGUMENTS.identity},
             {name: value for name, value in variables.items() if name in table.ENVIRONMENT.identity},
-            sorted(foreign & {*changed, *variables}),
+            sorted(foreign & {*changed, *(name for name, value in variables.items() if value)}),
             sorted({*changed, *variables} - known),
         )
 
@@ -103,7 +104,11 @@ def _changed(args: Any) -> set[str]:
 def _variables() -> dict[str, str]:
     """Set variables that SGLang reads. `SGL_` is its old prefix, which it still accepts."""
     known = {*table.ENVIRONMENT.names(), *table.FOREIGN_ENVIRONMENT}
-    found = {("SGLANG_" + name[4:] if name.startswith("SGL_") else name): value for name, value in os.environ.items()}
+    found = {
+        ("SGLANG_" + name[4:] if name.startswith("SGL_") else name): value
+        for name, value in os.environ.items()
+        if not is_service_link(name, os.environ)
+    }
     return {name: value for name, value in found.items() if name in known or name.startswith("SGLANG_")}
 
 
@@ -127,15 +132,17 @@ def server_start() -> str:
         return f"-{parent}-{time.time_ns()}"
 
 
-def server_start_time() -> float | None:
-    """When the launcher started, as a Unix time. None if the system does not say it."""
+def start_time() -> float | None:
+    """When this process started, as a Unix time: a rank reads the model's files later. None if the system does not say
+    it. The launcher's start is no measure: a shell that downloads the model may become the launcher.
+    """
     try:
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - _ticks(os.getppid()) / os.sysconf("SC_CLK_TCK")
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - _ticks("self") / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return None
     return time.time() - age_s
 
 
-def _ticks(process: int) -> int:
+def _ticks(process: int | str) -> int:
     """The start of a process, in ticks since the system's. Raises `OSError`, `IndexError` and `ValueError`."""
     return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])

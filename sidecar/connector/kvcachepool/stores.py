@@ -242,19 +242,19 @@ class Stores:
         statuses = progress.statuses
         if len(statuses) < full:
             statuses.extend(bytes(full - len(statuses)))
-        in_flight, size = self._held.bytes, self._size(0, chunk, geometry)
-        most = min(room, max((bound - in_flight) // size, 0 if in_flight else 1))
+        in_flight, chunk_bytes = self._held.bytes, self._size(0, chunk, geometry)
+        most = min(room, max((bound - in_flight) // chunk_bytes, 0 if in_flight else 1))
         found = _todo(statuses, full, most + 1)
         wanted = [(index, index * chunk, (index + 1) * chunk) for index in found[:most]]
-        more = len(found) > most
+        waiting = len(found) > most
         tail_begin, tail_end = prompt // chunk * chunk, prompt - prompt % geometry.scheduler_block
-        if progress.tail_status == TODO and tail_begin < tail_end <= end and not more:
-            in_flight += len(wanted) * size
-            size = self._size(tail_begin, tail_end, geometry)
-            more = len(wanted) >= room or (in_flight > 0 and in_flight + size > bound)
-            if not more:
+        if progress.tail_status == TODO and tail_begin < tail_end <= end and not waiting:
+            in_flight += len(wanted) * chunk_bytes
+            tail_bytes = self._size(tail_begin, tail_end, geometry)
+            waiting = len(wanted) >= room or (in_flight > 0 and in_flight + tail_bytes > bound)
+            if not waiting:
                 wanted.append((progress.tail, tail_begin, tail_end))
-        if more:
+        if waiting:
             progress.next_end = 0
         elif end >= limit and end >= tail_end:
             progress.next_end = (full + 1) * chunk if state.decode else NEVER
