@@ -150,18 +150,21 @@ mod tests {
 
     #[test]
     fn access_to_gpus_by_a_variable_is_limited_too() {
-        let spec =
-            json!({"sidecar": {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}});
-        let of = |gpu_access| {
+        let of = |gpu_access, value| {
             let policy = Policy {
                 gpu_access,
                 ..Policy::default()
             };
-            fields(&policy, spec.clone())
+            let variable = json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": value});
+            fields(&policy, json!({"sidecar": {"env": [variable]}}))
         };
-        assert_eq!(of(vec![]), [""; 0]);
-        assert_eq!(of(vec![GpuAccess::VisibleDevices]), [""; 0]);
-        assert_eq!(of(vec![GpuAccess::ResourceClaim]), ["spec.sidecar.env"]);
+        assert_eq!(of(vec![], "all"), [""; 0]);
+        assert_eq!(of(vec![GpuAccess::VisibleDevices], "all"), [""; 0]);
+        assert_eq!(of(vec![GpuAccess::ResourceClaim], "void"), [""; 0]);
+        assert_eq!(
+            of(vec![GpuAccess::ResourceClaim], "all"),
+            ["spec.sidecar.env"]
+        );
     }
 
     #[test]

@@ -6,9 +6,9 @@ use thiserror::Error;
 /// Why a text is not parsed.
 #[derive(Debug, Error)]
 pub enum Unparsed {
-    #[error("it has more than {0} values")]
+    #[error("more than {0} values")]
     TooManyValues(usize),
-    #[error("not JSON: {0}")]
+    #[error(transparent)]
     Json(#[from] serde_json::Error),
 }
 
@@ -78,7 +78,7 @@ mod tests {
         let text = json!([[0, 1], {"a": ","}]).to_string();
         assert!(from_slice::<Value>(text.as_bytes(), 6).is_ok());
         let error = from_slice::<Value>(text.as_bytes(), 5).unwrap_err();
-        assert_eq!(error.to_string(), "it has more than 5 values");
+        assert_eq!(error.to_string(), "more than 5 values");
         assert!(matches!(
             from_slice::<Value>(b"{", 6),
             Err(Unparsed::Json(_))

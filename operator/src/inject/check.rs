@@ -95,8 +95,9 @@ pub(super) fn check_added(container: &Value) -> Result<(), String> {
 fn check_claims(container: &Value, spec: &Value) -> Result<(), String> {
     let declared = json::list(spec, "resourceClaims");
     let resources = container.get("resources").unwrap_or(&Value::Null);
+    let declared: HashSet<&str> = declared.iter().map(json::name).collect();
     let mut claims = json::list(resources, "claims").iter().map(json::name);
-    match claims.find(|name| json::position(declared, name).is_none()) {
+    match claims.find(|name| !declared.contains(name)) {
         Some(name) => Err(format!(
             "uses the claim {name:?}, which the pod does not have"
         )),
@@ -174,12 +175,9 @@ fn check_order(spec: &Value) -> Result<(), String> {
 fn check_pod_resources(spec: &Value) -> Result<(), String> {
     let requests = qos::requests(spec);
     let limits = qos::amounts(spec, "limits");
-    for (name, request) in requests
-        .iter()
-        .filter(|(name, _)| qos::is_pod_resource(name))
-    {
-        let needed = qos::aggregate(spec, name);
-        if *request < needed {
+    for (name, needed) in qos::aggregate(spec) {
+        let request = requests.get(&name).filter(|_| qos::is_pod_resource(&name));
+        if let Some(request) = request.filter(|request| **request < needed) {
             return Err(format!(
                 "its containers request {needed} of {name}, the pod only {request}"
             ));

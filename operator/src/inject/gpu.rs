@@ -23,6 +23,8 @@ pub(super) enum Gpu {
 }
 
 const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Its values that name no device.
+const NO_DEVICE: [&str; 3] = ["", "none", "void"];
 /// No device is known by name when a pod is created: a device plugin assigns vLLM's devices later, on the node, and only vLLM's container
 /// learns them.
 const ALL: &str = "all";
@@ -142,7 +144,10 @@ fn wants_window(settings: &Settings) -> bool {
 
 /// Whether variables of the pool give the sidecar access to GPUs, as `gpuAccess: VisibleDevices` does.
 pub fn names_gpus(variables: &[EnvVar]) -> bool {
-    names(variables, DEVICES)
+    variables.iter().any(|variable| {
+        let value = variable.value.as_deref().unwrap_or_default();
+        variable.name == DEVICES && (variable.value_from.is_some() || !NO_DEVICE.contains(&value))
+    })
 }
 
 fn names(variables: &[EnvVar], name: &str) -> bool {
@@ -152,7 +157,6 @@ fn names(variables: &[EnvVar], name: &str) -> bool {
 /// Devices that vLLM's container names itself; the sidecar gets exactly these. Values that refer to other variables of that container are
 /// ignored, because the sidecar does not have those variables.
 fn own_devices(vllm: &Value) -> Option<&str> {
-    const NO_DEVICE: [&str; 3] = ["", "none", "void"];
     let variables = json::list(vllm, "env").iter();
     // If a name occurs several times, the last one counts.
     let own = variables.rev().find(|one| json::name(one) == DEVICES)?;

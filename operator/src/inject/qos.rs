@@ -36,12 +36,6 @@ pub(super) fn requests(holder: &Value) -> Amounts {
     all
 }
 
-/// The effective request of one resource.
-fn requested(holder: &Value, name: &str) -> Option<Quantity> {
-    let amount = |kind| Quantity::of(holder.get("resources")?.get(kind)?.get(name)?);
-    amount("requests").or_else(|| amount("limits"))
-}
-
 /// The class of a pod, counting only containers that satisfy `counts`.
 pub(super) fn class(spec: &Value, counts: impl Fn(&Value) -> bool) -> Qos {
     if has_pod_resources(spec) {
@@ -90,19 +84,31 @@ pub(super) fn has_pod_resources(spec: &Value) -> bool {
         .any(|kind| amounts(spec, kind).keys().any(|name| is_pod_resource(name)))
 }
 
-/// The most that containers request of a resource at the same time. A pod-level request must cover it.
-pub(super) fn aggregate(spec: &Value, name: &str) -> Quantity {
-    let of = |container| requested(container, name).unwrap_or_default();
-    let (mut sidecars, mut peak) = (Quantity::default(), Quantity::default());
+/// The most that containers request at the same time. A pod-level request must cover it.
+pub(super) fn aggregate(spec: &Value) -> Amounts {
+    let (mut running, mut peak) = (Amounts::new(), Amounts::new());
     for container in json::list(spec, "initContainers") {
-        let with_sidecars = sidecars + of(container);
-        if json::text(container, "restartPolicy") == Some("Always") {
-            sidecars = with_sidecars;
+        let is_sidecar = json::text(container, "restartPolicy") == Some("Always");
+        for (name, own) in requests(container) {
+            let with_sidecars = running.get(&name).copied().unwrap_or_default() + own;
+            let most = peak.entry(name.clone()).or_default();
+            *most = (*most).max(with_sidecars);
+            if is_sidecar {
+                running.insert(name, with_sidecars);
+            }
         }
-        peak = peak.max(with_sidecars);
     }
-    let containers = json::list(spec, "containers").iter();
-    peak.max(containers.fold(sidecars, |sum, container| sum + of(container)))
+    for container in json::list(spec, "containers") {
+        for (name, own) in requests(container) {
+            let total = running.entry(name).or_default();
+            *total = *total + own;
+        }
+    }
+    for (name, total) in running {
+        let most = peak.entry(name).or_default();
+        *most = (*most).max(total);
+    }
+    peak
 }
 
 #[cfg(test)]
@@ -165,9 +171,9 @@ mod tests {
             ],
             "containers": [{"resources": cpu(1)}, {"resources": cpu(1)}],
         });
-        assert_eq!(aggregate(&spec, "cpu").to_string(), "5");
+        assert_eq!(aggregate(&spec)["cpu"].to_string(), "5");
         let mut more = spec.clone();
         more["containers"][0]["resources"] = cpu(9);
-        assert_eq!(aggregate(&more, "cpu").to_string(), "11");
+        assert_eq!(aggregate(&more)["cpu"].to_string(), "11");
     }
 }

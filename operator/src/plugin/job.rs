@@ -100,7 +100,7 @@ pub async fn run(
         .map_err(|e| JobError::JobNotCreated(e.to_string()))?;
     let ended = watch(cluster, &name, image, time_limit).await;
     if let Err(e) = jobs.delete(&name, &DeleteParams::background()).await {
-        eprintln!("warning: Job {name} was not deleted: {e}");
+        super::warning(&format!("Job {name} was not deleted: {e}"));
     }
     ended
 }

@@ -84,7 +84,7 @@ async fn one(
     let stream = match stream.map_err(failed(&format!("the log of pod {pod}"))) {
         Ok(stream) => stream,
         Err(e) => {
-            eprintln!("warning: {e}");
+            super::warning(&e.to_string());
             return Ok(false);
         }
     };
@@ -93,10 +93,11 @@ async fn one(
         let line = match line {
             Ok(line) => line,
             Err(e) => {
-                eprintln!("warning: the log of pod {pod} ended: {e}");
+                super::warning(&format!("the log of pod {pod} ended: {e}"));
                 return Ok(false);
             }
         };
+        let line = super::plain(&line);
         let mut out = std::io::stdout().lock();
         match several {
             true => writeln!(out, "[pod/{pod}] {line}")?,

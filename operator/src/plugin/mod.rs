@@ -49,6 +49,10 @@ pub fn main() -> ExitCode {
     }
 }
 
+fn warning(text: &str) {
+    eprintln!("warning: {}", plain(text));
+}
+
 /// A text without control characters, by which a message from the cluster could change what a terminal shows.
 fn plain(text: &str) -> String {
     let plain = |c: char| match c {
@@ -140,7 +144,7 @@ async fn command(args: &Args) -> Result<Printed, Box<dyn Error>> {
         Command::Report(args) => {
             let written = report::report(&connect().await?, args).await?;
             for error in &written.errors {
-                eprintln!("warning: not in the report: {error}");
+                warning(&format!("not in the report: {error}"));
             }
             let path = written.path.display();
             format!(

@@ -69,7 +69,7 @@ pub async fn purge(cluster: &Cluster, args: &Args) -> Result<Report, Box<dyn std
         Ok(found) => found,
         Err(e) if !args.dry_run => return Err(PurgeError::SharersUnknown(e).into()),
         Err(e) => {
-            eprintln!("warning: {}", PurgeError::SharersUnknown(e));
+            super::warning(&PurgeError::SharersUnknown(e).to_string());
             (Vec::new(), None)
         }
     };

@@ -23,6 +23,8 @@ use tracing::{debug, warn};
 const COUNTS: SignedDuration = SignedDuration::from_mins(5);
 /// Longest message that is kept, in characters.
 const NOTE_CHARS_MAX: usize = 300;
+/// Longest name, uid, kind or version of a workload. Those of Kubernetes are shorter; an event claims anything.
+const OWNER_CHARS_MAX: usize = 320;
 /// Maximum workloads whose label is cached.
 const OWNERS_MAX: usize = 4096;
 /// How long the label of a workload is cached.
@@ -137,6 +139,14 @@ impl WireEvent {
             .map(|t| t.0)
             .or_else(|| self.event_time.as_ref().map(|t| t.0))?;
         let o = &self.involved_object;
+        let texts = [&o.api_version, &o.kind, &o.name, &o.uid];
+        let longest = texts
+            .iter()
+            .filter_map(|text| text.as_deref().map(str::len))
+            .max();
+        if longest > Some(OWNER_CHARS_MAX) {
+            return None;
+        }
         Some(Refused {
             owner: Owner {
                 api_version: o.api_version.as_deref().unwrap_or_default().into(),
@@ -234,6 +244,9 @@ mod tests {
         let mut foreign = time;
         foreign["metadata"] = json!({"name": "e", "namespace": "of-the-writer"});
         assert_eq!(event(&foreign).refused(at(9)), None);
+        let mut long = event(&json!({"lastTimestamp": at(5).to_string()}));
+        long.involved_object.uid = Some("u".repeat(OWNER_CHARS_MAX + 1));
+        assert_eq!(long.refused(at(9)), None);
     }
 
     #[tokio::test]

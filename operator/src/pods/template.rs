@@ -54,7 +54,7 @@ pub async fn template_pool(
     let meta = workload.data.pointer("/spec/template/metadata");
     Ok(["labels", "annotations"].iter().find_map(|place| {
         let pool = meta?.get(place)?.get(names::POOL)?.as_str()?;
-        Some(pool.to_owned())
+        forms::is_label(pool).then(|| pool.to_owned())
     }))
 }
 

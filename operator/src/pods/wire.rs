@@ -284,7 +284,9 @@ impl WirePod {
         let image_change = meta
             .annotations
             .as_ref()
-            .and_then(|a| serde_json::from_str::<ImageChange>(a.get(names::EXCHANGED)?).ok())
+            .and_then(|a| a.get(names::EXCHANGED))
+            .filter(|text| text.len() <= INJECTION_BYTES_MAX)
+            .and_then(|text| serde_json::from_str::<ImageChange>(text).ok())
             .map(Box::new);
         let paused = injection
             .as_ref()

@@ -25,6 +25,8 @@ pub enum LockFileError {
         "{path} is not a lock file of version {VERSION}: stop the processes that use it, or remove it"
     )]
     Foreign { path: PathBuf },
+    #[error("processes hold more than {HELD_MAX} locks of {path}; create the pod again")]
+    TooManyLocks { path: PathBuf },
 }
 
 /// An open lock file. Open it only once per process: closing any other descriptor of the file drops the process's locks.
@@ -165,7 +167,9 @@ impl LockFile {
                 n => (start + n).min(end),
             };
             if stop - first > (HELD_MAX - held.len()) as u64 {
-                return Err(self.foreign());
+                return Err(LockFileError::TooManyLocks {
+                    path: self.path.clone(),
+                });
             }
             held.extend((first..stop).map(|byte| (byte - lock_offset(0)) as u32));
             ranges.push((from, first));
@@ -226,6 +230,7 @@ mod tests {
         lock.ended_on_request(3).unwrap();
         assert_eq!(lock.begin_boot().unwrap(), 0, "health stays");
     }
+
     #[test]
     fn a_peer_that_locks_the_whole_file_costs_no_memory() {
         let folder = tempfile::tempdir().unwrap();
@@ -246,9 +251,9 @@ mod tests {
         let peer = hold(lock_offset(5), most);
         assert_eq!(lock.held().unwrap().len(), HELD_MAX);
         let other = hold(lock_offset(u32::MAX - 1), 1);
-        assert!(matches!(lock.held(), Err(LockFileError::Foreign { .. })));
+        assert!(matches!(lock.held(), Err(LockFileError::TooManyLocks { .. })));
         drop((peer, other));
         let _peer = hold(0, 0);
-        assert!(matches!(lock.held(), Err(LockFileError::Foreign { .. })));
+        assert!(matches!(lock.held(), Err(LockFileError::TooManyLocks { .. })));
     }
 }

@@ -149,20 +149,18 @@ fn of_pool(pool: &KVCachePool) -> Vec<Finding> {
     }
     if status.pods.missed > 0 {
         findings.push(warn(format!(
-                "pool {name}: {} pods were created while the webhook was not called and have no cache; create them again, or set injection.onMissed: Evict",
-                status.pods.missed
-            ),
-        ));
+            "pool {name}: {} pods were created while the webhook was not called and have no cache; create them again, or set injection.onMissed: Evict",
+            status.pods.missed
+        )));
     }
     for skipped in &status.skipped {
         findings.push(warn(format!(
-                "pool {name}: {} pods have no sidecar, {}; see: kubectl kvcachepool explain pod/{} -n {}",
-                skipped.count,
-                skipped.reason,
-                skipped.example_pod,
-                pool.namespace().unwrap_or_default()
-            ),
-        ));
+            "pool {name}: {} pods have no sidecar, {}; see: kubectl kvcachepool explain pod/{} -n {}",
+            skipped.count,
+            skipped.reason,
+            skipped.example_pod,
+            pool.namespace().unwrap_or_default()
+        )));
     }
     findings
 }

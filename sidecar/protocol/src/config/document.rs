@@ -1,4 +1,4 @@
-//! YAML text as values. An alias repeats what it names, so a short text can become millions of values: they are counted.
+//! YAML text as values. An alias repeats what it names, so a short text can become gigabytes: values and their bytes are counted.
 
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
@@ -13,7 +13,12 @@ const VALUES_MAX: usize = 10_000;
 
 /// Parses a document.
 pub(super) fn parse(text: &str) -> Result<Value, serde_yaml::Error> {
-    Counted(&Cell::new(VALUES_MAX)).deserialize(serde_yaml::Deserializer::from_str(text))
+    let left = Left {
+        values: Cell::new(VALUES_MAX),
+        // Without aliases a document has no more bytes of text than this.
+        bytes: Cell::new(2 * text.len()),
+    };
+    Counted(&left).deserialize(serde_yaml::Deserializer::from_str(text))
 }
 
 /// The mapping that a document is. `None` for any other.
@@ -24,20 +29,36 @@ pub fn mapping(text: &str) -> Option<Mapping> {
     }
 }
 
-/// How many more values may follow.
+/// What may follow.
+struct Left {
+    values: Cell<usize>,
+    bytes: Cell<usize>,
+}
+
 #[derive(Clone, Copy)]
-struct Counted<'a>(&'a Cell<usize>);
+struct Counted<'a>(&'a Left);
+
+impl Counted<'_> {
+    /// A text, if so many bytes may follow.
+    fn text<E: Error>(self, text: &str) -> Result<String, E> {
+        let left = self.0.bytes.get().checked_sub(text.len());
+        self.0.bytes.set(left.ok_or_else(swollen)?);
+        Ok(text.to_owned())
+    }
+}
+
+fn swollen<E: Error>() -> E {
+    E::custom(format_args!(
+        "its aliases repeat too much, or it has more than {VALUES_MAX} values"
+    ))
+}
 
 impl<'de> DeserializeSeed<'de> for Counted<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        let Some(left) = self.0.get().checked_sub(1) else {
-            return Err(D::Error::custom(format_args!(
-                "more than {VALUES_MAX} values; a config needs no aliases"
-            )));
-        };
-        self.0.set(left);
+        let left = self.0.values.get().checked_sub(1);
+        self.0.values.set(left.ok_or_else(swollen)?);
         deserializer.deserialize_any(self)
     }
 }
@@ -74,8 +95,8 @@ impl<'de> Visitor<'de> for Counted<'_> {
         Ok(value.into())
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(value.into())
+    fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
+        self.text(value).map(Value::String)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
@@ -89,8 +110,8 @@ impl<'de> Visitor<'de> for Counted<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut values = Mapping::new();
         while let Some((key, value)) = map.next_entry_seed(self, self)? {
-            if let Some(key) = key.as_str().filter(|key| values.contains_key(*key)) {
-                return Err(A::Error::custom(format_args!("duplicate key {key:?}")));
+            if values.contains_key(&key) {
+                return Err(A::Error::custom("the same key twice"));
             }
             values.insert(key, value);
         }
@@ -99,8 +120,8 @@ impl<'de> Visitor<'de> for Counted<'_> {
 
     fn visit_enum<A: EnumAccess<'de>>(self, tagged: A) -> Result<Value, A::Error> {
         let (tag, value) = tagged.variant::<String>()?;
+        let tag = Tag::new(self.text(&tag)?);
         let value = value.newtype_variant_seed(self)?;
-        let tag = Tag::new(tag);
         Ok(Value::Tagged(Box::new(TaggedValue { tag, value })))
     }
 }

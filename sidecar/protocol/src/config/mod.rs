@@ -115,7 +115,7 @@ choice!(
         /// Also normal operation.
         #[default]
         Info = "info",
-        /// Also details, and those of libraries.
+        /// Also details.
         Debug = "debug",
         /// Everything.
         Trace = "trace",

@@ -5,10 +5,14 @@ use super::section::Key;
 use super::slot::Slot;
 use super::{Config, Reload};
 use serde_yaml::{Mapping, Value};
+use std::collections::HashSet;
 use std::fmt;
 
 /// Longest config file that is read.
 const MAX_BYTES: usize = 256 << 10;
+
+/// Maximum unknown keys for which a similar one is searched.
+const SIMILAR_MAX: usize = 20;
 
 /// A key that this version does not know.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,10 +110,15 @@ impl Config {
             }
         }
         left.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut known = Config::default();
+        let known: Vec<_> = known.keys().iter().map(|key| key.path).collect();
         let unknown: Vec<_> = left
             .into_iter()
-            .map(|(path, _)| UnknownKey {
-                similar: similar(&path, Config::default().keys().iter().map(|key| key.path)),
+            .enumerate()
+            .map(|(i, (path, _))| UnknownKey {
+                similar: (i < SIMILAR_MAX)
+                    .then(|| similar(&path, known.iter().copied()))
+                    .flatten(),
                 path,
             })
             .collect();
@@ -200,13 +209,16 @@ fn scalar(slot: &Slot<'_>, text: String) -> String {
 /// The leaves of a config's two levels, by path.
 fn flatten(document: Value, problems: &mut Vec<Problem>) -> Vec<(String, Value)> {
     let mut leaves = Vec::new();
+    let mut known = Config::default();
+    let known = known.keys();
+    let sections: HashSet<_> = known
+        .iter()
+        .filter_map(|key| key.path.split_once('.'))
+        .map(|(section, _)| section)
+        .collect();
     for (name, value) in section("document", document, problems) {
         let name = key_name(&name);
-        let known = Config::default()
-            .keys()
-            .iter()
-            .any(|k| k.path.split_once('.').is_some_and(|(s, _)| s == name));
-        if !known {
+        if !sections.contains(&*name) {
             leaves.push((name, value));
             continue;
         }

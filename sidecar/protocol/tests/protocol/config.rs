@@ -295,14 +295,23 @@ fn odd_values_are_refused_by_name() {
 
 #[test]
 fn aliases_do_not_swell_a_file() {
-    let list = "0,".repeat(1000);
-    for (aliases, right) in [(1, true), (5000, false)] {
+    for (named, aliases, right) in [
+        (format!("[{}]", "0,".repeat(1000)), 1, true),
+        (format!("[{}]", "0,".repeat(1000)), 5000, false),
+        (format!("'{}'", "A".repeat(10_000)), 1, true),
+        (format!("'{}'", "A".repeat(10_000)), 100, false),
+        (format!("!{} 0", "A".repeat(10_000)), 100, false),
+    ] {
         let aliases = "*a,".repeat(aliases);
-        let text = format!("x: &a [{list}]\ny: [{aliases}]\nz: &b [{aliases}]\n");
+        let text = format!("x: &a {named}\ny: [{aliases}]\n");
         match Config::parse(&text, true) {
-            Ok((_, unknown)) => assert!(right && unknown.len() == 3),
-            Err(e) => assert!(!right && e.to_string().contains("10000 values"), "{e}"),
+            Ok((_, unknown)) => assert!(right && unknown.len() == 2),
+            Err(e) => assert!(!right && e.to_string().contains("aliases"), "{e}"),
         }
+    }
+    for twice in ["a: 1\na: 1", "1: a\n1: a", "~: a\n~: b"] {
+        let error = Config::parse(twice, true).unwrap_err().to_string();
+        assert!(error.contains("the same key twice"), "{error}");
     }
 }
 

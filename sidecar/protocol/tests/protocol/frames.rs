@@ -110,7 +110,7 @@ fn a_frame_of_another_version_or_over_the_limit_is_refused_by_its_header() {
 }
 
 #[test]
-fn the_end_of_a_stream_inside_a_frame_is_torn() {
+fn a_partial_frame_is_pending() {
     let whole = frame(Op::Release, 0, 1, &[1, 2, 3]);
     for cut in 1..whole.len() {
         let mut reader = FrameReader::new(MAX_BODY);
