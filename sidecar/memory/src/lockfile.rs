@@ -251,9 +251,15 @@ mod tests {
         let peer = hold(lock_offset(5), most);
         assert_eq!(lock.held().unwrap().len(), HELD_MAX);
         let other = hold(lock_offset(u32::MAX - 1), 1);
-        assert!(matches!(lock.held(), Err(LockFileError::TooManyLocks { .. })));
+        assert!(matches!(
+            lock.held(),
+            Err(LockFileError::TooManyLocks { .. })
+        ));
         drop((peer, other));
         let _peer = hold(0, 0);
-        assert!(matches!(lock.held(), Err(LockFileError::TooManyLocks { .. })));
+        assert!(matches!(
+            lock.held(),
+            Err(LockFileError::TooManyLocks { .. })
+        ));
     }
 }

@@ -217,8 +217,8 @@ impl Object {
         Ok(out)
     }
 
-    /// Decodes the head of an object; `bytes` may be longer. The lengths of the sections are validated here, their bytes by
-    /// [`Section::holds`].
+    /// Decodes the head of an object; `bytes` may be longer. The lengths of the sections are validated here, their bytes by the digest of
+    /// each.
     pub fn decode(bytes: &[u8]) -> Result<Self, BadObject> {
         let header = header_record(bytes)?;
         let needed = header.head_bytes.get();
