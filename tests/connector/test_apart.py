@@ -377,6 +377,12 @@ def test_an_adapter_with_changed_files_is_not_cached(scripted: ScriptedPool, loo
     assert not keys_of(scripted, "two"), "vLLM's own cache finds blocks of the first by name and path"
 
 
+def checking(engine: Loop) -> Loop:
+    """A connected engine that compares the KV of adapters with their content."""
+    engine.checks_adapters = True
+    return connected(engine)
+
+
 def committed(pool: ScriptedPool) -> bool:
     wait_for(pool.processed_all, 10, "all frames processed")
     return bool(pool.chunks)
@@ -385,8 +391,7 @@ def committed(pool: ScriptedPool) -> bool:
 def test_the_kv_of_an_adapter_whose_files_change_before_vllm_reads_them_is_not_stored(
     scripted: ScriptedPool, loop: Make, tmp_path: Path
 ) -> None:
-    engine = connected(loop())
-    engine.checks_adapters = True
+    engine = checking(loop())
     one = adapter(tmp_path / "one", b"first")
     hashed(engine, one)
     request = engine.request("one", TOKENS, lora_request=one)
@@ -410,9 +415,7 @@ def test_no_kv_is_loaded_for_an_adapter_whose_files_change_before_vllm_reads_the
     scripted: ScriptedPool, loop: Make, tmp_path: Path
 ) -> None:
     def start(name: str) -> Loop:
-        engine = connected(loop(engine_id=name))
-        engine.checks_adapters = True
-        return engine
+        return checking(loop(engine_id=name))
 
     engine = start("one")
     one = adapter(tmp_path / "one", b"first")
@@ -441,15 +444,13 @@ def test_no_kv_is_loaded_for_an_adapter_whose_files_change_before_vllm_reads_the
 def test_an_adapter_that_was_read_before_its_files_were_hashed_is_not_cached(
     scripted: ScriptedPool, loop: Make, tmp_path: Path
 ) -> None:
-    engine = connected(loop(engine_id="one"))
-    engine.checks_adapters = True
+    engine = checking(loop(engine_id="one"))
     one = adapter(tmp_path / "one", b"second")
     hashed(engine, one)
     engine.generate("stores", TOKENS, lora_request=one)
     engine.drain()
     stored = set(scripted.chunks)
-    engine = connected(loop(engine_id="two"))
-    engine.checks_adapters = True
+    engine = checking(loop(engine_id="two"))
     scheduler = engine.connector._scheduler
     assert scheduler is not None
     go_on = threading.Event()
@@ -503,8 +504,7 @@ def test_an_adapter_that_vllm_reads_again_with_other_content_is_not_cached(
 def test_a_load_fails_if_vllm_reads_other_files_of_its_adapter_before_it_is_reported(
     scripted: ScriptedPool, loop: Make, tmp_path: Path
 ) -> None:
-    engine = connected(loop())
-    engine.checks_adapters = True
+    engine = checking(loop())
     one = adapter(tmp_path / "one", b"first")
     hashed(engine, one)
     engine.generate("one", TOKENS, lora_request=one)

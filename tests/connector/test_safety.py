@@ -292,14 +292,19 @@ def test_blocks_are_released_in_time_if_the_sidecar_is_frozen(scripted: Scripted
     assert engine.scheduler.reset_prefix_cache()
 
 
+def hold_load(engine: Loop, tokens: list[int]) -> None:
+    """Begins the load of a request, whose end is not reported while results are held."""
+    engine.hold_results = True
+    engine.add("loading", tokens)
+    engine.until(lambda: engine.requests["loading"].status.name == "WAITING_FOR_REMOTE_KVS", what="a load")
+
+
 def test_a_paused_engine_steps_until_its_load_has_ended(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
     engine.forget_local()
-    engine.hold_results = True
-    engine.add("loading", tokens)
-    engine.until(lambda: engine.scheduler.requests["loading"].status.name == "WAITING_FOR_REMOTE_KVS", what="a load")
+    hold_load(engine, tokens)
     assert engine.connector.has_pending_push_work(), "workers write into blocks"
     engine.hold_results = False
     engine.run("loading")
@@ -321,9 +326,7 @@ def test_a_paused_engine_empties_its_cache_after_a_load(scripted: ScriptedPool, 
     engine.generate("cold", tokens)
     engine.forget_local()
     free = engine.free_blocks()
-    engine.hold_results = True
-    engine.add("loading", tokens)
-    engine.until(lambda: engine.requests["loading"].status.name == "WAITING_FOR_REMOTE_KVS", what="a load")
+    hold_load(engine, tokens)
     engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     engine.hold_results = False
     engine.drain()
@@ -343,9 +346,7 @@ def test_a_load_in_flight_keeps_its_blocks_when_the_cache_is_emptied(scripted: S
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
     engine.forget_local()
-    engine.hold_results = True
-    engine.add("loading", tokens)
-    engine.until(lambda: engine.requests["loading"].status.name == "WAITING_FOR_REMOTE_KVS", what="a load")
+    hold_load(engine, tokens)
     free = engine.free_blocks()
     with pytest.raises(RuntimeError, match="Failed to reset KV cache"):
         core.reset_prefix_cache(reset_running_requests=True)

@@ -23,8 +23,8 @@ use tracing::{debug, warn};
 const COUNTS: SignedDuration = SignedDuration::from_mins(5);
 /// Longest message that is kept, in characters.
 const NOTE_CHARS_MAX: usize = 300;
-/// Longest name, uid, kind or version of a workload. Those of Kubernetes are shorter; an event claims anything.
-const OWNER_CHARS_MAX: usize = 320;
+/// Longest name, uid, kind or version of a workload, in bytes. Those of Kubernetes are shorter; an event claims anything.
+const OWNER_BYTES_MAX: usize = 320;
 /// Maximum workloads whose label is cached.
 const OWNERS_MAX: usize = 4096;
 /// How long the label of a workload is cached.
@@ -140,11 +140,8 @@ impl WireEvent {
             .or_else(|| self.event_time.as_ref().map(|t| t.0))?;
         let o = &self.involved_object;
         let texts = [&o.api_version, &o.kind, &o.name, &o.uid];
-        let longest = texts
-            .iter()
-            .filter_map(|text| text.as_deref().map(str::len))
-            .max();
-        if longest > Some(OWNER_CHARS_MAX) {
+        let too_long = |text: &String| text.len() > OWNER_BYTES_MAX;
+        if texts.into_iter().flatten().any(too_long) {
             return None;
         }
         Some(Refused {
@@ -245,7 +242,7 @@ mod tests {
         foreign["metadata"] = json!({"name": "e", "namespace": "of-the-writer"});
         assert_eq!(event(&foreign).refused(at(9)), None);
         let mut long = event(&json!({"lastTimestamp": at(5).to_string()}));
-        long.involved_object.uid = Some("u".repeat(OWNER_CHARS_MAX + 1));
+        long.involved_object.uid = Some("u".repeat(OWNER_BYTES_MAX + 1));
         assert_eq!(long.refused(at(9)), None);
     }
 

@@ -251,7 +251,9 @@ class Scheduler:
         """
         with self._lock:
             report = output.kv_connector_worker_meta
-            if isinstance(report, WorkerReport) and report.adapters_changed:
+            if not isinstance(report, WorkerReport):
+                report = WorkerReport()
+            if report.adapters_changed:
                 self.session.adapters_changed(report.adapters_changed)
             failed = set(output.failed_recving or ())
             if output.invalid_block_ids:
@@ -262,12 +264,11 @@ class Scheduler:
                 self._loads.fail_load(request_id, self._loads.tokens(request_id))
             for request_id in finished:
                 self._load_ended(request_id, request_id in failed)
-            if isinstance(report, WorkerReport):
-                for node, reports in report.nodes.items():
-                    if self.session.nodes is not None:
-                        self.session.nodes.reported(node, reports)
-                self._stores.ended(report.stores)
-            self._speed.ended(time.monotonic(), report.timed if isinstance(report, WorkerReport) else 0)
+            for node, reports in report.nodes.items():
+                if self.session.nodes is not None:
+                    self.session.nodes.reported(node, reports)
+            self._stores.ended(report.stores)
+            self._speed.ended(time.monotonic(), report.timed)
 
     def _load_ended(self, request_id: str, failed: bool) -> None:
         if request_id not in self._loads:

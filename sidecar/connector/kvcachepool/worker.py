@@ -81,6 +81,7 @@ class Worker:
         self._kv_cache_config = kv_cache_config
         self._socket_path = socket_path
         self.adapters = LoadedAdapters()
+        self._steps_alone = not steps_with_others(vllm_config)
         self._wake = threading.Condition()
         self._queue: deque[_Task] = deque()
         self._running: _Task | None = None
@@ -206,7 +207,7 @@ class Worker:
         idle: the step had no tokens; then this waits up to 2 ms for a queued job, which saves a step. Other engines
             that step together with this one would wait, too.
         """
-        idle = idle and not steps_with_others(self._config)
+        idle = idle and self._steps_alone
         try:
             self._send_report()
         except Exception:
