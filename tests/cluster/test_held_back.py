@@ -384,6 +384,9 @@ def test_a_successful_probe_ends_the_pause(scenes: dict[str, Scene], operator: O
     pods = kubernetes.pods(namespace, "kvcachepool.io/pool=demo")
     assert [injected(each) for each in pods].count(True) == 1
     assert conditions(status(kubernetes, namespace, "demo"))["InjectionReady"] == ("True", "WebhookAnswers")
-    assert ("ReplicaSet", "InjectionResumed") in {
-        (kind, reason) for kind, _, reason, _ in operator_events(kubernetes, namespace)
-    }
+
+    def published() -> bool:
+        events = operator_events(kubernetes, namespace)
+        return ("ReplicaSet", "InjectionResumed") in {(kind, reason) for kind, _, reason, _ in events}
+
+    kubernetes.wait_for(published, 30, "an event of the owner", namespace=namespace)

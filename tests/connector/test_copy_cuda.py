@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -169,6 +170,37 @@ def test_page_locks_are_released_after_the_arena_shrank_and_taken_again_where_it
     assert locks._done.all()
     copier.detach()
     assert released == [mapping.arena_address] * 3
+
+
+def test_a_segment_is_locked_once_however_many_jobs_end_meanwhile(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cuda.install(driver, monkeypatch)
+    monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 0.0)
+    runtime = torch.cuda.cudart()
+    locked: list[int] = []
+    locking, others_ended = threading.Event(), threading.Event()
+
+    def register(address: int, nbytes: int, flags: int) -> int:
+        locked.append(address)
+        locking.set()
+        assert others_ended.wait(20)
+        return int(runtime.cudaHostRegister(address, nbytes, flags))
+
+    both = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=runtime.cudaHostUnregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: both)
+    copier, _, counted = three_rows(mapping)
+    locks = copier._locks
+    assert locks is not None
+    copier.copy("store", [Piece(0, [5], [65536])], None)
+    assert locking.wait(20)
+    copier.copy("load", [Piece(0, [6], [65536])], None)
+    others_ended.set()
+    wait_for(lambda: not locks._wanted, 20, "the page lock")
+    assert locks._done.all()
+    assert locked == [mapping.arena_address]
+    assert not any(event.startswith("copies_without_page_locks") for event in counted), counted
+    copier.detach()
 
 
 def three_rows(mapping: Mapping) -> tuple[CudaCopier, torch.Tensor, list[str]]:

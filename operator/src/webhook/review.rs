@@ -32,7 +32,7 @@ pub struct Review {
 /// Why a body is not a review.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
-    #[error("not a review that can be read: {0}")]
+    #[error("not JSON that can be read: {0}")]
     Unparsed(#[from] Unparsed),
     #[error("not an AdmissionReview: request.uid is missing")]
     NoUid,

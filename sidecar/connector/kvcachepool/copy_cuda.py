@@ -451,13 +451,15 @@ class _PageLocks:
                 if self._closing:
                     return
                 stale, self._stale = self._stale, []
-                segment = None if stale else self._wanted.pop(0)
+                segment = None if stale else self._wanted[0]
             if segment is None:
                 self._unlock(stale)
                 continue
             self._lock(segment)
             deadline = time.monotonic() + _PIN_PAUSE_S
             with self._wake:
+                # Only now, or a job that ended meanwhile would request it again.
+                self._wanted.remove(segment)
                 while not self._closing and (left := deadline - time.monotonic()) > 0:
                     self._wake.wait(left)
 
