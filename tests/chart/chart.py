@@ -40,7 +40,20 @@ SETS: dict[str, dict[str, Any]] = {
     "host network": {
         "hostNetwork": True,
         "adminPort": 18080,
-        "webhook": {"namespaceSelector": {"matchLabels": {"gpu": "yes"}}},
+        "webhook": {"port": 9443, "namespaceSelector": {"matchLabels": {"gpu": "yes"}}},
+    },
+    "labels and annotations that the chart sets itself": {
+        "commonLabels": {"app.kubernetes.io/version": "x", "helm.sh/chart": "x", "team": "ml"},
+        "podLabels": {"app.kubernetes.io/component": "x", "team": "web"},
+        "podAnnotations": {"kubectl.kubernetes.io/default-container": "x", "a": "b"},
+        "service": {"labels": {"app.kubernetes.io/name": "x"}},
+        "webhook": {"objectSelector": {"matchLabels": {"app.kubernetes.io/name": "vllm"}}},
+        "monitoring": {
+            "podMonitor": {"enabled": True, "labels": {"app.kubernetes.io/instance": "x"}},
+            "serviceMonitor": {"enabled": True, "labels": {"app.kubernetes.io/instance": "x"}},
+            "alerts": {"enabled": True, "labels": {"app.kubernetes.io/instance": "x"}},
+            "dashboard": {"enabled": True, "labels": {"app.kubernetes.io/instance": "x"}},
+        },
     },
     "everything": {
         "global": {"anything": 1, "imageRegistry": "mirror.example", "imagePullSecrets": [{"name": "mirror"}]},

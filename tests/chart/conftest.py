@@ -17,6 +17,15 @@ from servers import paths
 Render = Callable[..., list[dict[str, Any]]]
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, as strict readers of manifests do."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"line {node.start_mark.line + 1}: a key twice in {sorted(keys)}"
+        return super().construct_mapping(node, deep)
+
+
 def _tool(name: str) -> str:
     """A program of `tools/setup.sh cluster`; HELM and PROMTOOL name other ones."""
     binary = os.environ.get(name.upper()) or str(paths.cache() / "cluster" / "bin" / name)
@@ -70,6 +79,6 @@ def render(template: Callable[[dict[str, Any] | None], subprocess.CompletedProce
     def run(values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         done = template(values)
         assert done.returncode == 0, done.stderr
-        return [o for o in yaml.safe_load_all(done.stdout) if o]
+        return [o for o in yaml.load_all(done.stdout, _Loader) if o]
 
     return run

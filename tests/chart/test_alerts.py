@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,6 +19,7 @@ SETTINGS: dict[str, dict[str, Any]] = yaml.safe_load((CHART / "values.yaml").rea
 ]
 POD = 'namespace="ns",pod="p"'
 OF_POOL = 'namespace="ns",kvcachepool_io_pool="llama"'
+SIDECAR = f'{OF_POOL},pod="p"'
 TIER = f'{OF_POOL},tier="redis"'
 NAMED = 'namespace="ns",pool="demo"'
 DEMO = {"namespace": "ns", "pool": "demo"}
@@ -40,34 +42,34 @@ def _both(series: str, fires: str, silent: str) -> tuple[dict[str, str], dict[st
 
 CASES = {
     "KVCachePoolSidecarDegraded": Case(
-        *_both(f'kvcachepool_degraded{{{POD},reason="config_invalid"}}', "1x20", "1x5 0x20"),
+        *_both(f'kvcachepool_degraded{{{SIDECAR},reason="config_invalid"}}', "1x20", "1x5 0x20"),
         11,
-        {"namespace": "ns", "pod": "p", "reason": "config_invalid"},
-        "The sidecar of ns/p serves less than configured: config_invalid",
+        {**POOL, "pod": "p", "reason": "config_invalid"},
+        "The sidecar of ns/p (pool llama) serves less than configured: config_invalid",
     ),
     "KVCachePoolEngineDown": Case(
-        *_both(f"kvcachepool_engine_up{{{POD}}}", "0x20", "0x3 1x20"),
+        *_both(f"kvcachepool_engine_up{{{SIDECAR}}}", "0x20", "0x3 1x20"),
         6,
-        {"namespace": "ns", "pod": "p"},
-        "The cache engine of ns/p does not run",
+        {**POOL, "pod": "p"},
+        "The cache engine of ns/p (pool llama) does not run",
     ),
     "KVCachePoolCorruptChunks": Case(
-        *_both(f"kvcachepool_corrupt_chunks_total{{{POD}}}", "0 0 1x20", "1x20"),
+        *_both(f"kvcachepool_corrupt_chunks_total{{{SIDECAR}}}", "0 0 1x20", "1x20"),
         5,
-        {"namespace": "ns", "pod": "p"},
-        "Cached bytes in ns/p do not match their digest",
+        {**POOL, "pod": "p"},
+        "Cached bytes in ns/p (pool llama) do not match their digest",
     ),
     "KVCachePoolEngineRestarts": Case(
-        *_both(f"kvcachepool_engine_starts_total{{{POD}}}", "1+1x30", "1+1x2 3x30"),
+        *_both(f"kvcachepool_engine_starts_total{{{SIDECAR}}}", "1+1x30", "1+1x2 3x30"),
         10,
-        {"namespace": "ns", "pod": "p"},
-        "The cache engine of ns/p restarts repeatedly",
+        {**POOL, "pod": "p"},
+        "The cache engine of ns/p (pool llama) restarts repeatedly",
     ),
     "KVCachePoolCopiesStuck": Case(
-        *_both(f"kvcachepool_oldest_copy_job_seconds{{{POD}}}", "31x5", "30x5"),
+        *_both(f"kvcachepool_oldest_copy_job_seconds{{{SIDECAR}}}", "31x5", "30x5"),
         3,
-        {"namespace": "ns", "pod": "p"},
-        "A copy between vLLM and its cache in ns/p does not end",
+        {**POOL, "pod": "p"},
+        "A copy between vLLM and its cache in ns/p (pool llama) does not end",
     ),
     "KVCachePoolRestartNeeded": Case(
         {f'kvcachepool_config_restart_needed{{{OF_POOL},key="socket",pod="{pod}"}}': "1x70" for pod in "ab"},
@@ -133,9 +135,9 @@ CASES = {
         "75% of the loads of pool ns/llama take longer than recomputing",
     ),
     "KVCachePoolOperatorDown": Case(
-        {"up": "1x20"},
+        {f"kvcachepool_operator_build_info{{{POD}}}": "1 stale"},
         {f"kvcachepool_operator_build_info{{{POD}}}": "_x3 1x20"},
-        6,
+        7,
         {},
         "No replica of the operator is scraped",
     ),
@@ -271,25 +273,67 @@ def _rendered(render: Any, **alerts: Any) -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for group in rule["spec"]["groups"] for rule in group["rules"]}
 
 
-@pytest.mark.parametrize("fires", [True, False], ids=["fires", "is silent"])
-def test_every_alert_as_prometheus_evaluates_it(promtool, render, tmp_path, fires):
-    rules = list(_rendered(render).values())
-    assert [rule["alert"] for rule in rules] == list(CASES)
-    for rule in rules:
-        rule["annotations"] = {"summary": rule["annotations"]["summary"]}
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+def _evaluate(promtool: Any, rules: dict[str, dict[str, Any]], tests: list[dict[str, Any]], folder: Path) -> None:
+    """Prometheus's answers to these tests, of the summaries alone."""
+    kept = [{**rule, "annotations": {"summary": rule["annotations"]["summary"]}} for rule in rules.values()]
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": kept}]}))
+    whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (folder / "tests.yaml").write_text(yaml.safe_dump(whole))
+    done = promtool("test", "rules", str(folder / "tests.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _firing(name: str, case: Case, cluster: str = "") -> dict[str, Any]:
+    labels = {**case.labels, "severity": SETTINGS[name]["severity"], **({"cluster": cluster} if cluster else {})}
+    return {"exp_labels": labels, "exp_annotations": {"summary": case.summary}}
+
+
+def _of(cluster: str, series: str) -> str:
+    """A series with the label `cluster`."""
+    return series.replace("{", f'{{cluster="{cluster}",') if cluster else series
+
+
+@pytest.mark.parametrize(
+    "clusters",
+    [{"": True}, {"": False}, {"a": False, "b": True}, {"a": False, "b": False}],
+    ids=["fires", "is silent", "fires for one of two clusters", "is silent for two clusters"],
+)
+def test_every_alert_as_prometheus_evaluates_it(promtool, render, tmp_path, clusters):
+    rules = _rendered(render)
+    assert list(rules) == list(CASES)
     tests = []
     for name, case in CASES.items():
-        labels = {**case.labels, "severity": SETTINGS[name]["severity"]}
-        firing = [{"exp_labels": labels, "exp_annotations": {"summary": case.summary}}]
-        expected = {"eval_time": f"{case.minute}m", "alertname": name, "exp_alerts": firing if fires else []}
-        series = [{"series": k, "values": v} for k, v in (case.fires if fires else case.silent).items()]
+        series = [
+            {"series": _of(cluster, series), "values": values}
+            for cluster, fires in clusters.items()
+            for series, values in (case.fires if fires else case.silent).items()
+        ]
+        firing = [_firing(name, case, cluster) for cluster, fires in clusters.items() if fires]
+        expected = {"eval_time": f"{case.minute}m", "alertname": name, "exp_alerts": firing}
         tests.append({"name": name, "interval": "1m", "input_series": series, "alert_rule_test": [expected]})
-    (tmp_path / "tests.yaml").write_text(
-        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests})
-    )
-    done = promtool("test", "rules", str(tmp_path / "tests.yaml"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    _evaluate(promtool, rules, tests, tmp_path)
+
+
+def test_an_operator_is_down_that_was_never_scraped(promtool, render, tmp_path):
+    name = "KVCachePoolOperatorDown"
+    expected = {"eval_time": "6m", "alertname": name, "exp_alerts": [_firing(name, CASES[name])]}
+    _evaluate(promtool, _rendered(render), [{"interval": "1m", "alert_rule_test": [expected]}], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pki", "threshold"),
+    [
+        ({"mode": "self"}, 21600),
+        ({"mode": "cert-manager"}, 604800),
+        ({"mode": "external", "external": {"secretName": "tls"}}, 604800),
+    ],
+)
+def test_a_certificate_with_a_long_life_is_reported_earlier(render, pki, threshold):
+    for values, wanted in ({}, threshold), ({"threshold": 3600}, 3600):
+        alerts = {"enabled": True, "rules": {"KVCachePoolCertificateEnds": values}}
+        rule = one(render({"pki": pki, "monitoring": {"alerts": alerts}}), "PrometheusRule")
+        (found,) = re.findall(r"certificate_expiry.* < (\d+)'", str(rule))
+        assert int(found) == wanted
 
 
 def test_every_alert_has_settings_and_a_threshold_where_it_compares_with_one():
@@ -302,7 +346,7 @@ def test_an_alert_has_a_severity_and_a_section_in_the_runbook(render):
     page = (ROOT / "docs" / "guides" / "alerts.md").read_text()
     for name, rule in _rendered(render).items():
         assert rule["labels"] == {"severity": SETTINGS[name]["severity"]}
-        assert rule["annotations"]["runbook_url"] == f"docs/guides/alerts.md#{name.lower()}"
+        assert "runbook_url" not in rule["annotations"], "its address is not known"
         assert f"\n### {name}\n" in page
         assert "$threshold" not in str(rule)
 
@@ -343,4 +387,4 @@ def test_every_label_of_an_alerts_text_is_one_of_its_result():
         texts = " ".join(rule["annotations"].values())
         used = set(re.findall(r"\$labels\.(\w+)", texts))
         by = {label.strip() for part in re.findall(r"\bby \(([^)]*)\)", rule["expr"]) for label in part.split(",")}
-        assert used <= (by or {"namespace", "pod"}), rule["alert"]
+        assert used <= (by or {"namespace", "pod", "kvcachepool_io_pool"}), rule["alert"]

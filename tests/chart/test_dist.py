@@ -21,6 +21,7 @@ from chart import CHART, ROOT
 TOOLS = ROOT / "tools" / "dist"
 IMAGE, DIGEST = "registry.example/kvcachepool", "sha256:" + "a" * 64
 URL = "https://example.com/kvcachepool/releases/download/v0"
+RUNBOOK = "https://example.com/kvcachepool/alerts.html"
 ARCHES = ("amd64", "arm64")
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
 
@@ -46,7 +47,7 @@ def _inputs(folder: Path) -> list[str]:
 
 def _bundle(out: Path, *more: str, inputs: list[str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOOLS / "bundle.py"), "--out", str(out)]
-    command += ["--image", IMAGE, "--digest", DIGEST, "--url", URL, *inputs, *more]
+    command += ["--image", IMAGE, "--digest", DIGEST, "--url", URL, "--runbook", RUNBOOK, *inputs, *more]
     environ = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "KVCACHEPOOL_BUILDER": "test"}
     return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
 
@@ -105,6 +106,16 @@ def test_the_chart_and_the_manifest_name_the_image_by_its_digest(release, helm):
         assert any(o["kind"] == "CustomResourceDefinition" for o in objects)
     crds = list(yaml.safe_load_all((release / "crds.yaml").read_text()))
     assert [o["kind"] for o in crds if o] == ["CustomResourceDefinition"] * len(list((ROOT / "crds").glob("*.yaml")))
+
+
+def test_alerts_of_the_chart_lead_to_the_published_runbook(release, helm):
+    archive = str(release / f"kvcachepool-{VERSION}.tgz")
+    alerts = ("--set", "monitoring.alerts.enabled=true", "--show-only", "templates/alerts.yaml")
+    rendered = helm("template", "pools", archive, "-n", "kv", "--kube-version", "1.33.0", *alerts)
+    assert rendered.returncode == 0, rendered.stderr
+    for group in yaml.safe_load(rendered.stdout)["spec"]["groups"]:
+        for rule in group["rules"]:
+            assert rule["annotations"]["runbook_url"] == f"{RUNBOOK}#{rule['alert'].lower()}"
 
 
 def test_the_documentation_has_the_pages_and_the_released_manifest(release):

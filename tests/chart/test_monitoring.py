@@ -12,7 +12,7 @@ import yaml
 from chart import CHART, ROOT, one
 
 #: Labels that Prometheus adds, one that the PodMonitor of a pool adds, and the label of histogram buckets.
-ADDED = {"namespace", "pod", "kvcachepool_io_pool", "le"}
+ADDED = {"cluster", "namespace", "pod", "kvcachepool_io_pool", "le"}
 
 
 def _metrics() -> dict[str, set[str]]:
@@ -74,6 +74,28 @@ def test_every_label_value_of_a_query_or_a_page_is_in_snake_case():
 def test_tier_problems_have_a_panel_and_an_alert(metric):
     where = {where.split()[0] for where, expression in _expressions() if f"kvcachepool_{metric}" in expression}
     assert where == {"panel", "alert"}
+
+
+@pytest.mark.parametrize(
+    "metric", ["loads_total", "load_choices_total", "tier_estimated_latency_seconds", "tier_estimated_bytes_per_second"]
+)
+def test_slow_loads_have_panels_in_the_row_that_their_alert_names(metric):
+    row, shown = "", set()
+    for panel in json.loads((CHART / "files" / "dashboard.json").read_text())["panels"]:
+        row = panel["title"] if panel["type"] == "row" else row
+        if any(f"kvcachepool_{metric}{{" in target["expr"] for target in panel.get("targets", [])):
+            shown.add(row)
+    assert shown == {"Lower tiers"}
+
+
+def test_every_query_of_the_dashboard_is_of_the_chosen_clusters():
+    for where, query in _expressions():
+        if where.startswith("alert") or where == "variable cluster":
+            continue
+        chosen = re.findall(r'\b(kvcachepool_\w+)(\{cluster=~"\$cluster")?', query)
+        assert [metric for metric, cluster in chosen if not cluster and metric not in ADDED] == [], where
+        for by in re.findall(r"\bby \(([^)]*)\)", query):
+            assert "namespace" not in by or "cluster" in by, f"{where}: namespaces of one name are merged"
 
 
 def test_no_monitoring_objects_by_default(render):

@@ -120,9 +120,10 @@ def test_names_of_ones_own_are_consistent(render):
 
 
 def test_pods_in_the_nodes_network_keep_the_clusters_dns(render):
-    pod = _pods(render({"hostNetwork": True}))[0]
+    values = {"hostNetwork": True, "webhook": {"port": 9443}}
+    pod = _pods(render(values))[0]
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert _pods(render({"hostNetwork": True, "dnsPolicy": "Default"}))[0]["dnsPolicy"] == "Default"
+    assert _pods(render(values | {"dnsPolicy": "Default"}))[0]["dnsPolicy"] == "Default"
     assert "dnsPolicy" not in _pods(render())[0]
 
 
@@ -176,6 +177,19 @@ def test_the_service_takes_labels_annotations_and_address_families(render):
     assert service["metadata"]["annotations"] == {"a": "b"}
     assert service["metadata"]["labels"]["c"] == "d"
     assert (service["spec"]["ipFamilyPolicy"], service["spec"]["ipFamilies"]) == ("SingleStack", ["IPv6"])
+
+
+def test_labels_and_annotations_of_values_do_not_replace_those_of_the_chart(render):
+    """A selector must match, and a label for one kind of object is nearer to it than one for all."""
+    objects = render(SETS["labels and annotations that the chart sets itself"])
+    pod = one(objects, "Deployment")["spec"]["template"]["metadata"]
+    assert pod["labels"]["app.kubernetes.io/component"] == "operator"
+    assert pod["labels"]["team"] == "web"
+    assert pod["annotations"]["kubectl.kubernetes.io/default-container"] == "operator"
+    assert pod["annotations"]["a"] == "b"
+    assert one(objects, "ServiceAccount")["metadata"]["labels"]["team"] == "ml"
+    assert [o["kind"] for o in objects if "x" in o["metadata"].get("labels", {}).values()] == []
+    assert one(objects, "Pod")["metadata"]["labels"]["app.kubernetes.io/name"] == "vllm", "else it is not selected"
 
 
 def test_extra_arguments_come_last(render):

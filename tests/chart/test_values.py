@@ -66,6 +66,8 @@ def test_every_set_of_values_lints_and_renders_unique_objects(helm, template, re
         ({"podAnnotations": {"a": 1}}, "podAnnotations"),
         ({"policy": {"gpuAccess": ["All"]}}, "gpuAccess"),
         ({"policy": {"maxMemoryPerPod": "64 GB"}}, "maxMemoryPerPod"),
+        ({"pki": {"certManager": {"issuerRef": {"kind": "ClusterIssuer"}}}}, "'name'"),
+        ({"pki": {"certManager": {"issuerRef": {"name": ""}}}}, "name"),
     ],
 )
 def test_an_unknown_value_is_refused_by_name(template, values, word):
@@ -79,6 +81,8 @@ def test_an_unknown_value_is_refused_by_name(template, values, word):
     [
         ({"pki": {"mode": "external"}}, "pki.external.secretName"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+        ({"hostNetwork": True}, "set webhook.port, such as 9443"),
+        ({"adminPort": 10250}, "webhook.port and adminPort are both 10250"),
     ],
 )
 def test_a_value_that_another_one_requires_is_named(template, values, missing):

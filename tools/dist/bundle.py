@@ -51,7 +51,7 @@ def chart(folder: Path, image: str, digest: str, runbook: str | None) -> Path:
     values = _set(values, "\n  repository: kvcachepool\n", f"\n  repository: {image}\n")
     values = _set(values, '\n  digest: ""\n', f"\n  digest: {digest}\n")
     if runbook:
-        values = _set(values, "\n    runbookUrl: docs/guides/alerts.md\n", f"\n    runbookUrl: {runbook}\n")
+        values = _set(values, '\n    runbookUrl: ""\n', f"\n    runbookUrl: {runbook}\n")
     (staged / "values.yaml").write_text(values)
     return staged
 

@@ -20,18 +20,22 @@ its Lease, its CA Secret and its webhook configuration by their names, so fullna
 {{- end }}
 
 {{- define "kvcachepool.selector" -}}
-app.kubernetes.io/name: {{ include "kvcachepool.name" . }}
-app.kubernetes.io/component: operator
+{{ dict "app.kubernetes.io/name" (include "kvcachepool.name" .) "app.kubernetes.io/component" "operator" | toYaml }}
 {{- end }}
 
 {{- define "kvcachepool.labels" -}}
-{{ include "kvcachepool.selector" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
+{{ include "kvcachepool.labelsWith" (list . dict) }}
+{{- end }}
+
+{{/* [root, more labels of this object]: they yield to those of all objects, which selectors read, and take precedence over commonLabels. */}}
+{{- define "kvcachepool.labelsWith" -}}
+{{- with index . 0 -}}
+{{ merge (include "kvcachepool.selector" . | fromYaml) (dict
+  "app.kubernetes.io/instance" .Release.Name
+  "app.kubernetes.io/version" .Chart.AppVersion
+  "app.kubernetes.io/managed-by" .Release.Service
+  "helm.sh/chart" (printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_"))
+) (index $ 1) .Values.commonLabels | toYaml }}
 {{- end }}
 {{- end }}
 
