@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pytest
 
 from servers import paths
 from servers.models import token_ids
@@ -13,6 +16,7 @@ from servers.routers import Dynamo, LlmD, Publisher, replayed
 from servers.waiting import wait_for
 
 Truth = Callable[..., list[int]]
+NewPod = Callable[..., Pod]
 
 
 class Events:
@@ -40,26 +44,60 @@ class Events:
         wait_for(known, 20, f"{blocks} blocks known in {media}")
 
 
-def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
-    new_pod: Callable[..., Pod], truth: Truth, disk: Path
-) -> None:
-    config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
-    prompt = token_ids(2000, 71)
-    events = Events()
-    first = new_pod(config=config).start(kv_events_config=events.config)
-    cold = first.generate(prompt)
-    assert (cold.computed, cold.external) == (2000, 0)
-    wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
-    events.become(first, prompt, 15, "GPU", "CPU", "STORAGE")
-    first.engine.stop()
-    first.sidecar.kill_tree()
+_WARM, _SPOILED = (token_ids(2000, seed) for seed in (71, 72))
+_SLOW = [token_ids(600, seed) for seed in (91, 92, 93)]
 
+
+def _config(disk: Path) -> dict[str, Any]:
+    return {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
+
+
+class Written(NamedTuple):
+    """The disk of a deleted pod that computed all prompts."""
+
+    disk: Path
+    #: Its answer to the warm prompt.
+    answer: list[int]
+    chunk_bytes: int
+
+    def copy(self, disk: Path) -> Path:
+        """A disk of its own for a new pod."""
+        return shutil.copytree(self.disk, disk, dirs_exist_ok=True)
+
+
+@pytest.fixture(scope="module")
+def written() -> Iterator[Written]:
+    """What one vLLM computed, for every test here."""
+    disk = paths.short_folder()
+    events, pod = Events(), Pod(config=_config(disk))
+    try:
+        pod.start(kv_events_config=events.config)
+        cold = pod.generate(_WARM)
+        assert (cold.computed, cold.external) == (2000, 0)
+        wait_for(lambda: pod.sidecar.written_to("disk"), 20, "every chunk on disk")
+        events.become(pod, _WARM, 15, "GPU", "CPU", "STORAGE")
+        for prompt in (_SPOILED, *_SLOW):
+            pod.generate(prompt)
+        wait_for(lambda: pod.sidecar.written_to("disk"), 20, "every chunk on disk")
+        chunk_bytes = pod.sidecar.status()["domains"][0]["chunk_bytes"]
+        pod.engine.stop()
+        pod.sidecar.kill_tree()
+        yield Written(disk, cold.tokens, chunk_bytes)
+    finally:
+        pod.stop()
+        shutil.rmtree(disk, ignore_errors=True)
+
+
+def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
+    written: Written, new_pod: NewPod, truth: Truth, disk: Path
+) -> None:
+    prompt = _WARM
     events = Events()
-    second = new_pod(config=config).start(kv_events_config=events.config)
+    second = new_pod(config=_config(written.copy(disk))).start(kv_events_config=events.config)
     warm = second.generate(prompt)
     events.become(second, prompt, 15, "GPU", "CPU", "STORAGE")
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
-    assert warm.tokens == cold.tokens == truth(prompt)
+    assert warm.tokens == written.answer == truth(prompt)
     hits = second.sidecar.metrics
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 1920, 10, "the hit under its tier")
 
@@ -87,15 +125,10 @@ def test_a_new_pod_is_warm_from_the_disk_of_a_deleted_one(
 
 
 def test_corrupt_bytes_are_detected_counted_and_recomputed(
-    new_pod: Callable[..., Pod], truth: Truth, disk: Path
+    written: Written, new_pod: NewPod, truth: Truth, disk: Path
 ) -> None:
-    config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
-    prompt = token_ids(2000, 72)
-    first = new_pod(config=config).start()
-    first.generate(prompt)
-    wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
-    first.engine.stop()
-    first.sidecar.kill_tree()
+    prompt = _SPOILED
+    written.copy(disk)
     containers = [file for file in disk.rglob("*") if file.is_file() and file.stat().st_size > 1 << 20]
     assert containers
     for container in containers:
@@ -104,39 +137,30 @@ def test_corrupt_bytes_are_detected_counted_and_recomputed(
                 opened.seek(place)
                 opened.write(b"not what was written")
 
-    second = new_pod(config=config).start()
+    second = new_pod(config=_config(disk)).start()
     answer = second.generate(prompt)
     assert (answer.computed, answer.local, answer.external) == (2000, 0, 0)
     assert answer.tokens == truth(prompt)
     metrics = second.sidecar.metrics
     assert metrics().total("kvcachepool_tier_corrupt_objects_total", tier="disk") > 0
     # Detected chunks are written again. Chunks behind them were not read, and are detected when they are.
-    written = "kvcachepool_tier_write_chunks_total"
-    wait_for(lambda: metrics().total(written, tier="disk", result="stored") > 0, 20, "chunks written anew")
+    name = "kvcachepool_tier_write_chunks_total"
+    wait_for(lambda: metrics().total(name, tier="disk", result="stored") > 0, 20, "chunks written anew")
     again = second.generate_again(prompt)
     assert (again.external, again.tokens) == (1920, truth(prompt))
 
 
 def test_tokens_that_load_slower_than_they_compute_are_recomputed(
-    new_pod: Callable[..., Pod], truth: Truth, disk: Path
+    written: Written, new_pod: NewPod, truth: Truth, disk: Path
 ) -> None:
-    config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
-    prompts = [token_ids(600, seed) for seed in (91, 92, 93)]
-    first = new_pod(config=config).start()
-    for prompt in prompts:
-        first.generate(prompt)
-    wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
-    chunk_bytes = first.sidecar.status()["domains"][0]["chunk_bytes"]
-    first.engine.stop()
-    first.sidecar.kill_tree()
-
     # A chunk takes half a second, slower than computing. That is known after three of them.
-    second = new_pod(config=config | {"pacing": {"readBytesPerSecond": str(2 * chunk_bytes)}}).start()
+    pacing = {"readBytesPerSecond": str(2 * written.chunk_bytes)}
+    second = new_pod(config=_config(written.copy(disk)) | {"pacing": pacing}).start()
     for seed in range(3):
         second.generate(token_ids(600, 1000 + seed))
-    answers = [second.generate(prompt) for prompt in prompts]
+    answers = [second.generate(prompt) for prompt in _SLOW]
     assert [answer.external for answer in answers] == [512, 512, 0]
-    assert [answer.tokens for answer in answers] == [truth(prompt) for prompt in prompts]
+    assert [answer.tokens for answer in answers] == [truth(prompt) for prompt in _SLOW]
     metrics = second.sidecar.metrics
     missed = "kvcachepool_miss_tokens"
     wait_for(lambda: metrics().total(missed, reason="recompute") == 512, 10, "the miss by its reason")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from servers.models import token_ids
 from servers.pod import Pod
 
@@ -34,8 +36,13 @@ METHODS = [
 ]
 
 
-def test_an_exception_in_a_hook_costs_no_answer_and_no_block(new_pod: Callable[..., Pod], truth: Truth) -> None:
-    pod = new_pod().start()
+@pytest.fixture(scope="module")
+def pod(new_module_pod: Callable[..., Pod]) -> Pod:
+    """One engine for all tests of this file. The last one turns its cache off."""
+    return new_module_pod().start()
+
+
+def test_an_exception_in_a_hook_costs_no_answer_and_no_block(pod: Pod, truth: Truth) -> None:
     seen = token_ids(700, 81)
     pod.generate(seen)
     for number, (owner, name) in enumerate(METHODS):
@@ -55,8 +62,7 @@ def test_an_exception_in_a_hook_costs_no_answer_and_no_block(new_pod: Callable[.
         assert pod.generate_again(seen).external == 640, f"no hit after {where}"
 
 
-def test_repeated_exceptions_turn_the_cache_off_by_name(new_pod: Callable[..., Pod], truth: Truth) -> None:
-    pod = new_pod().start()
+def test_repeated_exceptions_turn_the_cache_off_by_name(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(700, 82)
     pod.generate(prompt)
     pod.engine.raise_next("scheduler.Scheduler", "step", times=3)

@@ -115,40 +115,28 @@ def loaded(pod: Pod) -> int:
     return pod.engine.take_sources()["one"][1]
 
 
-def test_a_restarted_engine_loads_what_the_first_one_stored(pod: Pod, truth: Truth) -> None:
-    prompt = token_ids(PROMPT, 71)
+def test_engines_load_what_the_tier_has_until_a_reset_and_compute_without_a_sidecar(pod: Pod, truth: Truth) -> None:
+    prompt, other = token_ids(PROMPT, 71), token_ids(PROMPT, 72)
     start(pod)
-    assert (pod.engine.generate(prompt), loaded(pod)) == (truth(prompt), 0)
-    pod.engine.stop()
-    settle(pod.sidecar)
-    start(pod)
-    assert (pod.engine.generate(prompt), loaded(pod)) == (truth(prompt), HIT), "the model's files identify it"
-
-
-def test_a_reset_with_the_connector_forgets_the_tier(pod: Pod, truth: Truth) -> None:
-    prompt = token_ids(PROMPT, 72)
-    start(pod)
-    assert (pod.engine.generate(prompt), loaded(pod)) == (truth(prompt), 0)
+    for each in (prompt, other):
+        assert (pod.engine.generate(each), loaded(pod)) == (truth(each), 0)
     pod.engine.reset()
     assert (pod.engine.generate(prompt), loaded(pod)) == (truth(prompt), HIT)
     settle(pod.sidecar)
     pod.engine.reset(external=True)
+    # A reset with the connector forgets the tier.
     assert (pod.engine.generate(prompt), loaded(pod)) == (truth(prompt), 0)
-
-
-def test_an_engine_computes_while_the_sidecar_is_gone(pod: Pod, truth: Truth) -> None:
-    prompt = token_ids(PROMPT, 73)
-    start(pod)
-    assert pod.engine.generate(prompt) == truth(prompt)
     pod.engine.stop()
     settle(pod.sidecar)
+
     start(pod)
+    assert (pod.engine.generate(prompt), loaded(pod)) == (truth(prompt), HIT), "the model's files identify it"
     pod.sidecar.kill_tree()
-    assert (pod.engine.generate(prompt), loaded(pod)) == (truth(prompt), 0)
+    assert (pod.engine.generate(other), loaded(pod)) == (truth(other), 0)
 
 
 def test_other_weights_under_the_same_path_load_nothing(pod: Pod, truth: Truth) -> None:
-    prompt = token_ids(PROMPT, 74)
+    prompt = token_ids(PROMPT, 73)
     path = pod.folder / "model"
     path.symlink_to(model("tiny"))
     start(pod, path)
