@@ -162,7 +162,6 @@ def test_every_field_of_existing_tiers_is_live(
     }
     s3 = {
         **bucket,
-        "httpVersion": "HTTP1",
         "auth": {"secretName": "bucket"},
         "ca": {"kind": "Secret", "name": "bundle", "key": "all.pem"},
     }
@@ -210,7 +209,7 @@ def test_every_field_of_existing_tiers_is_live(
         "mode": "Normal",
     }
     credentials = {"auth": "/etc/kvcachepool/s3", "ca": "/etc/kvcachepool/s3-ca.crt"}
-    defaults = {"httpVersion": "Http1", "accelerate": False, "mode": "Normal"}
+    defaults = {"accelerate": False, "mode": "Normal"}
     assert config["s3"] == {**bucket, **credentials, **defaults, "expireAfter": "7d"}
     assert config["disk"] == {"path": "/var/lib/kvcachepool", "size": "1Gi", "mode": "Normal"}
     for name, url in one.items():

@@ -258,7 +258,7 @@ def _vllms(number: int) -> Object:
     }
 
 
-def test_a_replica_of_a_real_vllm_is_warm_from_redis_and_another_from_s3(
+def test_a_replica_of_a_real_vllm_is_warm_from_redis_and_from_s3(
     cluster: Cluster, operator: Operator, namespace: str, redis_image: str, bucket: S3Server
 ) -> None:
     kubernetes = cluster.kubernetes
@@ -272,7 +272,7 @@ def test_a_replica_of_a_real_vllm_is_warm_from_redis_and_another_from_s3(
     )
     for until in ("create", "condition=Ready"):
         kubernetes.wait("pod", "kvcachepool-demo-0", until, namespace=namespace)
-    prompt, known = token_ids(1500, 511), set[str]()
+    prompts, known = {"redis": token_ids(1500, 511), "s3": token_ids(1500, 513)}, set[str]()
 
     def another(number: int) -> tuple[VllmClient, SidecarClient]:
         """The additional pod of this many replicas, once it serves, its tiers are ready, and it is attached."""
@@ -293,19 +293,19 @@ def test_a_replica_of_a_real_vllm_is_warm_from_redis_and_another_from_s3(
         return vllm, beside
 
     vllm, beside = another(1)
-    cold = vllm.complete(prompt, 1500)
-    assert cold.sources["computed"] == 1500
+    cold = {tier: vllm.complete(prompt, 1500) for tier, prompt in prompts.items()}
+    assert [answer.sources["computed"] for answer in cold.values()] == [1500, 1500]
     settle(beside)
     kubernetes.wait_for(lambda: beside.written_to("redis", "s3"), 60, "all is written down", namespace=namespace)
-    for number, tier in ((2, "redis"), (3, "s3")):
+    vllm, beside = another(2)
+    for tier, prompt in prompts.items():
         if tier == "s3":
             emptied = kubernetes.exec(namespace, "kvcachepool-demo-0", "sh", "-c", _EMPTY)
             assert emptied.split()[-1] == "0", emptied
-        vllm, beside = another(number)
         warm = vllm.complete(prompt, 1500)
-        assert (warm.sources["external"], warm.text) == (1408, cold.text)
+        assert (warm.sources["external"], warm.text) == (1408, cold[tier].text)
 
-        def hit(beside: SidecarClient = beside, tier: str = tier) -> bool:
+        def hit(tier: str = tier) -> bool:
             return beside.metrics().total("kvcachepool_hit_tokens_total", tier=tier) == 1408
 
         kubernetes.wait_for(hit, 10, f"the hit under {tier}", namespace=namespace)
