@@ -85,9 +85,9 @@ def test_the_pod_with_lmcache_has_the_settings_of_its_guide(tmp_path: Path) -> N
 
 def test_every_command_of_vllm_has_failed_loads_recomputed() -> None:
     """vLLM's default fails the request."""
-    found = []
-    for page in sorted((ROOT / "docs").rglob("*.md")):
-        for config in re.findall(r"--kv-transfer-config\s+(?:\\\n\s*)?'(\{.*?\})'", page.read_text(), re.DOTALL):
-            found.append(page.name)
+    found = set()
+    for page in [*(ROOT / "docs").rglob("*.md"), *(ROOT / "manifests/examples").glob("*.yaml")]:
+        for config in re.findall(r"--kv-transfer-config[\s\\-]+'(\{.*?\})'", page.read_text(), re.DOTALL):
+            found.add(page.name)
             assert json.loads(config).get("kv_load_failure_policy") == "recompute", (page.name, config)
-    assert {"lmcache-plugin.md", "local.md", "vllm-tier.md"} <= set(found)
+    assert {"lmcache-plugin.md", "lmcache-pod.yaml", "local.md", "vllm-tier.md"} <= found

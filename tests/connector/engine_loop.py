@@ -12,6 +12,7 @@ import copy
 import functools
 import os
 import pickle
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -193,7 +194,9 @@ class Loop:
         """Adds a request, with or without the plugin's early lookup."""
         request = self.request(name, tokens, **more)
         if early:
-            self.connector.arrive(request)
+            receiving = threading.Thread(target=self.connector.arrive, args=(request,), name="input")
+            receiving.start()
+            receiving.join()
         self.requests[name] = request
         self.scheduler.add_request(request)
         return request

@@ -1,8 +1,9 @@
-"""Raises once at any line of the connector that the engine's thread runs. The lines are found by running them."""
+"""Raises once at any line of the connector that vLLM's threads run. The lines are found by running them."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -13,29 +14,33 @@ class Injected(Exception):
 
 
 class Line(NamedTuple):
-    """A line of a function."""
+    """A line of a function, and the thread that runs it."""
 
+    thread: str
     module: str
     function: str
     number: int
 
 
 def _line(code: CodeType, number: int) -> Line:
-    return Line(code.co_filename.rsplit("/", 1)[-1].removesuffix(".py"), code.co_qualname, number)
+    thread = threading.current_thread().name
+    return Line(thread, code.co_filename.rsplit("/", 1)[-1].removesuffix(".py"), code.co_qualname, number)
 
 
 class Tracer:
-    """Calls `at(line)` before every line of some modules that this thread runs in a hook."""
+    """Calls `at(line)` before every line of some modules that this thread, or one that it starts, runs in a hook."""
 
     def __init__(self, modules: Iterable[Any], at: Callable[[Line], None]) -> None:
         self._files = {module.__file__ for module in modules}
         self._at = at
 
     def __enter__(self) -> None:
+        threading.settrace(self._called)
         sys.settrace(self._called)
 
     def __exit__(self, *_: Any) -> None:
         sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         return self._local if frame.f_code.co_filename in self._files else None
@@ -62,7 +67,7 @@ def raising_at(modules: Iterable[Any], line: Line, run: Callable[[], None]) -> b
         nonlocal raised
         if here == line and not raised:
             raised = True
-            raise Injected(f"{line.module}.{line.function}:{line.number}")
+            raise Injected(f"{line.module}.{line.function}:{line.number} in {line.thread}")
 
     with Tracer(modules, at):  # the exception ends the tracing, and one is enough
         run()

@@ -299,6 +299,16 @@ def test_a_hugging_face_snapshot_is_not_used_for_another_hub(monkeypatch: pytest
     assert weights.unshareable_source("org/model", "auto") == ""
 
 
+@pytest.mark.parametrize(("value", "expected"), [("1", "WeightsFromPeers"), ("0", "")])
+def test_an_engine_that_elastic_scaling_started_has_the_weights_of_its_peers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, value: str, expected: str
+) -> None:
+    monkeypatch.setenv("VLLM_ELASTIC_EP_SCALE_UP_LAUNCH", value)
+    config = vllm_config(folder)
+    assert reason(config) == expected
+    assert (model(config, "engine-1") == model(config, "engine-2")) == (not expected)
+
+
 def test_random_draft_weights_are_named(folder: Path) -> None:
     load = made("LoadConfig", load_format="dummy", download_dir=None)
     speculative = {"method": "eagle", "draft_model_config": model_config(folder), "draft_load_config": load}

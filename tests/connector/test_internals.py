@@ -20,7 +20,7 @@ from servers.versions import newest
 
 #: The connector's own methods, which vLLM's base class need not have.
 _EXTRA = {"adapter_loaded", "arrive", "bugs", "kv_cache_restored", "kv_cache_released", "off_reason", "weights_changed"}
-_EXTRA |= {"adapter_read_begins", "adapter_read_ended"}
+_EXTRA |= {"adapter_read_begins", "adapter_read_ended", "step_failed"}
 
 
 def test_this_vllm_has_all_needed_names() -> None:

@@ -22,6 +22,7 @@ from kvcachepool.lookups import WaitBudget
 from kvcachepool.messages import CHUNK_ABSENT, CHUNK_PENDING, CHUNK_READY, ProbeReply
 from kvcachepool.probes import Plan
 from kvcachepool.requests import RequestState
+from kvcachepool.scheduler import Scheduler
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
@@ -110,6 +111,30 @@ def test_two_equal_prompts_at_once_are_loaded_once(scripted: ScriptedPool, loop:
     engine.run("one", "two")
     assert len(jobs) == 1
     assert engine.external["one"] == 512
+
+
+def test_no_prompt_waits_for_a_load_that_was_replaced(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.settings["load_timeout_ms"] = 60_000
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+
+    def raises(*_: Any) -> None:
+        raise RuntimeError("after the load was planned")
+
+    with monkeypatch.context() as during:
+        during.setattr(Scheduler, "_count", raises)
+        engine.add("replaced", tokens)
+        engine.step()
+    engine.run("replaced")
+    assert engine.connector.bugs
+    engine.forget_local()
+    engine.add("next", tokens)
+    engine.run("next", seconds=5)
+    assert engine.external["next"] == 512
 
 
 def test_an_aborted_load_stores_nothing_and_the_prompt_can_come_again(scripted: ScriptedPool, loop: Make) -> None:

@@ -14,11 +14,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
-from vllm.config import KVTransferConfig
+from vllm.config import ECTransferConfig, KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from kvcachepool import place, plugin, preflight, watch
 from servers import models
+from vllm import config as vllm_config
 
 
 def arguments(**given: Any) -> Any:
@@ -27,6 +28,16 @@ def arguments(**given: Any) -> Any:
 
 def transfer(name: str, **more: Any) -> KVTransferConfig:
     return KVTransferConfig(kv_connector=name, kv_role="kv_both", **more)
+
+
+def ranks(backend: str, count: int, **more: bool) -> Any:
+    sizes = {"world_size": count, "tensor_parallel_size": count, "pipeline_parallel_size": 1}
+    return SimpleNamespace(distributed_executor_backend=backend, **sizes, **more)
+
+
+def aux_output(enabled: bool) -> Any:
+    kind = getattr(vllm_config, "AuxOutputConfig", None)  # 0.30 has none
+    return SimpleNamespace(enabled=enabled) if kind is None else kind(enable_return_routed_experts=enabled)
 
 
 def test_plain_arguments_get_the_connector() -> None:
@@ -137,6 +148,33 @@ def test_models_that_cannot_be_served(
     if reported:
         preflight.pass_facts(config.kv_transfer_config, **{preflight.PREFIXES_WORK: True})
     assert preflight.model_refusal(config) == reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"aux_output_config": aux_output(False)}, None),
+        ({"aux_output_config": aux_output(True)}, "RoutedExperts"),
+        ({"model_config": SimpleNamespace(enable_return_routed_experts=True)}, "RoutedExperts"),
+        ({"parallel_config": ranks("external_launcher", 2)}, "ExternalLauncher"),
+        ({"parallel_config": ranks("external_launcher", 1)}, None),
+        ({"parallel_config": ranks("mp", 2)}, None),
+        ({"parallel_config": ranks("mp", 2, enable_fault_tolerance=True)}, "FaultTolerance"),
+        ({"parallel_config": ranks("mp", 2, enable_fault_tolerance=False)}, None),
+        ({"ec_transfer_config": ECTransferConfig()}, None),
+        ({"ec_transfer_config": ECTransferConfig(ec_connector="any", ec_role="ec_both")}, None),
+        ({"ec_transfer_config": ECTransferConfig(ec_connector="any", ec_role="ec_consumer")}, None),
+        ({"ec_transfer_config": ECTransferConfig(ec_connector="any", ec_role="ec_producer")}, "NoKvCache"),
+    ],
+)
+def test_settings_that_exclude_a_connector(settings: dict[str, Any], reason: str | None) -> None:
+    parts = {
+        "model_config": SimpleNamespace(),
+        "parallel_config": ranks("mp", 1),
+        "cache_config": SimpleNamespace(enable_prefix_caching=True),
+        "kv_transfer_config": transfer("KVCachePoolConnector"),
+    }
+    assert preflight.model_refusal(SimpleNamespace(**(parts | settings))) == reason
 
 
 @pytest.mark.parametrize(("name", "accepts"), [(None, False), ("KVCachePoolConnector", False), ("NixlConnector", True)])

@@ -9,7 +9,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ import pytest
 from object_calls import fails
 from stub_remote import LONG_S, Answer, Received, StubRemote, options
 
-from kvcachepool.client import AsyncClient, Client, Header, Item, Object, Put, Stat
+from kvcachepool.client import AsyncClient, AsyncLease, Client, Header, Item, Object, Put, Stat, Unavailable
 from kvcachepool.object_bytes import digest_of
 from kvcachepool.object_transport import budget_ms
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
 MIB = 1 << 20
+AT_ONCE_S = 5.0
 
 
 @pytest.fixture
@@ -259,6 +260,34 @@ def test_a_forked_child_makes_its_own_client(remote: StubRemote, client: Client,
     assert client.connected
     assert lease[0].read() == content("a", MIB)
     assert client.exists("b") == 1
+
+
+def test_a_forked_child_makes_its_own_asynchronous_client(remote: StubRemote, certificates: Path) -> None:
+    async def leave(client: AsyncClient, lease: AsyncLease, end: Callable[..., Awaitable[object]]) -> None:
+        for call in (client.exists("a"), client.wait_connected(1), lease[0].read()):
+            with pytest.raises(Unavailable, match="Forked"):
+                await call
+        await end(None, None, None)
+        await client.close()
+        async with AsyncClient(remote.target, **options(certificates)) as own:
+            assert (await own.get("a"))[0].value == content("a", MIB)
+
+    async def run() -> None:
+        async with AsyncClient(remote.target, **options(certificates)) as client:
+            await client.put([Item("a", content("a", MIB))])
+            leasing = client.lease("a")
+            async with leasing as lease:
+                child = os.fork()
+                if child == 0:
+                    code = 1
+                    with contextlib.suppress(BaseException):
+                        asyncio.run(asyncio.wait_for(leave(client, lease, leasing.__aexit__), AT_ONCE_S))
+                        code = 0
+                    os._exit(code)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                assert await lease[0].read() == content("a", MIB)
+
+    asyncio.run(run())
 
 
 def test_the_methods_are_coroutines_too(remote: StubRemote, certificates: Path) -> None:

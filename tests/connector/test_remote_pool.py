@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -135,6 +136,16 @@ def test_leases_that_were_dropped_end_with_one_release_per_connection(remote: St
     releases = remote.frames(Op.RELEASE)
     assert len(releases) == len({frame.connection for frame in releases})
     assert sum(len(frame.body["requests"]) for frame in releases) == 20
+
+
+def test_leases_are_spread_over_all_connections(remote: StubRemote, client: Client) -> None:
+    """A server limits the leases of one connection."""
+    client.put([Item("a", b"value")])
+    leases = [client.lease("a") for _ in range(2000)]
+    probes = Counter(frame.connection for frame in remote.frames(Op.PROBE))
+    assert len(probes) == 8
+    assert max(probes.values()) <= 2000 / 8 + 1
+    assert leases[0][0].read() == leases[-1][0].read() == b"value"
 
 
 def test_many_leases_end_with_frames_of_bounded_size(

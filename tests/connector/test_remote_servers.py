@@ -127,6 +127,16 @@ def test_objects_are_spread_and_found_in_order(servers: Servers) -> None:
     assert len(client.lease([])) == 0
 
 
+def test_a_prefix_keeps_no_lease_of_a_server_whose_keys_are_all_behind_it(servers: Servers) -> None:
+    client, (absent, *front), behind = servers.client, servers.keys_of(0), servers.keys_of(1)
+    client.put([Item(key, b"x") for key in front + behind])
+    with client.lease([*front, absent, *behind], prefix=True) as lease:
+        assert [one is not None for one in lease] == [True] * len(front) + [False] * (1 + len(behind))
+        assert [stub.held for stub in servers.stubs] == [1, 0]
+        assert lease[0].read() == b"x"
+    assert [stub.held for stub in servers.stubs] == [0, 0]
+
+
 def test_servers_are_asked_at_the_same_time(servers: Servers) -> None:
     both = threading.Barrier(2)
 

@@ -15,6 +15,7 @@ from kvcachepool import object_targets
 from kvcachepool.client import Client, Item, Put, Unavailable
 from kvcachepool.object_targets import servers_of
 from kvcachepool.wire import Op
+from servers.certificates import for_server
 from servers.paths import ROOT
 from servers.waiting import wait_for
 
@@ -122,6 +123,30 @@ def test_a_key_file_is_read_for_each_connection(remote: StubRemote, certificates
         assert client.exists("k") == 0
 
 
+def test_a_changed_ca_file_is_read_for_the_next_connection(
+    remote: StubRemote, certificates: Path, tmp_path: Path
+) -> None:
+    file, renewed = tmp_path / "ca.crt", tmp_path / "renewed"
+    file.write_bytes((certificates / "ca.crt").read_bytes())
+    with Client(remote.target, key=KEY, ca_file=str(file), timeout_s=LONG_S) as client:
+        assert client.exists("k") == 0
+
+        def reconnects() -> None:
+            remote.cut()
+            wait_for(lambda: not client.connected or remote.connections == 0, 10, "the end of the connections")
+            assert client.wait_connected(LONG_S)
+            assert client.exists("k") == 0
+
+        file.write_text("half of")
+        reconnects()
+        file.unlink()
+        reconnects()
+        for_server(renewed, "127.0.0.1")
+        remote.context.load_cert_chain(renewed / "server.crt", renewed / "server.key")
+        file.write_bytes((renewed / "ca.crt").read_bytes())
+        reconnects()
+
+
 def test_the_guides_example_runs(remote: StubRemote, certificates: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "guides" / "remote.md").read_text()
     example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
@@ -163,6 +188,7 @@ def test_a_certificate_of_another_host_is_refused(
 
 def test_tls_is_1_2_or_newer(certificates: Path) -> None:
     access = object_targets._access(object_targets.Credentials(KEY, None, str(certificates / "ca.crt")), "test")
-    assert access.context.minimum_version.name == "TLSv1_2"
-    assert access.context.check_hostname
-    assert access.context.verify_mode.name == "CERT_REQUIRED"
+    context = access.context()
+    assert context.minimum_version.name == "TLSv1_2"
+    assert context.check_hostname
+    assert context.verify_mode.name == "CERT_REQUIRED"

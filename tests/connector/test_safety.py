@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -38,6 +39,8 @@ from kvcachepool.prefill import PrefillSpeed
 from kvcachepool.scheduler import Scheduler
 from kvcachepool.stores import Stores
 from kvcachepool.watch import watch_engine
+from kvcachepool.wire import Op
+from servers.waiting import wait_for
 
 Make = Callable[..., Loop]
 
@@ -98,7 +101,7 @@ def test_a_failed_load_is_not_reported_as_a_completion(scripted: ScriptedPool, l
     engine.forget_local()
 
 
-#: All functions that the engine's thread runs in a hook.
+#: All functions that vLLM's threads run in a hook.
 MODULES = (
     scheduler_module,
     session,
@@ -116,6 +119,35 @@ MODULES = (
 )
 
 
+class WatchedPool:
+    """vLLM's block pool, which is for one thread. Records the names of others that call it."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._thread = threading.current_thread()
+        self.others: set[str] = set()
+
+    def touch(self, blocks: Iterable[Any]) -> None:
+        self._record()
+        self._pool.touch(blocks)
+
+    def free_blocks(self, blocks: Iterable[Any]) -> None:
+        self._record()
+        self._pool.free_blocks(blocks)
+
+    def _record(self) -> None:
+        if threading.current_thread() is not self._thread:
+            self.others.add(threading.current_thread().name)
+
+
+def watch_pool(engine: Loop) -> WatchedPool:
+    """The connector calls vLLM's block pool through the returned one."""
+    watched = WatchedPool(engine.scheduler.kv_cache_manager.block_pool)
+    assert engine.connector._scheduler is not None
+    engine.connector._scheduler._stores._held.bind(watched)  # type: ignore[arg-type]
+    return watched
+
+
 class Scenario:
     """Stores, loads, a request that ends during its load, and a preempted one, repeatedly on one engine."""
 
@@ -124,13 +156,17 @@ class Scenario:
         self.pool = pool
         self.rounds = 0
         self.blocks = engine.free_blocks()
+        self.watched = watch_pool(engine)
 
     def run(self) -> None:
         """One round. Every request's KV is checked while it is computed."""
         engine = self.engine
         self.rounds += 1
-        cold, warm, gone, new, moved = (f"{name}-{self.rounds}" for name in ("cold", "warm", "gone", "new", "moved"))
+        names = ("first", "cold", "warm", "gone", "new", "moved")
+        first, cold, warm, gone, new, moved = (f"{name}-{self.rounds}" for name in names)
         tokens = prompt(208, 1)
+        engine.add(first, prompt(80, 5), early=False)
+        engine.step()  # its store holds blocks while the input thread receives the next request
         engine.generate(cold, tokens)
         engine.drain()
         assert engine.scheduler.reset_prefix_cache()
@@ -155,6 +191,7 @@ class Scenario:
         engine.until(lambda: not engine.scheduler.has_requests(), 5, "nothing left to do")
         assert engine.scheduler.reset_prefix_cache()
         assert engine.free_blocks() == self.blocks
+        assert not self.watched.others
 
     def clean(self) -> None:
         """Restores the initial state."""
@@ -192,6 +229,43 @@ def test_an_exception_at_any_line_costs_no_more_than_a_miss(scripted: ScriptedPo
     assert not failed, "not survived: an exception before\n" + "\n".join(failed)
     assert len(lines) > 300
     assert reached > 0.9 * len(lines)
+
+
+def test_an_early_lookup_that_fails_touches_no_block(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's input thread makes it, and only the engine's thread may change the block pool."""
+    engine = connected(loop())
+    free = engine.free_blocks()
+    watched = watch_pool(engine)
+    scripted.on_grant = lambda frame: True
+    engine.add("holding", prompt(256, 1), output=64)
+    engine.until(lambda: scripted.frames(Op.GRANT), what="a GRANT, which stays unanswered")
+    raised = raise_once(monkeypatch, lookups.Lookups, "probe_early")
+    engine.add("failing", prompt(256, 2))
+    assert raised
+    assert engine.connector.bugs == 1
+    assert not watched.others
+    engine.run("holding", "failing")
+    engine.drain()
+    assert engine.free_blocks() == free
+
+
+def test_an_early_lookup_does_not_fail_if_vllms_cache_cannot_be_read(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread changes it meanwhile."""
+    engine = connected(loop())
+
+    def raises(*_: Any) -> Any:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    with monkeypatch.context() as during:
+        during.setattr(engine.scheduler.kv_cache_manager.block_pool, "get_cached_block", raises)
+        engine.connector.arrive(engine.request("early", prompt(256, 1)))
+    assert engine.connector.bugs == 0
+    wait_for(lambda: scripted.frames(Op.PROBE), 10, "the early PROBE")
+    assert scripted.frames(Op.PROBE)[0].body.get("local_tokens") is None
 
 
 class RaisingPool:

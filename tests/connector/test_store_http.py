@@ -227,6 +227,41 @@ def test_the_memory_of_uploads_is_bounded_and_given_back(
     assert ask("PUT", f"{ALICE}?partNumber=2&uploadId={upload}", b"x").code == "NoSuchUpload"
 
 
+def test_uploads_that_fill_the_memory_can_be_completed(serve: Callable[..., Server]) -> None:
+    server = serve(memory=64 << 20)
+    ask, pieces = Client(server.server_address[1]), [bytes([number]) * (5 << 20) for number in range(4)]
+    paths = [f"/kv-bucket/a/{number}.kv" for number in range(3)]
+    uploads = [(path, begin(ask, path)) for path in paths]
+    parts = [
+        [
+            (number, ask("PUT", f"{path}?partNumber={number}&uploadId={upload}", piece).headers["etag"])
+            for number, piece in enumerate(pieces, 1)
+        ]
+        for path, upload in uploads
+    ]
+    completed = [
+        ask("POST", f"{path}?uploadId={upload}", complete(listed)).status
+        for (path, upload), listed in zip(uploads, parts, strict=True)
+    ]
+    assert completed == [200] * 3
+    assert all(ask("GET", path).body == b"".join(pieces) for path in paths)
+    wait_for(lambda: server.budget._free == server.budget.total, 10, "the memory of the uploads")
+
+
+def test_an_upload_that_the_class_refuses_gives_its_memory_back(serve: Callable[..., Server]) -> None:
+    server = serve(MemoryStore(capacity_bytes=10), memory=10_000)
+    ask = Client(server.server_address[1])
+    upload = begin(ask)
+    etag = ask("PUT", f"{ALICE}?partNumber=1&uploadId={upload}", bytes(6_000)).headers["etag"]
+    unlisted = ask("PUT", f"{ALICE}?partNumber=2&uploadId={upload}", bytes(3_000))
+    assert unlisted.status == 200
+    body = complete([(1, etag)])
+    assert ask("POST", f"{ALICE}?uploadId={upload}", body).status == 507
+    assert ask("POST", f"{ALICE}?uploadId={upload}", body).code == "NoSuchUpload"
+    assert ask("DELETE", f"{ALICE}?uploadId={upload}").status == 204
+    wait_for(lambda: server.budget._free == server.budget.total, 10, "the memory of the upload")
+
+
 # -- bad requests
 
 

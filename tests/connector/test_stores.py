@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from scripted_pool import ScriptedPool
 from steps import connected, reports
 from stub_sidecar import Received
 
-from kvcachepool.jobs import Ended, WorkerReport
+from kvcachepool.jobs import Ended, Job, WorkerReport
 from kvcachepool.messages import GRANT_NO_PARENT, GRANT_NO_ROOM, HelloReply
 from kvcachepool.stores import Stores
 from kvcachepool.wire import Op
@@ -153,6 +154,54 @@ def test_blocks_are_held_until_the_copy_has_ended_and_then_released(scripted: Sc
     engine.hold_results = False
     engine.drain()
     assert engine.free_blocks() == free
+
+
+def test_stores_begin_with_the_next_step_if_vllm_announces_no_end_of_a_forward(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With speculation, vLLM's V1 runner calls `wait_for_save` on ranks of the last pipeline stage only."""
+    engine = connected(loop())
+    monkeypatch.setattr(engine.worker, "wait_for_save", lambda: None)
+    engine.add("running", prompt(256, 1), output=4000)
+    engine.until(lambda: scripted.frames(Op.COMMIT), 5, what="a COMMIT while the request runs")
+    assert "running" not in engine.done
+    engine.abort("running")
+    engine.forget_local()
+    assert engine.generate("warm", prompt(256, 1)) == 256
+
+
+def test_chunks_of_a_failed_step_are_not_stored(scripted: ScriptedPool, loop: Make) -> None:
+    """With asynchronous scheduling, the next step is on its way before vLLM knows that this one failed."""
+    engine = connected(loop())
+    worker, scheduler = engine.worker, engine.scheduler
+
+    def bind() -> list[Job]:
+        metadata = pickle.loads(pickle.dumps(scheduler.schedule().kv_connector_metadata))
+        worker.handle_preemptions(metadata)
+        worker.bind_connector_metadata(metadata)
+        worker.start_load_kv(None)
+        jobs: list[Job] = metadata.jobs
+        return jobs
+
+    engine.add("fails", prompt(256, 1), output=8)
+    assert bind() == []
+    wait_for(lambda: scripted.frames(Op.GRANT), 10, "the chunks requested")
+    worker.step_failed()
+    worker.wait_for_save()
+    worker.clear_connector_metadata()
+    stores: list[Job] = []
+
+    def shipped() -> bool:
+        engine.add(f"next-{len(engine.done)}-{time.monotonic()}", prompt(10, 2), output=8)
+        stores.extend(bind())
+        worker.wait_for_save()
+        worker.clear_connector_metadata()
+        return bool(stores)
+
+    wait_for(shipped, 10, "the failed step's store shipped")
+    report = worker.build_connector_worker_meta()
+    assert report.stores == {job.id: Ended(1, 1) for job in stores}
+    assert not scripted.frames(Op.COMMIT)
 
 
 def test_a_refused_chunk_waits_in_prefix_order_while_its_request_runs(scripted: ScriptedPool, loop: Make) -> None:

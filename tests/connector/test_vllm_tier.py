@@ -447,6 +447,23 @@ def test_the_end_leaves_no_thread_and_no_memory(store: Store) -> None:
     assert store.closed == 1
 
 
+def test_the_end_does_not_wait_for_a_sidecar_that_does_not_answer(pool: Sidecar, engines: Engines) -> None:
+    """vLLM kills the engine's process 5 s after it has asked it to end."""
+    engine = engines(write_threads=1)
+    pool.freeze()
+    try:
+        for name in NAMES:
+            engine.offer([name])
+        engine.lookups(["another"])
+        engine.step()
+        wait_for(lambda: engine.tier._client._transport.session._calls, 10, "a call")
+        began = time.monotonic()
+        engine.tier.shutdown()
+        assert time.monotonic() - began < 2
+    finally:
+        pool.thaw()
+
+
 def test_vllm_keeps_its_memory_while_a_copy_may_touch_it(
     store: Store, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -356,7 +356,7 @@ def test_failures_of_the_connector_do_not_stop_the_call(monkeypatch: pytest.Monk
     assert watched_core(None).collective_rpc("reload_weights") == ["reload_weights"]
 
 
-def test_a_worker_is_notified_before_its_kv_cache_is_released_and_after_it_is_restored(
+def test_a_worker_is_notified_of_released_and_restored_memory_and_of_failed_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order: list[str] = []
@@ -372,6 +372,9 @@ def test_a_worker_is_notified_before_its_kv_cache_is_released_and_after_it_is_re
         def discard(self, tags: tuple[str, ...]) -> None:
             order.append("discarded")
 
+        def execute_model(self, step: object) -> object:
+            raise MemoryError(step)
+
     module = SimpleNamespace(CPUWorker=CPUWorker)
     monkeypatch.setitem(watch.sys.modules, "made.up", module)
     watch.watch_worker("made.up.CPUWorker")
@@ -384,3 +387,6 @@ def test_a_worker_is_notified_before_its_kv_cache_is_released_and_after_it_is_re
     worker.wake_up()
     leaves, back = "kv_cache_released", "kv_cache_restored"
     assert order == [leaves, "asleep", "awake", "awake", back, leaves, "discarded", "awake", back]
+    with pytest.raises(MemoryError, match="first"):
+        worker.execute_model("first")
+    assert order[-1] == "step_failed"

@@ -20,7 +20,7 @@ from kv_fixture import BLOCK_BYTES, content, fill, kv_cache, vllm_config
 
 import kvcachepool.shared as shared_module
 import kvcachepool.worker as worker_module
-from kvcachepool import messages, weights
+from kvcachepool import messages, rank, weights
 from kvcachepool.connection import Connection, Held, Reply
 from kvcachepool.copy_cpu import CpuCopier
 from kvcachepool.jobs import Chunk, Ended, EndedLoad, Job, StepMetadata, WorkerReport
@@ -352,7 +352,7 @@ def test_a_rank_is_served_in_a_process_local_domain_until_its_weights_are_hashed
     known, read = threading.Event(), weights.content
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
     monkeypatch.setattr(weights, "content", lambda path: (known.wait(WAIT_S) or True) and read(path))
-    monkeypatch.setattr(worker_module, "_WEIGHTS_WAIT_S", 0.05)
+    monkeypatch.setattr(rank, "_WEIGHTS_WAIT_S", 0.05)
     monkeypatch.setattr(shared_module, "_shared", Shared())
     monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks())
     engine = Engine(sidecar, tmp_path)

@@ -50,6 +50,7 @@ class Engine:
         buffer_gb: float = 0.05,
         role: str = "worker",
         shape: tuple[int, ...] = SHAPE,
+        use_layerwise: bool = False,
         **settings: Any,
     ) -> None:
         extra = {
@@ -60,6 +61,7 @@ class Engine:
         self.config = LMCacheEngineConfig.from_defaults(
             chunk_size=shape[2],
             local_cpu=False,
+            use_layerwise=use_layerwise,
             max_local_cpu_size=buffer_gb,
             storage_plugins=[NAME],
             extra_config=extra | {f"kvcachepool.{name}": value for name, value in settings.items()},

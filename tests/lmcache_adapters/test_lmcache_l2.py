@@ -202,6 +202,16 @@ def wait_readable(adapter: KVCachePoolL2Adapter, keys: Sequence[ObjectKey]) -> N
     wait_for(lambda: all(adapter._client.contains([object_key(key) for key in keys])), 10, "objects readable")
 
 
+def spy(notify: Callable[..., None], heard: list[ObjectKey]) -> Callable[..., None]:
+    """Notes keys, and passes them on."""
+
+    def run(keys: list[ObjectKey], sizes: list[int]) -> None:
+        heard.extend(keys)
+        notify(keys, sizes)
+
+    return run
+
+
 # In LMCache's storage manager
 
 
@@ -394,8 +404,12 @@ def test_a_lookup_of_objects_in_memory_is_one_request(
     assert [stat and stat.pinned for stat in adapter._client.stat(names)] == [True, True, False]
     adapter.submit_unlock(keys)
     adapter.submit_unlock(keys)
-    wait_for(lambda: len(adapter._pins) == 0, 10, "both locks of each object to end")
-    assert [stat and stat.pinned for stat in adapter._client.stat(names)] == [False] * 3
+    assert len(adapter._pins) == 0, "both locks of each object have ended"
+
+    def pinned() -> list[Any]:
+        return [stat and stat.pinned for stat in adapter._client.stat(names)]
+
+    wait_for(lambda: pinned() == [False] * 3, 10, "the end of the pins")
 
 
 def test_a_lookup_that_the_sidecar_answers_by_half_locks_nothing(
@@ -517,6 +531,19 @@ def test_the_adapter_says_that_it_cannot_list(
 ) -> None:
     with pytest.raises(NotImplementedError):
         new_adapter(sidecar).list_l2_keys()
+
+
+def test_the_usage_of_more_objects_than_it_remembers_forgets_the_oldest(
+    sidecar: Sidecar, new_adapter: Callable[..., KVCachePoolL2Adapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmcache_l2, "_SIZES_MAX", 3)
+    adapter, keys, deleted = new_adapter(sidecar), object_keys(range(5)), list[ObjectKey]()
+    monkeypatch.setattr(adapter, "_notify_keys_deleted", spy(adapter._notify_keys_deleted, deleted))
+    stored(adapter, keys, [buffer(number) for number in range(5)])
+    assert adapter.get_usage().total_bytes_used == 3 * OBJECT_BYTES
+    assert deleted == keys[:2]
+    adapter.delete(keys)
+    assert adapter.get_usage().total_bytes_used == 0
 
 
 @pytest.mark.parametrize("result", [Put.NO_ROOM, Put.QUOTA, Put.TOO_LARGE])

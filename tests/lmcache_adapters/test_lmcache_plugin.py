@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,27 +106,13 @@ def test_a_chunk_keeps_its_shape_dtype_and_format(engine: Engine) -> None:
     obj.ref_count_down()
 
 
-def test_bytes_and_layers_and_positions_come_back(engine: Engine) -> None:
-    layer = key(1).split_layers(2)[1]
-    obj = engine.manager.allocate(torch.Size([256, 2, 128]), DTYPE, MemoryFormat.KV_T2D)
-    obj.tensor.fill_(3)
-    obj.metadata.cached_positions = torch.arange(7, 263)
+def test_bytes_without_a_shape_come_back(engine: Engine) -> None:
     packed = BytesBufferMemoryObj(bytearray(b"packed by a codec"))
-    futures = engine.plugin.batched_submit_put_task([layer, key(2)], [obj, packed])
+    futures = engine.plugin.batched_submit_put_task([key(1)], [packed])
     assert futures is not None
-    for future in futures:
-        future.result(10)
-    wait_for(lambda: engine.plugin.contains(layer) and engine.plugin.contains(key(2)), 10, "both stored")
-    assert not engine.plugin.contains(key(1)), "a layer is another key than its chunk"
-    loaded, bytes_back = engine.plugin.batched_get_blocking([layer, key(2)])
-    assert loaded is not None
-    assert bytes_back is not None
-    assert torch.equal(loaded.tensor, obj.tensor)
-    assert loaded.get_memory_format() is MemoryFormat.KV_T2D
-    assert torch.equal(loaded.metadata.cached_positions, torch.arange(7, 263))
-    assert bytes(bytes_back.byte_array) == b"packed by a codec"
-    for each in (obj, loaded):
-        each.ref_count_down()
+    futures[0].result(10)
+    loaded = wait_for(lambda: engine.plugin.get_blocking(key(1)), 10, "the bytes")
+    assert bytes(loaded.byte_array) == b"packed by a codec"
 
 
 def test_the_shared_cache_of_lmcache_gets_what_the_plugin_loads(sidecar: Sidecar, namespace: str) -> None:
@@ -398,7 +384,6 @@ def test_foreign_and_short_values_are_misses(sidecar: Sidecar, engine: Engine, n
         (good._replace(format="BINARY_BUFFER"), value),
         (good._replace(shape=(2, 4, -256, -128)), value),
         (good._replace(metadata={"more": [[[2], "float16", 1]]}), value),
-        (good._replace(metadata={"positions": b"odd"}), value),
         # A model with other layers, tokens before layers, and another dtype of the same size.
         (good._replace(shape=(2, 8, 256, 64)), value),
         (good._replace(shape=(2, 256, 4, 128)), value),
@@ -486,8 +471,13 @@ def test_without_a_sidecar_everything_is_a_miss_and_nothing_waits(
 
 def test_a_frozen_sidecar_costs_one_deadline(sidecar: Sidecar, new_engine: Callable[..., Engine]) -> None:
     engine = new_engine(sidecar, timeout_s=0.5)
-    engine.put(range(2))
+    engine.put(range(20))
+    assert engine.found(range(20), pin=True) == 20
     sidecar.freeze()
+    # LMCache unpins key by key, in vLLM's thread.
+    started = time.monotonic()
+    engine.manager.batched_unpin(keys(range(20)))
+    assert time.monotonic() - started < 1
     for call in (lambda: engine.found(range(2)), lambda: sum(engine.get(range(2)))):
         started = time.monotonic()
         assert call() == 0
@@ -495,6 +485,30 @@ def test_a_frozen_sidecar_costs_one_deadline(sidecar: Sidecar, new_engine: Calla
     sidecar.thaw()
     wait_for(lambda: engine.found(range(2)) == 2, 10, "the chunks again")
     assert engine.get(range(2)) == [True, True]
+
+
+def test_unpins_are_sent_together_and_a_new_pin_stays(
+    sidecar: Sidecar, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.put(range(20))
+    assert engine.found(range(20), pin=True) == 20
+    plugin, sent, go_on = engine.plugin, list[int](), threading.Event()
+    unpin = plugin._client.unpin
+
+    def counted(names: Sequence[bytes]) -> int:
+        sent.append(len(names))
+        return int(unpin(names))
+
+    monkeypatch.setattr(plugin._client, "unpin", counted)
+    plugin._writer.submit(go_on.wait, 10)
+    engine.manager.batched_unpin(keys(range(20)))
+    assert not plugin._pins.held(chunk_key(key(0)))
+    assert plugin.pin(key(0))
+    go_on.set()
+    plugin._writer.submit(lambda: None).result(10)
+    assert sent == [19]
+    stats = plugin._client.stat([chunk_key(each) for each in keys(range(20))])
+    assert [stat and stat.pinned for stat in stats] == [True] + [False] * 19
 
 
 # The end
@@ -577,8 +591,9 @@ def test_wrong_settings_are_named(given: dict[str, Any], message: str) -> None:
         Settings.parse(given, "here")
 
 
-def test_lmcache_goes_on_without_a_plugin_that_cannot_start(sidecar: Sidecar) -> None:
-    engine = Engine(sidecar.socket, timeout_s="soon")
+@pytest.mark.parametrize("given", [{"timeout_s": "soon"}, {"use_layerwise": True}])
+def test_lmcache_goes_on_without_a_plugin_that_cannot_start(sidecar: Sidecar, given: dict[str, Any]) -> None:
+    engine = Engine(sidecar.socket, **given)
     assert NAME not in engine.manager.list_backends()
     engine.close()
 

@@ -111,7 +111,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._failed(hook.__name__)
             self._guarded(hook, None, *arguments)
 
-    def _failed(self, name: str) -> None:
+    def _failed(self, name: str, on_engine_thread: bool = True) -> None:
         """A hook raised: both sides recover. After repeated failures they turn off permanently."""
         now = time.monotonic()
         if now - self._failures.get(name, -_QUIET_S) >= _QUIET_S:
@@ -121,7 +121,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             if self._scheduler is not None:
                 self._scheduler.session.counters.event(f"bug/{name}")
-                self._scheduler.session.recover()
+                self._scheduler.session.recover(on_engine_thread)
         except Exception:
             logger.exception("recovering the KV cache connector from an error failed")
         if self.bugs == MOST_BUGS:
@@ -152,8 +152,12 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def arrive(self, request: Request) -> None:
         """The plugin's early call, from vLLM's input thread."""
-        if self._scheduler is not None:
-            self._guarded(self._scheduler.arrive, None, request)
+        if self._scheduler is None:
+            return
+        try:
+            self._scheduler.arrive(request)
+        except Exception:
+            self._failed("arrive", on_engine_thread=False)
 
     def adapter_loaded(self, lora_request: Any) -> None:
         """Called by the plugin when vLLM is about to load an adapter."""
@@ -285,6 +289,11 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         """The KV cache has memory again, at the same addresses and with other content."""
         if self._worker is not None:
             self._guarded(self._worker.kv_cache_restored, None)
+
+    def step_failed(self) -> None:
+        """vLLM's model failed in a step: its blocks do not hold what their hashes say."""
+        if self._worker is not None:
+            self._guarded(self._worker.turn_off, None, "StepFailed")
 
     def adapter_read_begins(self, lora_request: Any) -> None:
         """vLLM is about to read the files of an adapter."""

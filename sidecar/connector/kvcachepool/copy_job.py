@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
+
 from .copier import Copier
 from .copy_window import WindowCopier
 from .jobs import STORE, Job
@@ -9,14 +12,23 @@ from .pieces import Plan
 from .shared import Mapping, fence, shared
 
 
-def copy_job(
-    job: Job, plan: Plan | None, event: object, mapping: Mapping | None, copier: Copier, window: WindowCopier | None
-) -> str:
-    """Copies the job's bytes after `event`, a point of the model's work. Uses the window if there is one.
+@dataclass(slots=True, eq=False)
+class Task:
+    """A job from its arrival to its end. `event`: point of the model's work that the copy waits for."""
+
+    job: Job
+    plan: Plan | None
+    event: object = None
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+def copy_job(task: Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> str:
+    """Copies the job's bytes. Uses the window if there is one.
 
     Returns "" if all bytes arrived. Otherwise returns the name of the event to count, and no copy of the job is in
     flight.
     """
+    job, plan, event = task.job, task.plan, task.event
     if plan is None or mapping is None or mapping.region != job.region:
         return f"{job.kind}_failed/region"
     slots, generations = plan.refs.slots, plan.refs.generations

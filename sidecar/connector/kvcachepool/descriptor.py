@@ -23,6 +23,8 @@ logger = logging.getLogger("kvcachepool")
 _VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
 #: Keys of a Hugging Face config that name other repositories, whose weights are loaded too.
 _OTHER_REPOSITORIES = ("text_model_id", "audio_model_id")
+#: Variable by which vLLM starts an engine that elastic expert parallelism adds. Other engines send it their weights.
+_SCALED_UP = "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH"
 #: Reason for not sharing weights until their hash is known.
 HASHING = "WeightsHashing"
 
@@ -201,6 +203,8 @@ class _Describer:
         """`{"kind": "files", "digest": hex}`, or why only this process can identify the weights."""
         load_format = str(getattr(load, "load_format", "auto"))
         reason = weights.unshareable_source(source.location, load_format)
+        if os.environ.get(_SCALED_UP, "0") not in ("", "0"):
+            reason = "WeightsFromPeers"
         if not reason:
             try:
                 folder = weights.local_folder(source.location, source.revision, source.download_dir)

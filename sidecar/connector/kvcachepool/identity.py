@@ -28,6 +28,7 @@ BUILD = "read when vLLM is built or started"
 CACHED_COUNTS = "how many blocks there are and how long they are kept"
 DERIVED = "derived from settings and files that are identity"
 CONTENT = "location of files; their content is identity"
+ROUTED_EXPERTS = "engines that return routed experts are not served (`RoutedExperts`)"
 
 
 class Fields(NamedTuple):
@@ -60,7 +61,8 @@ CLASSES: dict[str, Fields] = {
             PLACE: _words("offload_config engram_config"),
             ROUNDING: _words("compilation_config optimization_level performance_mode"),
             DERIVED: ("quant_config",),
-            SAMPLING: _words("watermark_config structured_outputs_config reasoning_config aux_output_config"),
+            SAMPLING: _words("watermark_config structured_outputs_config reasoning_config"),
+            ROUTED_EXPERTS: ("aux_output_config",),
             LOGS: _words(
                 "observability_config logging_config profiler_config instance_id shutdown_timeout watchdog_config"
             ),
@@ -88,8 +90,9 @@ CLASSES: dict[str, Fields] = {
             ROUNDING: _words("enforce_eager disable_cascade_attn"),
             SAMPLING: _words(
                 "return_sampling_mask logprobs_mode use_fp64_gumbel enable_trace_replay generation_config"
-                " override_generation_config logits_processors pooler_config enable_return_routed_experts"
+                " override_generation_config logits_processors pooler_config"
             ),
+            ROUTED_EXPERTS: ("enable_return_routed_experts",),
             "a name for clients": ("served_model_name",),
             PLACE: _words(
                 "enable_sleep_mode sleep_preserve_parameter_names sleep_mode_backend sleep_mode_offload_cudagraph"
@@ -196,11 +199,16 @@ CLASSES: dict[str, Fields] = {
                 " data_parallel_master_ip data_parallel_rpc_port dp_sync_interval data_parallel_master_port"
                 " data_parallel_backend data_parallel_external_lb data_parallel_hybrid_lb max_parallel_loading_workers"
                 " enable_shm_tensor_arena disable_nccl_for_dp_synchronization ray_workers_use_nsight ray_runtime_env"
-                " placement_group distributed_executor_backend master_addr master_port node_rank nnodes numa_bind"
+                " placement_group master_addr master_port node_rank nnodes numa_bind"
                 " numa_bind_nodes numa_bind_cpus assigned_physical_gpu_ids distributed_timeout_seconds"
                 " cpu_distributed_timeout_seconds world_size rank _data_parallel_master_port_list _coord_store_port"
-                " data_parallel_index _api_process_count _api_process_rank enable_fault_tolerance"
-                " fault_tolerance_config"
+                " data_parallel_index _api_process_count _api_process_rank"
+            ),
+            "engines that survive faults of others are not served (`FaultTolerance`)": _words(
+                "enable_fault_tolerance fault_tolerance_config"
+            ),
+            "where ranks run; ranks with a scheduler each are not served (`ExternalLauncher`)": (
+                "distributed_executor_backend",
             ),
         },
     ),
@@ -366,12 +374,13 @@ ENVIRONMENT = Fields(
             " VLLM_ENABLE_V1_MULTIPROCESSING VLLM_RAY_PER_WORKER_GPUS VLLM_RAY_BUNDLE_INDICES"
             " VLLM_RAY_DP_PACK_STRATEGY VLLM_RAY_DP_PLACEMENT_NODE_IPS VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
             " VLLM_RAY_EXTRA_ENV_VARS_TO_COPY VLLM_TPU_USING_PATHWAYS VLLM_XLA_CHECK_RECOMPILATION VLLM_XLA_USE_SPMD"
-            " VLLM_ELASTIC_EP_SCALE_UP_LAUNCH VLLM_ELASTIC_EP_DRAIN_REQUESTS VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"
+            " VLLM_ELASTIC_EP_DRAIN_REQUESTS VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"
             " VLLM_WEIGHT_OFFLOADING_DISABLE_UVA VLLM_PLE_CPU_OFFLOAD VLLM_WSL2_ENABLE_PIN_MEMORY VLLM_DIST_IDENT"
             " VLLM_HOST_PORT VLLM_OMP_NUM_THREADS_SET_BY_VLLM VLLM_DEVICE_CONTROL_ENV_VAR_PLACEHOLDER"
             " VLLM_ENABLE_STARTUP_PLAN VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_GPU_NIC_PCIE_MAPPING"
             " VLLM_NIC_SELECTION_VARS VLLM_SNAPSHOT_IGNORED_FD_MAP VLLM_SNAPSHOT_TIMEOUT_S"
         ),
+        "weights that other engines send are never shared (`WeightsFromPeers`)": ("VLLM_ELASTIC_EP_SCALE_UP_LAUNCH",),
         SPEED: _words(
             "VLLM_ROCM_SLEEP_MEM_CHUNK_SIZE VLLM_ENGINE_READY_TIMEOUT_S VLLM_ENGINE_ITERATION_TIMEOUT_S"
             " VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_MAX_AUDIO_PREPROCESS_WORKERS VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"

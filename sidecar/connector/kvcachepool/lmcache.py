@@ -27,7 +27,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lmcache.utils import LayerCacheEngineKey
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
@@ -67,13 +66,16 @@ class KVCachePoolBackend(StoragePluginInterface):
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(dst_device, config, metadata, local_cpu_backend, loop)
+        if config and config.use_layerwise:
+            # LMCache reports tokens as loaded before it loads their layers, and ignores a layer that is missing.
+            raise ValueError("kvcachepool does not support LMCache's use_layerwise: set it to false")
         extra: dict[str, Any] = (config and config.extra_config) or {}
         given = {key.removeprefix(_PREFIX): value for key, value in extra.items() if key.startswith(_PREFIX)}
         self._settings = Settings.parse(given, f"LMCache's extra_config ({_PREFIX}*)")
         self._client = self._settings.client("lmcache")
         self._calls = Calls("LMCache's plugin")
-        self._pins = Pins(self._client, self._calls, self._settings.pin_ttl_s)
         self._writer = ThreadPoolExecutor(1, "kvcachepool-put")
+        self._pins = Pins(self._client, self._calls, self._settings.pin_ttl_s, self._writer.submit)
         self._readers = ThreadPoolExecutor(_READERS, "kvcachepool-get")
         self._lock = threading.Lock()
         self._closed = False
@@ -144,7 +146,7 @@ class KVCachePoolBackend(StoragePluginInterface):
         return self.contains(key, pin=True)
 
     def unpin(self, key: Any) -> bool:
-        """Takes one pin back. False without a pin of this process."""
+        """Takes one pin back, without waiting for the sidecar. False without a pin of this process."""
         return self._pins.unpin([chunk_key(key)]) == 1
 
     def touch_cache(self) -> None:
@@ -194,7 +196,7 @@ class KVCachePoolBackend(StoragePluginInterface):
                 return stores
             for key, obj in zip(keys, objs, strict=True):
                 name, layout = chunk_key(key), Layout.of(obj)
-                if name in self._storing or not obj.get_size() or not layout.storable():
+                if name in self._storing or not obj.get_size():
                     continue
                 if self._storing and self._storing_bytes + obj.get_size() > self._storing_limit:
                     logger.debug("the sidecar is behind by %d bytes: not storing more", self._storing_bytes)
@@ -305,16 +307,16 @@ class KVCachePoolBackend(StoragePluginInterface):
                     if (left := deadline - time.monotonic()) <= 0:
                         break
                     with self._client.lease(names[start : start + _LEASE_OBJECTS], timeout_s=left) as lease:
-                        for key, leased in zip(keys[start:], lease, strict=False):
-                            loaded.append(None if leased is None or self._closed else self._copied(key, leased))
+                        for leased in lease:
+                            loaded.append(None if leased is None or self._closed else self._copied(leased))
                 self._calls.succeeded()
             except Error as error:
                 self._calls.failed(error)
         return loaded + [None] * (len(keys) - len(loaded))
 
-    def _copied(self, key: Any, leased: Leased) -> MemoryObj | None:
+    def _copied(self, leased: Leased) -> MemoryObj | None:
         layout = Layout.read(leased.header, leased.nbytes)
-        if layout is None or not leased.nbytes or not self._fits(key, layout):
+        if layout is None or not leased.nbytes or not self._fits(layout):
             logger.debug("a stored value is not a chunk of this engine: %s, %d bytes", leased.header, leased.nbytes)
             return None
         shapes = [torch.Size(shape) for shape in layout.shapes]
@@ -332,13 +334,11 @@ class KVCachePoolBackend(StoragePluginInterface):
         finally:
             if not copied:
                 obj.ref_count_down()
-        if copied and layout.positions is not None:
-            obj.metadata.cached_positions = layout.positions
         return obj if copied else None
 
-    def _fits(self, key: Any, layout: Layout) -> bool:
+    def _fits(self, layout: Layout) -> bool:
         """Whether a whole chunk has the shapes of this engine's. Its key does not say how many layers the model has."""
-        if self.metadata is None or isinstance(key, LayerCacheEngineKey) or layout.format not in _CHUNK_FORMATS:
+        if self.metadata is None or layout.format not in _CHUNK_FORMATS:
             return True
         if any(len(shape) != 4 for shape in layout.shapes):
             return False

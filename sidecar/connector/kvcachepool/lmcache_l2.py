@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -35,6 +36,8 @@ logger = logging.getLogger("kvcachepool")
 #: Longest time that a task waits for a thread, in seconds. LMCache's locks on the buffers of a task expire, by default
 #: after 300 s. A task that began later could store or overwrite bytes of another object.
 _QUEUE_S = 60.0
+#: Objects whose bytes are remembered, about 230 bytes each.
+_SIZES_MAX = 1_000_000
 
 
 class KVCachePoolL2AdapterConfig(L2AdapterConfigBase):
@@ -75,13 +78,13 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
         self._settings = config.settings
         self._client = self._settings.client("lmcache-l2")
         self._calls = Calls("LMCache's L2 adapter")
-        self._pins = Pins(self._client, self._calls, self._settings.pin_ttl_s)
         # Bytes of the objects that this server stored and has not missed since: the sidecar evicts without a word.
-        self._sizes: dict[ObjectKey, int] = {}
+        self._sizes: OrderedDict[ObjectKey, int] = OrderedDict()
         self._sizes_lock = threading.Lock()
         self._stores = _Tasks("store", 1)
         self._lookups = _Tasks("lookup", 1)
         self._loads = _Tasks("load", 4)
+        self._pins = Pins(self._client, self._calls, self._settings.pin_ttl_s, self._lookups.run)
 
     def get_store_event_fd(self) -> int:
         """Readable when a store has ended."""
@@ -139,8 +142,7 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         """Takes one pin of each key back. If the sidecar does not answer, the pin expires."""
-        names = [object_key(key) for key in keys]
-        self._lookups.run(lambda: self._pins.unpin(names))
+        self._pins.unpin([object_key(key) for key in keys])
 
     def _lookup(self, keys: Sequence[ObjectKey]) -> Bitmap:
         bits = Bitmap(len(keys))
@@ -176,7 +178,7 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
                         if leased is None or leased.nbytes != obj.get_size():
                             continue
                         layout = Layout.read(leased.header, leased.nbytes)
-                        if layout and layout.same(_layout(obj)) and leased.read_into(view(obj)):
+                        if layout == _layout(obj) and leased.read_into(view(obj)):
                             bits.set(index)
                             loaded.append(keys[index])
             self._calls.succeeded()
@@ -198,8 +200,11 @@ class KVCachePoolL2Adapter(L2AdapterInterface):
         with self._sizes_lock:
             new = {key: size for key, size in stored if key not in self._sizes}
             self._sizes |= new
+            oldest = [self._sizes.popitem(last=False) for _ in range(len(self._sizes) - _SIZES_MAX)]
         if new:
             self._notify_keys_stored(list(new), list(new.values()))
+        if oldest:
+            self._notify_keys_deleted([key for key, _ in oldest], [size for _, size in oldest])
 
     def _forget(self, keys: Sequence[ObjectKey]) -> None:
         with self._sizes_lock:
@@ -270,11 +275,8 @@ class _Tasks:
         return task_id
 
     def run(self, call: Callable[[], object]) -> None:
-        """Starts a call without a result. It does nothing after `close`."""
-        try:
-            self._threads.submit(call)
-        except RuntimeError:
-            logger.debug("LMCache's L2 adapter is closed")
+        """Starts a call without a result. Raises `RuntimeError` after `close`."""
+        self._threads.submit(call)
 
     def pop(self, task_id: int) -> Any:
         """The result of a task that has ended, once."""

@@ -31,8 +31,6 @@ T = TypeVar("T")
 _KEY_BYTES = 32 << 10
 #: Entries of the table of pins at which expired ones are first removed.
 _PRUNE_FROM = 4096
-#: Bytes of `cached_positions` that go into a header.
-_POSITIONS_BYTES = 32 << 10
 #: Bytes of one request, unless one object is larger. LMCache gets its buffers back request by request, and a list that
 #: is loaded in parts may exceed the memory tier.
 _REQUEST_BYTES = 64 << 20
@@ -83,13 +81,12 @@ class Settings:
 
 
 def chunk_key(key: Any) -> bytes:
-    """The key of a `CacheEngineKey` or `LayerCacheEngineKey`.
+    """The key of a `CacheEngineKey`.
 
     LMCache's own string joins the fields with `@` and `%`, so a tag's value can imitate another tag. This one cannot.
     """
     tags = [[name, f"{value}"] for name, value in key.tags or ()]
-    layer = getattr(key, "layer_id", None)
-    return _key("chunk", key.model_name, key.world_size, key.worker_id, key.chunk_hash_hex, key._dtype_str, layer, tags)
+    return _key("chunk", key.model_name, key.world_size, key.worker_id, key.chunk_hash_hex, key._dtype_str, tags)
 
 
 def object_key(key: Any) -> bytes:
@@ -116,7 +113,6 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype | None, ...]
     format: MemoryFormat
-    positions: torch.Tensor | None = None
 
     @classmethod
     def of(cls, obj: MemoryObj) -> Layout:
@@ -124,7 +120,7 @@ class Layout:
         meta = obj.metadata
         shapes = obj.get_shapes() if meta.shapes is not None or meta.dtype is None else [obj.get_shape()]
         dtypes = obj.get_dtypes() if meta.dtypes is not None or meta.dtype is None else [obj.get_dtype()]
-        return cls(tuple(tuple(shape) for shape in shapes), tuple(dtypes), meta.fmt, meta.cached_positions)
+        return cls(tuple(tuple(shape) for shape in shapes), tuple(dtypes), meta.fmt)
 
     @classmethod
     def read(cls, header: Header, nbytes: int) -> Layout | None:
@@ -135,8 +131,7 @@ class Layout:
             shapes = tuple(shape for shape, _ in parts)
             dtypes = tuple(_dtype(name) for _, name in parts)
             form = MemoryFormat[header.format]
-            positions = header.metadata.get("positions")
-            layout = cls(shapes, dtypes, form, None if positions is None else _tensor(positions))
+            layout = cls(shapes, dtypes, form)
             if any(type(size) is not int or size < 0 for shape in shapes for size in shape):
                 return None
             if any((dtype is None) != (form is MemoryFormat.BINARY_BUFFER) for dtype in dtypes):
@@ -159,17 +154,7 @@ class Layout:
         metadata: dict[str, Any] = {}
         if len(self.shapes) > 1:
             metadata["more"] = [[list(shape), name] for shape, name in zip(self.shapes[1:], names[1:], strict=True)]
-        if self.positions is not None:
-            metadata["positions"] = self.positions.to(torch.int64).cpu().numpy().tobytes()
         return Header(self.shapes[0], names[0], self.format.name, metadata)
-
-    def storable(self) -> bool:
-        """Whether a header has room for it."""
-        return self.positions is None or self.positions.numel() * 8 <= _POSITIONS_BYTES
-
-    def same(self, other: Layout) -> bool:
-        """Whether two objects have the same shapes and dtypes in the same memory format."""
-        return (self.shapes, self.dtypes, self.format) == (other.shapes, other.dtypes, other.format)
 
 
 def _dtype(name: str) -> torch.dtype | None:
@@ -179,10 +164,6 @@ def _dtype(name: str) -> torch.dtype | None:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"not a dtype of torch: {name!r}")
     return found
-
-
-def _tensor(positions: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(positions, dtype=np.int64).copy())
 
 
 def grouped(things: Iterable[T], nbytes: Callable[[T], int]) -> Iterator[list[T]]:
@@ -195,21 +176,29 @@ class Pins:
     last pin. An object that only a lower tier holds is counted as well: there is nothing to keep of it.
     """
 
-    def __init__(self, client: Client, calls: Calls, ttl_s: int) -> None:
+    def __init__(
+        self, client: Client, calls: Calls, ttl_s: int, start: Callable[[Callable[[], object]], object]
+    ) -> None:
+        """start: runs a call in another thread. Raises `RuntimeError` once that has ended."""
         self._client = client
         self._calls = calls
         self._ttl_s = ttl_s
-        # Held during the call, so that the pin of one thread does not pass the unpin of another one.
+        self._start = start
+        # Held during a call, so that the pin of one thread does not pass the unpin of another one.
+        self._order = threading.Lock()
+        # Never held during a call.
         self._lock = threading.Lock()
         # The count of each key, and when its pin expires (monotonic).
         self._held: dict[bytes, tuple[int, float]] = {}
+        # Keys whose last pin was taken back, which the sidecar has not heard yet.
+        self._ended: set[bytes] = set()
         self._prune_at = _PRUNE_FROM
 
     def pin(self, keys: Sequence[bytes]) -> bool:
         """Pins objects that exist. False if the sidecar does not answer."""
         if not keys:
             return True
-        with self._lock:
+        with self._order:
             if self._calls.ask(lambda: self._client.pin(keys, self._ttl_s), -1) < 0:
                 return False
             self._hold(keys)
@@ -220,7 +209,7 @@ class Pins:
 
         Pins before it looks: if all are in memory, one round trip is enough. Pins of a failed call expire.
         """
-        with self._lock:
+        with self._order:
             pinned = self._calls.ask(lambda: self._client.pin(keys, self._ttl_s), -1)
             if pinned < 0:
                 return []
@@ -233,13 +222,17 @@ class Pins:
             return there
 
     def _hold(self, keys: Sequence[bytes]) -> None:
-        now = time.monotonic()
-        self._prune(now)
-        for key in keys:
-            self._held[key] = (self._count(key, now) + 1, now + self._ttl_s)
+        with self._lock:
+            now = time.monotonic()
+            self._prune(now)
+            for key in keys:
+                self._held[key] = (self._count(key, now) + 1, now + self._ttl_s)
 
     def unpin(self, keys: Iterable[bytes]) -> int:
-        """Takes one pin of each key back. Returns how many keys were pinned. One that is not is left alone."""
+        """Takes one pin of each key back. Returns how many keys were pinned. One that is not is left alone.
+
+        Another thread tells the sidecar: LMCache unpins key by key, in vLLM's thread.
+        """
         with self._lock:
             now = time.monotonic()
             known, last = 0, []
@@ -253,9 +246,23 @@ class Pins:
                 else:
                     del self._held[key]
                     last.append(key)
-            if last:
-                self._calls.ask(lambda: self._client.unpin(last), 0)
-            return known
+            starts = bool(last) and not self._ended
+            self._ended.update(last)
+        if starts:
+            try:
+                self._start(self._send_ended)
+            except RuntimeError:
+                logger.debug("LMCache's adapter is closed: %d pins expire", len(last))
+        return known
+
+    def _send_ended(self) -> None:
+        with self._order:
+            with self._lock:
+                now = time.monotonic()
+                ended = [key for key in self._ended if not self._count(key, now)]
+                self._ended.clear()
+            if ended:
+                self._calls.ask(lambda: self._client.unpin(ended), 0)
 
     def held(self, key: bytes) -> bool:
         """Whether the key is pinned."""
@@ -263,9 +270,9 @@ class Pins:
             return self._count(key, time.monotonic()) > 0
 
     def __len__(self) -> int:
-        # Without the lock, which is held while the sidecar is asked: this is called on an event loop.
-        now = time.monotonic()
-        return sum(now < until for _, until in list(self._held.values()))
+        with self._lock:
+            now = time.monotonic()
+            return sum(now < until for _, until in self._held.values())
 
     def _count(self, key: bytes, now: float) -> int:
         count, until = self._held.get(key, (0, 0.0))

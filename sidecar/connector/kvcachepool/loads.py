@@ -125,6 +125,8 @@ class Loads:
         planned = [job for job in self._jobs if job.request_id == request_id]
         for job in planned:
             self._jobs.remove(job)
+        if request_id in self._loads:
+            self._remove_keys(self._loads[request_id])
         self._loads[request_id] = load
         self._jobs.append(load.job)
 
@@ -174,14 +176,17 @@ class Loads:
         """All ranks have reported. `state`: of the request, unless it has ended."""
         load = self._loads.pop(request_id)
         self.outdated.discard(request_id)
-        for key in load.keys:
-            if self._keys.get(key) == request_id:
-                del self._keys[key]
+        self._remove_keys(load)
         if state is not None:
             state.loading = False
             state.failed |= failed
         if failed:
             self._counters.load_failed(load.tokens)
+
+    def _remove_keys(self, load: _Load) -> None:
+        for key in load.keys:
+            if self._keys.get(key) == load.job.request_id:
+                del self._keys[key]
 
 
 def _chunk(

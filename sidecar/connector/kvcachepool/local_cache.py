@@ -27,21 +27,31 @@ class LocalCache:
     def held(self, hashes: Sequence[bytes], geometry: Geometry) -> int | None:
         """A hint: number of tokens of a prompt that the only KV group holds, in whole scheduler blocks; None = unknown.
 
-        A galloping binary search, so about a dozen reads suffice for 128k tokens. It only reads, so any thread may call
-        it. Concurrent changes make the hint stale, not wrong.
+        It only reads, so any thread may call it. Concurrent changes by the engine's thread make the hint stale, not
+        wrong, and may make a read raise.
         """
         pool = self.pool
         if len(geometry.groups) != 1 or not getattr(pool, "enable_caching", False):
             return None
-        low, high = 0, 1
-        while high <= len(hashes) and pool.get_cached_block(hashes[high - 1], [0]):
-            low, high = high, high * 2
-        high = min(high, len(hashes) + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if pool.get_cached_block(hashes[middle - 1], [0]):
-                low = middle
-            else:
-                high = middle
-        tokens = low * geometry.hash_block
+        try:
+            tokens = _held(pool, hashes) * geometry.hash_block
+        except Exception:
+            return None
         return tokens - tokens % geometry.scheduler_block
+
+
+def _held(pool: Any, hashes: Sequence[bytes]) -> int:
+    """Number of leading blocks in the cache. A galloping binary search, so about a dozen reads suffice for 128k
+    tokens.
+    """
+    low, high = 0, 1
+    while high <= len(hashes) and pool.get_cached_block(hashes[high - 1], [0]):
+        low, high = high, high * 2
+    high = min(high, len(hashes) + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if pool.get_cached_block(hashes[middle - 1], [0]):
+            low = middle
+        else:
+            high = middle
+    return low

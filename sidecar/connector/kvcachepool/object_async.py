@@ -113,8 +113,9 @@ class AsyncClient:
     async def _close_lease(self, lease: Lease) -> None:
         """Closes it in a thread, because a server is told."""
         try:
+            self._client._begin(None)
             closing = asyncio.wrap_future(self._pool.submit(lease.close))
-        except RuntimeError:  # The client is closed, and so is the lease.
+        except (RuntimeError, Unavailable):  # The client is closed, or that of the parent process, and so is the lease.
             return
         await asyncio.shield(closing)
 

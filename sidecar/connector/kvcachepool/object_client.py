@@ -185,7 +185,8 @@ class Client:
             name: what uses the client. The sidecar's status shows it.
             key: the key of the servers. A path needs none.
             key_file: file with the key, which is read for each connection. Default: `KVCACHEPOOL_KEY_FILE`.
-            ca_file: certificates (PEM) that sign those of the servers. Default: `KVCACHEPOOL_CA_FILE`, or the system's.
+            ca_file: certificates (PEM) that sign those of the servers. A changed file is read for the next connection.
+                Default: `KVCACHEPOOL_CA_FILE`, or the system's.
 
         Raises:
             Error: the process has a client of another sidecar, and both targets are paths.
@@ -257,7 +258,7 @@ class Client:
         sidecar has taken its digest. The buffers must not change before that: not before `put` returns.
 
         Args:
-            ttl_s: age at which the objects expire. 0: the sidecar's default.
+            ttl_s: age at which the objects expire. 0: never in memory; lower tiers have `redis.ttl` and `expireAfter`.
 
         Raises:
             Unavailable: earlier items may be stored. Repeating the call is safe.
@@ -280,7 +281,8 @@ class Client:
         Waits for lower tiers until the deadline; what has not arrived then is absent.
 
         Args:
-            prefix: the keys are a prefix; nothing is fetched behind the first absent one.
+            prefix: the keys are a prefix, and those behind the first absent one are absent. A sidecar fetches nothing
+                behind it; of several servers, each counts its own keys.
         """
         transport, deadline = self._begin(timeout_s)
         lease, patience = Lease(), _Patience(self._timeout(timeout_s))
@@ -332,6 +334,7 @@ class Client:
         """The transport, and the deadline of a call that begins now."""
         if self._closed:
             raise Unavailable("Closed")
+        self._transport.check_process()
         return self._transport, time.monotonic() + self._timeout(timeout_s)
 
     def _timeout(self, timeout_s: float | None) -> float:

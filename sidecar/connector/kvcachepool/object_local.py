@@ -64,6 +64,9 @@ class LocalTransport:
     def wait_ready(self, timeout_s: float) -> bool:
         return self.session.wait_ready(timeout_s)
 
+    def check_process(self) -> None:
+        self.session.check_process()
+
     def close(self) -> None:
         object_registry.leave(self.session)
 

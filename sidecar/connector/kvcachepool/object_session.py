@@ -135,7 +135,7 @@ class Session:
 
     def wait_ready(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        self._check_process()
+        self.check_process()
         with self._changed:
             while not self._ready and not self.off and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
@@ -149,13 +149,14 @@ class Session:
                 raise self._unavailable()
             return self._mapping.capacity_bytes if self._mapping is not None else 0
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raises `Unavailable` in a fork of the client's process."""
         if os.getpid() != self._pid:
             raise Unavailable("Forked", "this process is a fork of the client's process and must create its own client")
 
     def _wait_attempt(self, deadline: float) -> None:
         """Waits for the end of the first attempt to connect."""
-        self._check_process()
+        self.check_process()
         if not self._connection.attempted.is_set():
             self._connection.attempted.wait(max(0.0, deadline - time.monotonic()))
 
@@ -394,7 +395,7 @@ class Session:
     @contextlib.contextmanager
     def copying(self, mapping: Mapping) -> Iterator[Bytes | None]:
         """The arena's bytes, which stay mapped meanwhile. None if this memory is not mapped any more."""
-        self._check_process()
+        self.check_process()
         with self._lock:
             arena = None if self._mapping is not mapping or self.off else self._arena
             self._copies += arena is not None

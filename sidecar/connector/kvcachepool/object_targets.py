@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import ssl
+import threading
 from typing import NamedTuple
 
 from . import place
@@ -13,6 +15,8 @@ from .object_transport import Transport
 from .remote_connection import Access, Server
 from .remote_servers import ServersTransport
 from .remote_transport import RemoteTransport
+
+logger = logging.getLogger("kvcachepool")
 
 _EXPECTED = "expected the path of a socket, or tls://host:port (several separated by commas)"
 _SCHEME = "tls://"
@@ -72,13 +76,46 @@ def _access(credentials: Credentials, name: str) -> Access:
         read_key(key_file)
     else:
         _check_key(key, "key")
-    ca_file = credentials.ca_file or os.environ.get("KVCACHEPOOL_CA_FILE") or None
-    try:
-        context = ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise ValueError(f"ca_file {ca_file}: expected certificates in PEM: {error}") from None
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return Access(context, name, (lambda: read_key(key_file)) if key_file else (lambda: key or ""))
+    trust = _Trust(credentials.ca_file or os.environ.get("KVCACHEPOOL_CA_FILE") or None)
+    return Access(trust.context, name, (lambda: read_key(key_file)) if key_file else (lambda: key or ""))
+
+
+class _Trust:
+    """The TLS context for new connections, with the authorities in a file, or the system's."""
+
+    def __init__(self, ca_file: str | None) -> None:
+        """Raises `ValueError`."""
+        self._ca_file = ca_file
+        self._lock = threading.Lock()
+        self._version = self._file_version()
+        try:
+            self._context = self._read()
+        except OSError as error:
+            raise ValueError(f"ca_file {ca_file}: expected certificates in PEM: {error}") from None
+
+    def context(self) -> ssl.SSLContext:
+        """Reads a file that has changed. One that is not readable leaves the authorities of before."""
+        with self._lock:
+            version = self._file_version()
+            if version != self._version:
+                self._version = version
+                try:
+                    self._context = self._read()
+                except OSError as error:
+                    logger.warning("keeping the certificates of before: ca_file=%s error=%s", self._ca_file, error)
+            return self._context
+
+    def _file_version(self) -> tuple[int, ...] | None:
+        try:
+            found = os.stat(self._ca_file or "")
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self._ca_file)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return context
 
 
 def read_key(path: str) -> str:

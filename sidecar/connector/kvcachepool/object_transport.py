@@ -81,6 +81,9 @@ class Transport(Protocol):
     def wait_ready(self, timeout_s: float) -> bool:
         """Waits until calls are served."""
 
+    def check_process(self) -> None:
+        """Raises `Unavailable` in a fork of the client's process."""
+
     def close(self) -> None:
         """Ends calls that wait, and returns when no call touches a buffer any more."""
 

@@ -154,13 +154,15 @@ def pass_facts(config: Any, **facts: Any) -> None:
 
 
 def model_refusal(vllm_config: Any) -> str | None:
-    """Checks of the complete config: models that no connector, or not this one, can serve."""
+    """Checks of the complete config: models and settings that no connector, or not this one, can serve."""
     model = getattr(vllm_config, "model_config", None)
     if model is None:
         return None
     if getattr(model, "is_encoder_decoder", False):
         return "EncoderDecoder"
-    if getattr(model, "is_attention_free", False):
+    encoder = getattr(vllm_config, "ec_transfer_config", None)
+    only_encodes = getattr(encoder, "is_ec_producer", False) and not getattr(encoder, "is_ec_consumer", False)
+    if getattr(model, "is_attention_free", False) or only_encodes:
         return "NoKvCache"
     states = getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False)
     if states and getattr(vllm_config.cache_config, "mamba_cache_mode", "none") != "align":
@@ -170,7 +172,21 @@ def model_refusal(vllm_config: Any) -> str | None:
     except Unserved as error:
         logger.warning("%s", error)
         return error.reason
-    return prefix_refusal(vllm_config)
+    return _settings_refusal(vllm_config) or prefix_refusal(vllm_config)
+
+
+def _settings_refusal(vllm_config: Any) -> str | None:
+    parallel = vllm_config.parallel_config
+    # vLLM knows the experts only of tokens that it computed itself, and raises behind a loaded prefix.
+    outputs = getattr(vllm_config, "aux_output_config", None)
+    if getattr(outputs, "enabled", False) or getattr(vllm_config.model_config, "enable_return_routed_experts", False):
+        return "RoutedExperts"
+    # Each rank has a scheduler, and all must decide alike. Answers to lookups arrive at different times.
+    backend = getattr(parallel, "distributed_executor_backend", None)
+    if backend == "external_launcher" and getattr(parallel, "world_size", 1) > 1:
+        return "ExternalLauncher"
+    # After a fault vLLM drops results of steps, so their stores never end. The KV of such a step may be incomplete.
+    return "FaultTolerance" if getattr(parallel, "enable_fault_tolerance", False) else None
 
 
 def prefix_refusal(vllm_config: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,10 @@ from .window import ENGINE, WINDOW
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+#: Maximum delay of a rank's registration while the hash of its weights is unknown. Small models need less.
+_WEIGHTS_WAIT_S = 1.5
 
 
 def current_ranks(vllm_config: VllmConfig) -> Ranks:
@@ -41,6 +46,23 @@ def vllm_version() -> str:
 def instance(vllm_config: VllmConfig) -> str:
     """Name of the engine, the same in all its processes."""
     return str(getattr(vllm_config.kv_transfer_config, "engine_id", "") or "")
+
+
+def registrations(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layout: Layout, ranks: Ranks, device_uuid: str
+) -> Iterator[Register]:
+    """REGISTER of a rank. While its weights are being hashed, first one without the hash."""
+    digests = Digests()
+    of_rank = vllm_config, kv_cache_config, layout, ranks, device_uuid, digests
+    register, pending = registration(*of_rank)
+    if pending and digests.work(_WEIGHTS_WAIT_S):
+        register, pending = registration(*of_rank)
+    yield register
+    if pending:
+        while pending:
+            digests.work(None)
+            register, pending = registration(*of_rank)
+        yield register
 
 
 def registration(

@@ -42,9 +42,9 @@ class Server(NamedTuple):
 
 
 class Access(NamedTuple):
-    """What a client shows to servers. key: reads the key; raises `ValueError`."""
+    """What a client trusts, and what it shows to servers. key: reads the key; raises `ValueError`."""
 
-    context: ssl.SSLContext
+    context: Callable[[], ssl.SSLContext]
     client_name: str
     key: Callable[[], str]
 
@@ -211,7 +211,7 @@ def connect(server: Server, access: Access, instance: str, deadline: float) -> C
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EACH_S)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
         raw.settimeout(_left(deadline))
-        sock = access.context.wrap_socket(raw, server_hostname=server.host)
+        sock = access.context().wrap_socket(raw, server_hostname=server.host)
     except (OSError, ValueError) as error:
         raw.close()
         raise Unavailable("NotConnected", f"no TLS with {server.name}: {error}") from None

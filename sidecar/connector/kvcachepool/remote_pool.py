@@ -148,19 +148,20 @@ class Pool:
         return connection
 
     def _take_any(self, deadline: float) -> Connection:
-        """An idle connection, preferably one without leases: a call that fails ends those of its connection."""
+        """An idle connection, preferably one without leases: a call that fails ends those of its connection. Otherwise
+        the one with the fewest, because servers limit them.
+        """
         self._waiting += 1
         try:
             while True:
                 self._check_open()
                 self._forget_lost()
                 idle = [one for one in self._connections if not one.busy]
-                free = [one for one in idle if not one.leases]
-                if not free and (len(self._connections) == _MAX_CONNECTIONS or self._attempt_failed):
-                    free = idle
-                if free:
-                    free[-1].busy = True
-                    return free[-1]
+                taken = min(idle, key=lambda one: len(one.leases), default=None)
+                no_more = len(self._connections) == _MAX_CONNECTIONS or self._attempt_failed
+                if taken is not None and (no_more or not taken.leases):
+                    taken.busy = True
+                    return taken
                 if self._failure is not None and not self._connections:
                     raise Unavailable(self._failure.reason, self._failure.message)
                 self._changed.notify_all()

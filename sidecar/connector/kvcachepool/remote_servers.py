@@ -159,7 +159,7 @@ class ServersTransport:
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Waits until a server serves."""
-        self._servers[0].check_process()
+        self.check_process()
         deadline = time.monotonic() + timeout_s
         while not self.ready:
             left = deadline - time.monotonic()
@@ -167,6 +167,9 @@ class ServersTransport:
                 return False
             self._servers[0].wait_ready(min(left, _POLL_S))
         return True
+
+    def check_process(self) -> None:
+        self._servers[0].check_process()
 
     def close(self) -> None:
         self._closed = True
@@ -237,7 +240,6 @@ class ServersTransport:
         return shares
 
     def _shares(self, digests: Sequence[bytes]) -> list[_Share[_T]]:
-        self._servers[0].check_process()
         positions: dict[int, list[int]] = {}
         for at, digest in enumerate(digests):
             positions.setdefault(server_of(self._names, digest), []).append(at)
@@ -249,21 +251,26 @@ def _run(shares: Sequence[_Share[_T]], call: Callable[[RemoteTransport, list[int
 
 
 def _merged_holding(shares: Sequence[_Share[RemoteHolding]], keys: int, prefix: bool) -> ServersHolding:
-    """The leases of all servers that answered."""
-    parts: list[RemoteHolding] = []
-    threads: list[ThreadPoolExecutor] = []
+    """The leases of all servers that answered. The lease of one whose keys are all behind the prefix ends."""
     located: list[Located | None] = [None] * keys
-    places: dict[int, tuple[int, int]] = {}
     for share in shares:
         if share.result is not None:
-            for place, at in enumerate(share.positions):
-                located[at] = share.result.located[place]
-                places[at] = (len(parts), place)
-            parts.append(share.result)
-            threads.append(share.threads)
-    if prefix and None in located:
-        first = located.index(None)
-        located[first:] = [None] * (keys - first)
+            for at, one in zip(share.positions, share.result.located, strict=True):
+                located[at] = one
+    end = located.index(None) if prefix and None in located else keys
+    located[end:] = [None] * (keys - end)
+    parts: list[RemoteHolding] = []
+    threads: list[ThreadPoolExecutor] = []
+    places: dict[int, tuple[int, int]] = {}
+    for share in shares:
+        if share.result is None:
+            continue
+        if share.positions[0] >= end:
+            share.result.release()
+            continue
+        places |= {at: (len(parts), place) for place, at in enumerate(share.positions)}
+        parts.append(share.result)
+        threads.append(share.threads)
     return ServersHolding(located, parts, threads, places)
 
 

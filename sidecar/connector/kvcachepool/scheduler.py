@@ -106,7 +106,7 @@ class Scheduler:
             with self._lock:
                 self._preempted(request.request_id)
                 self._resuming.add(request.request_id)
-        elif state.pending_poll is not None and self._lookups.is_unchanged(state, state.pending_poll, local):
+        elif (pending := state.pending_poll) is not None and self._lookups.is_unchanged(state, pending, local):
             return POLL_AGAIN
         return self._lookups.poll(state, local)
 

@@ -164,7 +164,7 @@ class Session:
 
     # -- recovery
 
-    def recover(self) -> None:
+    def recover(self, on_engine_thread: bool = True) -> None:
         """A hook failed half-way, so only state that is recorded elsewhere is trusted. Current requests no longer load
         or store, and stores that the workers do not have are aborted.
         """
@@ -175,7 +175,7 @@ class Session:
                 self.lookups.consume(state)
                 state.failed = state.stale = True
                 state.loading = request_id in self.loads
-            self.stores.give_up()
+            self.stores.give_up(on_engine_thread)
             self.lookups.send_releases()
 
     def turn_off(self, reason: str) -> None:

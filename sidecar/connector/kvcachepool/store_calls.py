@@ -7,13 +7,12 @@ check then restarts the process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import inspect
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from typing import Any
@@ -191,12 +190,3 @@ class Budget:
         with self._changed:
             self._free += taken
             self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def hold(self, wanted: int) -> Iterator[None]:
-        """Room for the time of a block."""
-        self.take(wanted)
-        try:
-            yield
-        finally:
-            self.give(wanted)

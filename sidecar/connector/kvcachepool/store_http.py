@@ -351,10 +351,9 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(200, store_xml.upload(at.bucket, at.name, self.server.uploads.begin(at.key)))
         elif upload_id is not None:
             self._object_of(at)
-            with self.server.budget.hold(self.server.uploads.bytes_of(upload_id, at.key)):
-                whole = self.server.uploads.join(upload_id, at.key, store_xml.parts(bytes(body)))
-                etag = self.server.objects.put(at.key, memoryview(whole), **self._conditions())
-            self.server.uploads.drop(upload_id)
+            conditions = self._conditions()
+            with self.server.uploads.joined(upload_id, at.key, store_xml.parts(bytes(body))) as whole:
+                etag = self.server.objects.put(at.key, memoryview(whole), **conditions)
             self._answer(200, store_xml.uploaded(at.bucket, at.name, etag))
         else:
             raise Refused(501, "NotImplemented", "this request is not supported")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .store_calls import Budget
 from .store_errors import Refused
@@ -23,6 +24,9 @@ class _Upload:
         self.parts: dict[int, tuple[str, bytearray]] = {}
         self.used_at = time.monotonic()
 
+    def nbytes(self) -> int:
+        return sum(len(data) for _, data in self.parts.values())
+
 
 class Uploads:
     """Uploads that have begun."""
@@ -31,6 +35,7 @@ class Uploads:
         self._budget = budget
         self._uploads: dict[str, _Upload] = {}
         self._lock = threading.Lock()
+        self._joining = threading.Lock()
 
     def begin(self, key: str) -> str:
         """Returns the id of a new upload."""
@@ -57,32 +62,37 @@ class Uploads:
             self._budget.give(len(replaced[1]))
         return etag
 
-    def join(self, upload_id: str, key: str, wanted: Sequence[tuple[int, str]]) -> bytearray:
-        """The bytes of these parts. The upload stays until `drop`."""
-        with self._lock:
-            parts = dict(self._at(upload_id, key).parts)
+    @contextlib.contextmanager
+    def joined(self, upload_id: str, key: str, wanted: Sequence[tuple[int, str]]) -> Iterator[bytearray]:
+        """The bytes of these parts, which must be those that were uploaded. The upload has ended, whatever follows."""
         numbers = [number for number, _ in wanted]
         if not wanted or numbers != sorted(set(numbers)):
             raise Refused(400, "InvalidPartOrder", "expected part numbers in ascending order")
-        whole = bytearray()
-        for number, etag in wanted:
-            have, data = parts.get(number, ("", bytearray()))
-            if have.strip('"') != etag.strip('"'):
-                raise Refused(400, "InvalidPart", f"part {number} was not uploaded with this ETag")
-            whole += data
-        return whole
-
-    def bytes_of(self, upload_id: str, key: str) -> int:
-        """Bytes of the parts so far."""
         with self._lock:
-            return sum(len(data) for _, data in self._at(upload_id, key).parts.values())
+            upload = self._at(upload_id, key)
+            for number, etag in wanted:
+                have, _ = upload.parts.get(number, ("", b""))
+                if have.strip('"') != etag.strip('"'):
+                    raise Refused(400, "InvalidPart", f"part {number} was not uploaded with this ETag")
+            del self._uploads[upload_id]
+        nbytes = upload.nbytes()
+        try:
+            # The parts keep their room, and take no more: uploads that fill the memory could not be completed then. A
+            # part exists twice while it is appended, so one upload at a time exceeds the memory by one part.
+            with self._joining:
+                whole = upload.parts.pop(numbers[0])[1]
+                for number in numbers[1:]:
+                    whole += upload.parts.pop(number)[1]
+            yield whole
+        finally:
+            self._budget.give(nbytes)
 
     def drop(self, upload_id: str) -> None:
         """Ends an upload; an unknown one is no error."""
         with self._lock:
             upload = self._uploads.pop(upload_id, None)
         if upload is not None:
-            self._budget.give(sum(len(data) for _, data in upload.parts.values()))
+            self._budget.give(upload.nbytes())
 
     def _at(self, upload_id: str, key: str) -> _Upload:
         upload = self._uploads.get(upload_id)

@@ -103,6 +103,7 @@ class Stores:
         self._ready: deque[tuple[Job, _Grant]] = deque()  # to be sent to the workers
         self._shipped: dict[int, _Grant] = {}  # by job
         self._ended: deque[int] = deque()  # jobs that all ranks have ended
+        self._given_up = False  # stores were given up, and their blocks are still to be released
         self._aborts: dict[int, bool] = {}  # tags of GRANTs to be aborted until it is answered; sent on this connection
 
     def bind(self, manager: KVCacheManager) -> None:
@@ -266,6 +267,7 @@ class Stores:
 
     def process(self, now_s: float, timeout_s: float) -> None:
         """Processes answers, aborts GRANTs without an answer for too long, repeats ABORTs."""
+        self._release_given_up()
         while self._lost:
             self._release(self._lost[-1], RETRY_S)
             self._lost.pop()
@@ -429,9 +431,11 @@ class Stores:
             self._aborts[tag] = False
         self.send_aborts()
 
-    def give_up(self) -> None:
+    def give_up(self, on_engine_thread: bool = True) -> None:
         """Aborts every store that the workers do not have: its blocks may have other content, or its record may be
         incomplete. Blocks of stores that the workers have stay held until all ranks have reported.
+
+        On another thread it leaves the blocks to the next `process`.
         """
         for job, grant in self._ready:
             self._shipped.pop(job.id, None)
@@ -444,9 +448,16 @@ class Stores:
         self._lost.clear()
         self._ended.clear()
         self._ended.extend(job for job, grant in self._shipped.items() if self._has_ended(grant))
-        self._held.release_all_but({chunk.hold for grant in self._shipped.values() for chunk in grant.chunks})
-        self._finish_ended()
+        self._given_up = True
+        if on_engine_thread:
+            self._release_given_up()
+            self._finish_ended()
         self.send_aborts()
+
+    def _release_given_up(self) -> None:
+        if self._given_up:
+            self._held.release_all_but({chunk.hold for grant in self._shipped.values() for chunk in grant.chunks})
+            self._given_up = False
 
     def send_aborts(self) -> None:
         """Sends every ABORT that was not sent on this connection yet."""

@@ -108,7 +108,7 @@ class Counts:
 
 
 class Transfers:
-    """All jobs of a tier. No method blocks, except `drain` and `close`."""
+    """All jobs of a tier. No method blocks, except `drain` and `join`."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Transfers:
             view: the primary tier's memory, of shape (rows, bytes of a row). Rows are contiguous.
             threads: how many copy, per direction.
             limits: bytes of unfinished jobs, per direction.
-            ttl_s: age at which the sidecar drops a stored chunk; 0: its own default.
+            ttl_s: age at which stored chunks expire; 0: never in memory.
         """
         assert view.strides is not None
         self.row_bytes = view.strides[0]
@@ -189,13 +189,16 @@ class Transfers:
             self._drop_queued()
             self._changed.wait_for(lambda: not self._jobs)
 
-    def close(self, timeout_s: float) -> bool:
-        """Ends all jobs and threads. False if a thread is still busy after this time: it may touch the memory."""
-        end = time.monotonic() + timeout_s
+    def stop(self) -> None:
+        """Drops the parts that have not begun. None begins any more."""
         with self._changed:
             self._closed = True
             self._drop_queued()
             self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the threads after `stop`. False if one is still busy after this time: it may touch the memory."""
+        end = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):

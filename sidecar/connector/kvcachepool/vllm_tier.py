@@ -108,7 +108,7 @@ class KVCachePoolTier(SecondaryTierManager):
             read_threads, write_threads: how many threads copy in each direction.
             max_bytes_in_flight: limit of unfinished loads, and of unfinished stores. More is refused.
             lookup_timeout_s, load_timeout_s, store_timeout_s: after these, chunks are misses or not stored.
-            ttl_s: age at which the sidecar drops stored chunks; 0: its own default.
+            ttl_s: age at which stored chunks expire; 0: never in memory.
             enable_kv_events: publish an event for what was stored, if vLLM publishes KV events.
             locality: of these events, LOCAL or REMOTE.
 
@@ -223,10 +223,12 @@ class KVCachePoolTier(SecondaryTierManager):
         """
         if self._client is None:
             return
-        longest = max(self._timeouts.values()) + _MARGIN_S
-        if not (self._transfers.close(longest) and self._lookups.close(longest)):
-            raise RuntimeError(f"TierBusy: a copy has not ended {longest:.0f} s after the tier's shutdown")
+        self._transfers.stop()
+        # Ends the calls under way, unless another client of this process uses the connection. vLLM waits 5 s.
         self._client.close()
+        longest = max(self._timeouts.values()) + _MARGIN_S
+        if not (self._transfers.join(longest) and self._lookups.close(longest)):
+            raise RuntimeError(f"TierBusy: a copy has not ended {longest:.0f} s after the tier's shutdown")
         self._client = None
 
     @classmethod

@@ -136,6 +136,8 @@ def watch_worker(worker_class_name: Any) -> None:
     wrap(worker_class, "sleep", before=lambda *_, **__: _call_worker_hook("kv_cache_released"))
     wrap(worker_class, "discard", before=_discarded)
     wrap(worker_class, "wake_up", after=_woken)
+    for step in ("execute_model", "sample_tokens"):
+        wrap(worker_class, step, failed=lambda: _call_worker_hook("step_failed"))
 
 
 def _adapter_read_begins(_: Any, lora_request: Any, /, *__: Any, **___: Any) -> None:
@@ -156,9 +158,9 @@ def _woken(_: Any, __: Any, tags: Any = None, **___: Any) -> None:
         _call_worker_hook("kv_cache_restored")
 
 
-def wrap(owner: Any, name: str, before: Any = None, after: Any = None) -> None:
-    """Calls `before(self, *args)` and `after(self, result, *args)` around a method. Does nothing if the method is
-    missing.
+def wrap(owner: Any, name: str, before: Any = None, after: Any = None, failed: Any = None) -> None:
+    """Calls `before(self, *args)` and `after(self, result, *args)` around a method, and `failed()` if it raises. Does
+    nothing if the method is missing.
     """
     original = getattr(owner, name, None)
     if original is None:
@@ -172,6 +174,10 @@ def wrap(owner: Any, name: str, before: Any = None, after: Any = None) -> None:
         try:
             result = original(self, *args, **kwargs)
             return result
+        except BaseException:
+            if failed is not None:
+                _suppress_errors(failed)
+            raise
         finally:
             if after is not None:
                 _suppress_errors(after, self, result, *args, **kwargs)

@@ -12,13 +12,11 @@ that HELLO's list does not name are no longer written.
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,17 +25,16 @@ from . import keys
 from .adapter_files import LoadedAdapters
 from .connection import Connection, Held, Reply, report_off
 from .copier import Copier, copier_of
-from .copy_job import copy_job
+from .copy_job import Task, copy_job
 from .copy_window import WindowCopier, WindowLostError
 from .jobs import STORE, Ended, EndedLoad, Job, StepMetadata, WorkerReport
 from .layout import STATE, Layout, Ranks, Unserved, on_node, steps_with_others
 from .layout_detect import detect
 from .messages import HelloReply, Register, RegisterReply, Report, Sections
-from .pieces import Plan, Planner
-from .rank import current_device_uuid, current_ranks, instance, registration, vllm_version
+from .pieces import Planner
+from .rank import current_device_uuid, current_ranks, instance, registrations, vllm_version
 from .relay import Relay
 from .shared import Mapping, shared
-from .weights import Digests
 from .window import WindowKeeper
 from .wire import Op
 
@@ -56,20 +53,8 @@ _REPORT_EVERY_S = 1.0
 _BROKEN_WINDOW = ("/window/CopyFailed", "/window/BadRecord", "/window/Closed")
 _MAX_FAILURES_IN_A_ROW = 3
 _EXIT_WAIT_S = 2.0
-#: Maximum delay of a rank's registration while the hash of its weights is unknown. Small models need less.
-_WEIGHTS_WAIT_S = 1.5
 #: Refusals of REGISTER that turn the cache off in this vLLM. Others may pass at the next HELLO.
 _FINAL = {"DescriptorMismatch", "SectionTooLarge", "MultiNodeUnsupported", "HashAlgorithmRefused", "BadBody"}
-
-
-@dataclass(slots=True, eq=False)
-class _Task:
-    """A job from its arrival to its end. `event`: point of the model's work that the copy waits for."""
-
-    job: Job
-    plan: Plan | None
-    event: object = None
-    queued_at: float = field(default_factory=time.monotonic)
 
 
 class Worker:
@@ -83,13 +68,13 @@ class Worker:
         self.adapters = LoadedAdapters()
         self._steps_alone = not steps_with_others(vllm_config)
         self._wake = threading.Condition()
-        self._queue: deque[_Task] = deque()
-        self._running: _Task | None = None
+        self._queue: deque[Task] = deque()
+        self._running: Task | None = None
         #: Ended stores that could not be reported. Sent after the next HELLO, whose list names their slots.
         self._outbox: list[tuple[Op, Sections]] = []
         self._ended_loads: deque[EndedLoad] = deque()
         self._ended_stores: dict[int, Ended] = {}
-        self._arrived: deque[_Task] = deque()
+        self._arrived: deque[Task] = deque()
         self._stores_paused = True
         self._asleep = False  # the KV cache has no memory
         self._mapping: Mapping | None = None
@@ -174,7 +159,11 @@ class Worker:
     def bind(self, metadata: StepMetadata) -> None:
         """Takes the jobs of a step. Loads are queued at once. Stores are queued in `wait_for_save`, or at once if the
         step has no forward pass.
+
+        vLLM's V1 runner calls `wait_for_save` on some pipeline stages only. Stores of earlier steps are queued here,
+        where all work of those steps has been submitted.
         """
+        self.wait_for_save()
         self._timed = metadata.timed
         if self._relay is not None:
             self._relay.take(metadata.passed.get(self._node, ()))
@@ -192,7 +181,7 @@ class Worker:
             ended = {one.request_id for one in self._ended_loads}
             for job in jobs:
                 if job.id not in known and not (job.kind != STORE and job.request_id in ended):
-                    self._finish(_Task(job, None), False, False)
+                    self._finish(Task(job, None), False, False)
 
     def wait_for_save(self) -> None:
         """Queues the step's stores after the model's work so far."""
@@ -241,7 +230,7 @@ class Worker:
             report.adapters_changed.add(self.adapters.changed.pop())
 
     def turn_off(self, reason: str) -> None:
-        """Turns this rank off for this reason, in the background. All jobs end as failed."""
+        """Turns this rank off for this reason. All jobs end as failed at once, the rest happens in the background."""
         self._go_off_later(reason, "see the errors before this line")
 
     def shutdown(self) -> None:
@@ -253,7 +242,7 @@ class Worker:
 
     # -- queue (the lock is held)
 
-    def _task(self, job: Job) -> _Task:
+    def _task(self, job: Job) -> Task:
         plan = None
         job = job.of_node(self._node)
         if self._planner is not None and job.region and (job.chunks or job.kind == STORE):
@@ -262,9 +251,9 @@ class Worker:
             except Exception as error:
                 logger.warning("dropping a %s of request %s: chunks do not match: %s", job.kind, job.request_id, error)
                 self._count("job_malformed")
-        return _Task(job, plan)
+        return Task(job, plan)
 
-    def _admit(self, tasks: deque[_Task]) -> None:
+    def _admit(self, tasks: deque[Task]) -> None:
         """Moves jobs, one by one, into the queue after the model's work so far."""
         if not tasks:
             return
@@ -301,7 +290,7 @@ class Worker:
         self.adapters.refused(job.adapter, job.kind == STORE)
         return False
 
-    def _drop(self, task: _Task, why: str) -> None:
+    def _drop(self, task: Task, why: str) -> None:
         """Ends a job that was not started."""
         if task in self._queue:
             self._queue.remove(task)
@@ -314,7 +303,7 @@ class Worker:
         for task in [*self._queue, *self._arrived]:
             self._drop(task, why)
 
-    def _finish(self, task: _Task, good: bool, report: bool) -> None:
+    def _finish(self, task: Task, good: bool, report: bool) -> None:
         """Ends a job; called exactly once per job. report: COMMIT or ABORT its sections."""
         if task.job.kind == STORE:
             self._ended_stores[task.job.id] = Ended(1, 0 if good else 1)
@@ -363,7 +352,7 @@ class Worker:
                     self._finish(running, False, True)
             self._go_off_later("CopyThreadFailed", str(error))
 
-    def _next_job(self) -> _Task | None:
+    def _next_job(self) -> Task | None:
         """The next job, marked as started under the lock with which HELLO's list is created. None if there is none, and
         another check is due.
         """
@@ -389,12 +378,12 @@ class Worker:
             windows.job_begins()
         return task
 
-    def _run(self, task: _Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> None:
+    def _run(self, task: Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> None:
         failure, lost = "", False
         crashed: Exception | None = None
         start = time.monotonic()
         try:
-            failure = copy_job(task.job, task.plan, task.event, mapping, copier, window)
+            failure = copy_job(task, mapping, copier, window)
         except WindowLostError as error:
             logger.warning("a %s failed and ended the window: job=%d: %s", task.job.kind, task.job.id, error)
             lost = True
@@ -434,7 +423,7 @@ class Worker:
         if give_up:
             self._go_off_later("CopyFailed", str(crashed))
 
-    def _lose_window(self, task: _Task, window: WindowCopier) -> None:
+    def _lose_window(self, task: Task, window: WindowCopier) -> None:
         """The sidecar may still copy the stages of this job. The lock is held."""
         self._count(f"{task.job.kind}_failed/window/Lost")
         if self._windows is None:
@@ -508,7 +497,8 @@ class Worker:
 
     def _go_off_later(self, reason: str, message: str) -> None:
         """Like `_go_off`, for threads that it waits for."""
-        threading.Thread(target=self._go_off, args=(reason, message), name="kvcachepool-off", daemon=True).start()
+        if self._fail_all(reason):
+            threading.Thread(target=self._leave, args=(reason, message), name="kvcachepool-off", daemon=True).start()
 
     def _on_registered(self, reply: Reply) -> None:
         if reply.error is not None:
@@ -556,23 +546,16 @@ class Worker:
 
     def _connect(self, layout: Layout, ranks: Ranks, version: str) -> None:
         try:
-            digests = Digests()
-            of_rank = layout, ranks, self._device_uuid, digests
-            describe = functools.partial(registration, self._config, self._kv_cache_config, *of_rank)
-            # The message of the next HELLO, and whether the hash of the weights is missing in it.
-            self._register, pending = describe()
-            if pending and digests.work(_WEIGHTS_WAIT_S):
-                self._register, pending = describe()
+            registers = registrations(self._config, self._kv_cache_config, layout, ranks, self._device_uuid)
+            self._register = next(registers)
             client = Connection("worker", self._instance, ranks.rank, version, self._socket_path, self)
             with self._wake:
                 if self.off_reason:
                     return
                 self._client = client
             client.start()
-            if pending:
-                while pending and not self.off_reason:
-                    digests.work(None)
-                    self._register, pending = describe()
+            for register in registers:
+                self._register = register
                 client.reconnect()
             if self._relay is not None:
                 self._relay.start(self._register.model)
@@ -592,13 +575,19 @@ class Worker:
                 self._wake.wait(left)
 
     def _go_off(self, reason: str, message: str, report: bool = True) -> None:
-        """Turns this rank off permanently. All jobs, including later ones, end as failed."""
+        """Turns this rank off permanently."""
+        if self._fail_all(reason):
+            self._leave(reason, message, report)
+
+    def _fail_all(self, reason: str) -> bool:
+        """From now on all jobs end as failed, including those that wait. False if they did before."""
         with self._wake:
             first = not self.off_reason
             self.off_reason = self.off_reason or reason
             self._drop_all("off")
-        if not first:
-            return
+        return first
+
+    def _leave(self, reason: str, message: str, report: bool = True) -> None:
         for connection in (self._client, self._relay):
             if connection is not None:
                 connection.go_off(reason)
