@@ -45,48 +45,29 @@ impl Metric {
     }
 }
 
-pub const fn counter(
-    name: &'static str,
-    labels: &'static [&'static str],
-    help: &'static str,
-) -> Metric {
+type Text = &'static str;
+type Labels = &'static [&'static str];
+type Bounds = &'static [f64];
+
+pub const fn counter(name: Text, labels: Labels, help: Text) -> Metric {
     metric(Kind::Counter, name, labels, help)
 }
 
-pub const fn gauge(
-    name: &'static str,
-    labels: &'static [&'static str],
-    help: &'static str,
-) -> Metric {
+pub const fn gauge(name: Text, labels: Labels, help: Text) -> Metric {
     metric(Kind::Gauge, name, labels, help)
 }
 
-/// A histogram of seconds with these upper bounds, whose counts are kept elsewhere.
-pub const fn kept_seconds(
-    bounds: &'static [f64],
-    name: &'static str,
-    labels: &'static [&'static str],
-    help: &'static str,
-) -> Metric {
-    metric(Kind::KeptSeconds(bounds), name, labels, help)
-}
-
 /// A histogram of seconds with these upper bounds.
-pub const fn seconds(
-    bounds: &'static [f64],
-    name: &'static str,
-    labels: &'static [&'static str],
-    help: &'static str,
-) -> Metric {
+pub const fn seconds(bounds: Bounds, name: Text, labels: Labels, help: Text) -> Metric {
     metric(Kind::Seconds(bounds), name, labels, help)
 }
 
-const fn metric(
-    kind: Kind,
-    name: &'static str,
-    labels: &'static [&'static str],
-    help: &'static str,
-) -> Metric {
+/// The same, with counts that are kept elsewhere.
+pub const fn kept_seconds(bounds: Bounds, name: Text, labels: Labels, help: Text) -> Metric {
+    metric(Kind::KeptSeconds(bounds), name, labels, help)
+}
+
+const fn metric(kind: Kind, name: Text, labels: Labels, help: Text) -> Metric {
     Metric {
         name,
         kind,

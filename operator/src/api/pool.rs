@@ -9,6 +9,7 @@ use kvcachepool_protocol::config::{self, Admission, Codec, WritePolicy};
 use kvcachepool_protocol::message::Save;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// The KV cache that the pods of one model use.
@@ -165,6 +166,20 @@ pub struct PodMonitor {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::labels")]
     pub labels: BTreeMap<String, String>,
+    /// Time between scrapes. Default: that of the Prometheus.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interval: Option<Duration>,
+    /// Longest duration of a scrape. Default: that of the Prometheus.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrape_timeout: Option<Duration>,
+    /// Changes of a target's labels before a scrape, as in a PodMonitor.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::objects")]
+    pub relabelings: Vec<Map<String, Value>>,
+    /// Changes of the labels of each scraped series, as in a PodMonitor.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::objects")]
+    pub metric_relabelings: Vec<Map<String, Value>>,
 }
 
 /// What happens to the stored chunks when the pool is deleted.

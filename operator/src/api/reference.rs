@@ -1,6 +1,6 @@
 //! Generates the reference of the resource as Markdown, from the schema and the rules.
 
-use super::{Reason, crd, rules};
+use super::{crd, rules};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray,
 };
@@ -24,9 +24,11 @@ spec: {local: {memory: {perPod: 64Gi}}}
 A pod of the same namespace with the label `kvcachepool.io/pool: llama` gets a cache.
 
 - The API server checks the rules. The operator checks them again and reports a violation in the
-  condition `Accepted`.
+  condition `Accepted`. [Troubleshooting](../guides/troubleshooting.md#conditions-of-a-pool)
+  explains its reasons.
 - Sizes are whole numbers with Ki, Mi, Gi, Ti, k, M, G or T, or without a unit (bytes).
-- Times have the units h, m, s and ms, the largest first.
+- Times have the units h, m, s and ms, the largest first. There is no unit for days: 30 days are
+  720h.
 ";
 
 /// The content of `docs/reference/api.md`.
@@ -40,16 +42,12 @@ pub fn reference() -> String {
             }
         }
     }
-    page += "\n## Reasons of the condition Accepted\n\n| reason | meaning |\n|---|---|\n";
-    for reason in Reason::ALL {
-        // Writing to a String cannot fail.
-        let _ = writeln!(page, "| {} | {} |", reason.name(), reason.sentence());
-    }
     page
 }
 
 /// Adds a section and its subsections, each as a table of its fields.
 fn add_section(page: &mut String, path: &str, section: &JSONSchemaProps) {
+    // Writing to a String cannot fail.
     let _ = writeln!(page, "\n## {path}");
     let of_section = rules().iter().filter(|rule| rule.at == path);
     let rows: String = of_section

@@ -22,6 +22,8 @@ const CONTAINER_RESOURCES: u32 = 6;
 const OBJECT_NAME_CHARS: u32 = 253;
 /// Longest name of a container, and longest value of a label.
 const LABEL_CHARS: u32 = 63;
+/// Maximum labels, and annotations, of managed servers.
+const POD_KEYS: u32 = 16;
 /// Longest message of a condition.
 const MESSAGE_CHARS: u32 = 32_768;
 /// Longest reason or type of a condition.
@@ -154,11 +156,29 @@ pub(super) fn urls(generate: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn labels(_: &mut SchemaGenerator) -> Schema {
+    texts(EMBEDDED_ITEMS, LABEL_CHARS)
+}
+
+pub(super) fn pod_labels(_: &mut SchemaGenerator) -> Schema {
+    texts(POD_KEYS, LABEL_CHARS)
+}
+
+pub(super) fn pod_annotations(_: &mut SchemaGenerator) -> Schema {
+    texts(POD_KEYS, EMBEDDED_CHARS)
+}
+
+fn texts(items: u32, chars: u32) -> Schema {
     json_schema!({
         "type": "object",
-        "maxProperties": EMBEDDED_ITEMS,
-        "additionalProperties": {"type": "string", "maxLength": LABEL_CHARS},
+        "maxProperties": items,
+        "additionalProperties": {"type": "string", "maxLength": chars},
     })
+}
+
+/// A list of objects that another operator validates.
+pub(super) fn objects(_: &mut SchemaGenerator) -> Schema {
+    let object = json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    json_schema!({"type": "array", "maxItems": EMBEDDED_ITEMS, "items": object})
 }
 
 /// Keys of the sidecar's config. The sidecar validates them.

@@ -7,7 +7,7 @@ use super::{
 use k8s_openapi::api::core::v1::{
     Affinity, ResourceRequirements, Toleration, TopologySpreadConstraint,
 };
-use kvcachepool_protocol::config::{self, AddressingStyle, Checksums, HttpVersion};
+use kvcachepool_protocol::config::{self, AddressingStyle, Checksums};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -99,6 +99,23 @@ pub struct ManagedRedis {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(schema_with = "schema::object_name")]
     pub priority_class_name: String,
+    /// Labels and annotations of the servers' pods and of the manager's, such as those that an admission policy requires.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub metadata: PodMetadata,
+}
+
+/// Labels and annotations of pods, besides those of the operator.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodMetadata {
+    /// Labels of the pods, such as those of cost centers.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::pod_labels")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations of the pods, such as those of a service mesh.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::pod_annotations")]
+    pub annotations: BTreeMap<String, String>,
 }
 
 fn one() -> i64 {
@@ -279,10 +296,6 @@ pub struct S3 {
     #[serde(default)]
     #[schemars(schema_with = "schema::choice::<Checksums>")]
     pub checksums: Checksums,
-    /// Version of HTTP.
-    #[serde(default)]
-    #[schemars(schema_with = "schema::choice::<HttpVersion>")]
-    pub http_version: HttpVersion,
     /// Requests in flight, per pod.
     #[serde(default = "max_concurrency")]
     pub max_concurrency: i64,

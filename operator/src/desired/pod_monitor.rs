@@ -13,7 +13,7 @@ pub(super) fn pod_monitors(pool: &KVCachePool, settings: &PodMonitor) -> Vec<Dyn
     let sidecars = json!({
         "selector": {"matchLabels": {names::POOL: name}},
         "podTargetLabels": [names::POOL],
-        "podMetricsEndpoints": [{"port": names::ADMIN_PORT_NAME, "path": "/metrics"}],
+        "podMetricsEndpoints": [endpoint(settings, names::ADMIN_PORT_NAME, None)],
     });
     // The pods have the name of the pool in another label. Their metrics get it in the label that those of sidecars have.
     let of_pool = json!({
@@ -22,17 +22,28 @@ pub(super) fn pod_monitors(pool: &KVCachePool, settings: &PodMonitor) -> Vec<Dyn
     });
     let servers = json!({
         "selector": {"matchLabels": redis::selector(pool)},
-        "podMetricsEndpoints": [{
-            "port": redis::METRICS_PORT_NAME,
-            "path": "/metrics",
-            "relabelings": [of_pool],
-        }],
+        "podMetricsEndpoints": [endpoint(settings, redis::METRICS_PORT_NAME, Some(of_pool))],
     });
     let exported = redis::managed(pool).is_some_and(|redis| redis.exporter.is_some());
     // No pool's name has a dot, so the name is that of no other pool's PodMonitor.
     let mut monitors = vec![monitor(pool, settings, "", sidecars)];
     monitors.extend(exported.then(|| monitor(pool, settings, ".servers", servers)));
     monitors
+}
+
+/// An endpoint as the pool has it. Its own relabeling is the first.
+fn endpoint(settings: &PodMonitor, port: &str, own: Option<Value>) -> Value {
+    let mut endpoint = json!(settings);
+    json_patch::merge(
+        &mut endpoint,
+        &json!({"labels": null, "port": port, "path": "/metrics"}),
+    );
+    let given = settings.relabelings.iter().map(|one| json!(one));
+    let relabelings: Vec<_> = own.into_iter().chain(given).collect();
+    if !relabelings.is_empty() {
+        endpoint["relabelings"] = relabelings.into();
+    }
+    endpoint
 }
 
 fn monitor(pool: &KVCachePool, settings: &PodMonitor, suffix: &str, spec: Value) -> DynamicObject {
@@ -85,6 +96,24 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(names(&spec), ["kvcachepool-llama"]);
+    }
+
+    #[test]
+    fn both_are_scraped_as_the_pool_says() {
+        let keep = json!({"action": "keep", "sourceLabels": ["__meta_kubernetes_pod_phase"]});
+        let mut given = json!({
+            "interval": "15s", "scrapeTimeout": "10s", "relabelings": [keep],
+            "metricRelabelings": [{"action": "labeldrop", "regex": "instance"}],
+        });
+        let managed = json!({"memoryPerShard": "1Gi", "exporter": {}});
+        let spec =
+            json!({"monitoring": {"podMonitor": given}, "shared": {"redis": {"managed": managed}}});
+        let objects = desired(&pool(spec), &defaults()).unwrap();
+        let endpoint = |object: usize| &objects[object].data["spec"]["podMetricsEndpoints"][0];
+        given["path"] = "/metrics".into();
+        given["port"] = "kvcachepool".into();
+        assert_eq!(*endpoint(1), given);
+        assert_eq!(endpoint(2)["relabelings"][1], keep, "after the pool's name");
     }
 
     #[test]

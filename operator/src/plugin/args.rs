@@ -17,7 +17,7 @@ use std::time::Duration;
   kubectl kvcachepool status                     # the pools of this namespace
   kubectl kvcachepool status llama-70b           # one pool with its conditions, tiers and pods
   kubectl kvcachepool explain pod/web-7f9c-x2x   # why is this pod (not) cached
-  kubectl kvcachepool check llama-70b            # can pods of this pool reach its Redis and its bucket
+  kubectl kvcachepool check llama-70b            # can pods of this pool use its Redis, file system and bucket
   kubectl kvcachepool size config.json --pool llama-70b --tokens 32000   # what does a pod of this pool hold
   kubectl kvcachepool logs llama-70b --since 10m # the sidecars of a pool
   kubectl kvcachepool doctor                     # does the installation work
@@ -85,7 +85,7 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
-    /// Check from a Job whether pods of a pool can use its Redis and its bucket.
+    /// Check from a Job whether pods of a pool can use its Redis, file system and bucket.
     #[command(
         after_help = "The Job has the sidecar's image, config, Secrets and certificates, runs as --service-account, and is deleted afterwards. You need the
 rights to create and delete Jobs and to read pods, their logs, events and ConfigMaps of the namespace, as in the role `edit`. Exit code 1:
@@ -118,7 +118,7 @@ images, hosts and buckets remain. What cannot be read is listed in errors.txt of
 archive cannot be written."
     )]
     Report(Report),
-    /// Let the sidecars of a pool read their config and credentials now, instead of within two minutes.
+    /// Let the sidecars of a pool read their config and credentials now, instead of within one or two minutes.
     #[command(
         after_help = "Kubelets update the files of ConfigMaps and Secrets in a pod about once a minute, and at once when the pod changes. The command sets the
 annotation kvcachepool.io/reloaded-at of the pods, and waits until each sidecar reports the config of the pool. You need the rights

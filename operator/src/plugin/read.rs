@@ -10,24 +10,32 @@ use crate::untrusted;
 use axum::http::Request;
 use jiff::Timestamp;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::{DeserializeGuard, NamespaceResourceScope, PartialObjectMeta};
 use kube::{Api, Client, Config, Resource, ResourceExt};
 use kvcachepool_protocol::status::Status;
 use serde_json::Value;
+use std::error::Error;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::Duration;
-use thiserror::Error;
 use tokio::time::timeout;
 
 /// Timeout of a query to a sidecar through the API server.
 const SIDECAR_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Why nothing can be shown.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The cluster cannot be reached.
     #[error("cannot connect to a cluster: {0}; set KUBECONFIG or --context")]
     Config(String),
+    /// The file does not exist.
+    #[error(
+        "cannot connect to a cluster: there is no kubeconfig at {}; set KUBECONFIG or --kubeconfig",
+        .0.display()
+    )]
+    NoKubeconfig(PathBuf),
     /// The API server refused a request.
     #[error("cannot read {what}: {source}")]
     Api {
@@ -83,9 +91,7 @@ pub struct Pools {
 impl Cluster {
     /// Connects with a kubeconfig, or from within a pod.
     pub async fn connect(kube: &Kube) -> Result<Self, ReadError> {
-        let config = config(kube)
-            .await
-            .map_err(|e| ReadError::Config(e.to_string()))?;
+        let config = config(kube).await.map_err(|e| unconfigured(&*e))?;
         let namespace = kube
             .namespace
             .clone()
@@ -281,8 +287,20 @@ pub fn pod_name(of: &str) -> Result<&str, ReadError> {
     }
 }
 
+/// Why there is no connection. Outside of a cluster, kube's own message begins with variables that only pods have.
+fn unconfigured(error: &(dyn Error + 'static)) -> ReadError {
+    let causes = std::iter::successors(Some(error), |&e| e.source());
+    let mut causes = causes.filter_map(|e| e.downcast_ref::<KubeconfigError>());
+    match causes.next() {
+        Some(KubeconfigError::ReadConfig(e, path)) if e.kind() == ErrorKind::NotFound => {
+            ReadError::NoKubeconfig(path.clone())
+        }
+        _ => ReadError::Config(error.to_string()),
+    }
+}
+
 /// The connection that the flags describe.
-async fn config(kube: &Kube) -> Result<Config, Box<dyn std::error::Error>> {
+async fn config(kube: &Kube) -> Result<Config, Box<dyn Error>> {
     let options = KubeConfigOptions {
         context: kube.context.clone(),
         cluster: kube.cluster.clone(),
@@ -325,5 +343,30 @@ pub fn failed(what: &str) -> impl FnOnce(kube::Error) -> ReadError {
             what,
             source: Box::new(source),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_missing_kubeconfig_is_named() {
+        let kube = Kube {
+            kubeconfig: Some("/nowhere/config".into()),
+            ..Kube::default()
+        };
+        let error = Cluster::connect(&kube).await.err().unwrap().to_string();
+        assert_eq!(
+            error,
+            "cannot connect to a cluster: there is no kubeconfig at /nowhere/config; set KUBECONFIG or --kubeconfig"
+        );
+        let empty = tempfile::NamedTempFile::new().unwrap();
+        let kube = Kube {
+            kubeconfig: Some(empty.path().to_owned()),
+            ..Kube::default()
+        };
+        let error = Cluster::connect(&kube).await.err().unwrap().to_string();
+        assert!(error.ends_with("; set KUBECONFIG or --context"), "{error}");
     }
 }

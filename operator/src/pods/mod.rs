@@ -32,7 +32,7 @@ pub use pod::{Fault, ImageChange, Injection, Owner, Phase, Pod, Sidecar, Sidecar
 pub use refused::{Refusals, Refused, watch_refusals};
 pub use resize::{Amounts, Lowered, Memory, ResizeStep, Resizes};
 pub use server::Server;
-pub use template::template_pool;
+pub use template::{Role, template_pool};
 pub use update::{Goal, PreviousSidecar, Step, Update, UpdateBlocker};
 pub use usage::{PoolUsage, SHARED, Summary, TierUse, Trouble};
 pub use watch::{watch_pods, watch_servers};

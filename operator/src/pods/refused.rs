@@ -1,9 +1,10 @@
 //! Pods that the API server refuses before they exist (quota, limit range, Pod Security, another webhook). Only their controller sees the
-//! error, and writes a `FailedCreate` event. Such events of labelled workloads are evidence for the breaker of their pool.
+//! error, and writes a `FailedCreate` event. Such events of labelled workloads are evidence for the breaker of their pool. Those of managed
+//! servers are in the pool's status.
 
 use super::index::{Index, PoolRef};
 use super::pod::Owner;
-use super::template::template_pool;
+use super::template::{Role, template_role};
 use crate::metrics::Metrics;
 use crate::scope::Scope;
 use futures::{Stream, StreamExt};
@@ -19,8 +20,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tracing::{debug, warn};
 
-/// How long a refusal is kept.
+/// How long a refusal of an engine is kept.
 const COUNTS: SignedDuration = SignedDuration::from_mins(5);
+/// How long a refusal of a server is kept: longer than the longest pause between two attempts of a controller, 1,000 s.
+const SERVER_COUNTS: SignedDuration = SignedDuration::from_mins(20);
 /// Longest message that is kept, in characters.
 const NOTE_CHARS_MAX: usize = 300;
 /// Longest name, uid, kind or version of a workload, in bytes. Those of Kubernetes are shorter; an event claims anything.
@@ -43,33 +46,42 @@ pub struct Refused {
     pub at: Timestamp,
 }
 
-/// The last refusal of each workload, by pool.
+impl Refused {
+    fn counts(&self, role: Role, now: Timestamp) -> bool {
+        let kept = match role {
+            Role::Engine => COUNTS,
+            Role::Server => SERVER_COUNTS,
+        };
+        now.duration_since(self.at) <= kept
+    }
+}
+
+/// The last refusal of each workload, by pool and role.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<HashMap<PoolRef, Vec<Refused>>>);
+pub struct Refusals(Mutex<HashMap<(PoolRef, Role), Vec<Refused>>>);
 
 impl Refusals {
     /// Recent refusals of a pool.
     #[must_use]
-    pub fn of(&self, pool: &PoolRef, now: Timestamp) -> Vec<Refused> {
+    pub fn of(&self, pool: &PoolRef, role: Role, now: Timestamp) -> Vec<Refused> {
         let mut all = self.0.lock();
-        let Some(refused) = all.get_mut(pool) else {
+        let key = (pool.clone(), role);
+        let Some(refused) = all.get_mut(&key) else {
             return Vec::new();
         };
-        refused.retain(|r| now.duration_since(r.at) <= COUNTS);
+        refused.retain(|r| r.counts(role, now));
         let refused = refused.clone();
         if refused.is_empty() {
-            all.remove(pool);
+            all.remove(&key);
         }
         refused
     }
 
-    fn put(&self, pool: PoolRef, refused: Refused) {
+    fn put(&self, pool: PoolRef, role: Role, refused: Refused) {
         let mut all = self.0.lock();
-        let known = all.entry(pool).or_default();
+        let known = all.entry((pool, role)).or_default();
         // A replica that does not lead only collects.
-        known.retain(|r| {
-            r.owner.uid != refused.owner.uid && refused.at.duration_since(r.at) <= COUNTS
-        });
+        known.retain(|r| r.owner.uid != refused.owner.uid && r.counts(role, refused.at));
         if known.len() < REFUSED_MAX {
             known.push(refused);
         }
@@ -102,15 +114,9 @@ pub fn watch_refusals(
                 warn!(reason = %e, "watch of events failed; restarting it");
             });
             async move {
-                let event = event.ok()?;
-                let now = Timestamp::now();
-                let refused = event
-                    .refused(now)
-                    .filter(|r| now.duration_since(r.at) <= COUNTS)?;
-                let namespace = event.metadata.namespace.as_deref()?;
-                let pool = owners.pool(namespace, &refused.owner).await?;
-                refusals.put(pool.clone(), refused);
-                Some(pool)
+                owners
+                    .record(&event.ok()?, &refusals, Timestamp::now())
+                    .await
             }
         })
 }
@@ -163,18 +169,37 @@ impl WireEvent {
     }
 }
 
-/// Maps workloads to the pools that their pods request.
+/// Maps workloads to the pools of their pods.
 struct Owners {
     client: Client,
     index: Arc<Index>,
-    known: Mutex<HashMap<Claim, (Timestamp, Option<PoolRef>)>>,
+    known: Mutex<HashMap<Claim, (Timestamp, Option<(PoolRef, Role)>)>>,
 }
 
 /// What an event claims: a workload in a namespace.
 type Claim = (String, Owner);
 
 impl Owners {
-    async fn pool(&self, namespace: &str, owner: &Owner) -> Option<PoolRef> {
+    /// Stores what an event says. Returns its pool.
+    async fn record(
+        &self,
+        event: &WireEvent,
+        refusals: &Refusals,
+        now: Timestamp,
+    ) -> Option<PoolRef> {
+        let refused = event.refused(now)?;
+        let namespace = event.metadata.namespace.as_deref()?;
+        if !refused.counts(Role::Server, now) {
+            return None;
+        }
+        let (pool, role) = self.pool(namespace, &refused.owner).await?;
+        refused.counts(role, now).then(|| {
+            refusals.put(pool.clone(), role, refused);
+            pool
+        })
+    }
+
+    async fn pool(&self, namespace: &str, owner: &Owner) -> Option<(PoolRef, Role)> {
         let key = (namespace.to_owned(), owner.clone());
         let now = Timestamp::now();
         if let Some((at, pool)) = self.known.lock().get(&key)
@@ -183,12 +208,18 @@ impl Owners {
             return pool.clone();
         }
         // Of kinds that are not read, a pod of the workload decides.
-        let pool = template_pool(self.client.clone(), namespace, owner)
+        let of_pods = || {
+            Some((
+                self.index.pool_of_owner(namespace, &owner.uid)?,
+                Role::Engine,
+            ))
+        };
+        let pool = template_role(self.client.clone(), namespace, owner)
             .await
             .inspect_err(|e| debug!(reason = %e, kind = &*owner.kind, "workload cannot be read"))
             .unwrap_or_default()
-            .map(|name| PoolRef::new(namespace, &name))
-            .or_else(|| self.index.pool_of_owner(namespace, &owner.uid));
+            .map(|(name, role)| (PoolRef::new(namespace, &name), role))
+            .or_else(of_pods);
         let mut known = self.known.lock();
         if known.len() >= OWNERS_MAX {
             known.clear();
@@ -202,7 +233,7 @@ impl Owners {
 mod tests {
     use super::*;
     use crate::names;
-    use crate::pods::template::tests::one_workload;
+    use crate::pods::template::tests::{one_workload, workload};
     use crate::pods::tests::{at, pod};
     use crate::pods::wire::WirePod;
     use kube::runtime::watcher;
@@ -273,7 +304,7 @@ mod tests {
             name: "web".into(),
             uid: uid.into(),
         };
-        for (namespace, owner, expected) in [
+        for (namespace, owner, pool) in [
             // What somebody claims about a workload in a namespace of theirs is not remembered for the workload itself.
             ("evil", owner("ReplicaSet", "other"), None),
             ("n", owner("ReplicaSet", "other"), None),
@@ -285,11 +316,43 @@ mod tests {
                 Some(PoolRef::new("n", "of-pods")),
             ),
         ] {
+            let expected = pool.map(|pool| (pool, Role::Engine));
             for _ in 0..2 {
                 assert_eq!(owners.pool(namespace, &owner).await, expected, "{owner:?}");
             }
         }
         assert_eq!(read.lock().len(), 3, "each claim is looked up once");
+    }
+
+    #[tokio::test]
+    async fn a_refused_server_or_manager_is_kept_for_the_pool_of_its_own_workload_only() {
+        for name in [names::SERVERS, names::MANAGER] {
+            let (client, _) = workload(json!({names::NAME: name, names::INSTANCE: "p"}));
+            let owners = Owners {
+                client,
+                index: Arc::default(),
+                known: Mutex::default(),
+            };
+            let refusals = Refusals::default();
+            let now = at(2000);
+            let pool = PoolRef::new("n", "p");
+            for (uid, namespace, second, expected) in [
+                ("other", "n", 2000, None),
+                ("u", "m", 2000, None),
+                ("u", "n", 799, None),
+                ("u", "n", 800, Some(&pool)),
+            ] {
+                assert_eq!(refusals.of(&pool, Role::Server, now), []);
+                let mut event = event(&json!({"lastTimestamp": at(second).to_string()}));
+                event.involved_object.uid = Some(uid.to_owned());
+                event.involved_object.namespace = Some(namespace.to_owned());
+                let recorded = owners.record(&event, &refusals, now).await;
+                assert_eq!(recorded.as_ref(), expected, "{uid} {namespace} {second}");
+            }
+            let kept = refusals.of(&pool, Role::Server, now);
+            assert!(kept[0].message.contains("exceeded quota"));
+            assert_eq!(refusals.of(&pool, Role::Engine, now), [], "for the breaker");
+        }
     }
 
     #[test]
@@ -306,19 +369,22 @@ mod tests {
         };
         let refusals = Refusals::default();
         for (uid, second) in [("a", 0), ("b", 1), ("a", 2)] {
-            refusals.put(pool.clone(), refused(uid, second));
+            refusals.put(pool.clone(), Role::Engine, refused(uid, second));
         }
         assert_eq!(
-            refusals.of(&pool, at(300)),
+            refusals.of(&pool, Role::Engine, at(300)),
             [refused("b", 1), refused("a", 2)]
         );
-        assert_eq!(refusals.of(&pool, at(302)), [refused("a", 2)]);
-        assert_eq!(refusals.of(&pool, at(303)), []);
+        assert_eq!(refusals.of(&pool, Role::Engine, at(302)), [refused("a", 2)]);
+        assert_eq!(refusals.of(&pool, Role::Engine, at(303)), []);
         for i in 0..2 * REFUSED_MAX {
-            refusals.put(pool.clone(), refused(&i.to_string(), 0));
+            refusals.put(pool.clone(), Role::Engine, refused(&i.to_string(), 0));
         }
-        assert_eq!(refusals.of(&pool, at(0)).len(), REFUSED_MAX);
-        refusals.put(pool.clone(), refused("later", 301));
-        assert_eq!(refusals.of(&pool, at(301)), [refused("later", 301)]);
+        assert_eq!(refusals.of(&pool, Role::Engine, at(0)).len(), REFUSED_MAX);
+        refusals.put(pool.clone(), Role::Engine, refused("later", 301));
+        assert_eq!(
+            refusals.of(&pool, Role::Engine, at(301)),
+            [refused("later", 301)]
+        );
     }
 }

@@ -1,10 +1,11 @@
-//! Finds the pool that the pods of a workload will request, from its template.
+//! Finds the pool that the pods of a workload will belong to, from its template.
 
 use super::pod::Owner;
 use crate::forms;
 use crate::names;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
+use serde_json::Value;
 use std::time::Duration;
 use thiserror::Error;
 use tokio::time::timeout;
@@ -34,13 +35,32 @@ pub enum TemplateError {
     Api(#[from] kube::Error),
 }
 
-/// The label (or annotation) in the workload's template. `None` if it has neither. `owner` may have been written by anybody, so only known
-/// kinds and valid names become part of a URL.
+/// What the pods of a workload do for their pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// They run vLLM and request the pool.
+    Engine,
+    /// They are its managed servers, or the manager of their cluster.
+    Server,
+}
+
+/// The label (or annotation) in the workload's template. `None` if it has neither.
 pub async fn template_pool(
     client: Client,
     namespace: &str,
     owner: &Owner,
 ) -> Result<Option<String>, TemplateError> {
+    let found = template_role(client, namespace, owner).await?;
+    Ok(found.and_then(|(pool, role)| (role == Role::Engine).then_some(pool)))
+}
+
+/// The pool of the workload's template, and the role of its pods. `owner` may have been written by anybody, so only known kinds and valid
+/// names become part of a URL.
+pub async fn template_role(
+    client: Client,
+    namespace: &str,
+    owner: &Owner,
+) -> Result<Option<(String, Role)>, TemplateError> {
     let kind = readable(owner)?;
     if !forms::is_label(namespace) || !forms::is_subdomain(&owner.name) {
         return Err(TemplateError::Name);
@@ -52,10 +72,22 @@ pub async fn template_pool(
     let same = |found: &DynamicObject| found.metadata.uid.as_deref() == Some(&*owner.uid);
     let workload = workload.filter(same).ok_or(TemplateError::Gone)?;
     let meta = workload.data.pointer("/spec/template/metadata");
-    Ok(["labels", "annotations"].iter().find_map(|place| {
-        let pool = meta?.get(place)?.get(names::POOL)?.as_str()?;
-        forms::is_label(pool).then(|| pool.to_owned())
-    }))
+    Ok(meta.and_then(role))
+}
+
+fn role(template: &Value) -> Option<(String, Role)> {
+    let text = |place: &str, key: &str| template.get(place)?.get(key)?.as_str();
+    let requested = ["labels", "annotations"].into_iter().find_map(|place| {
+        let pool = text(place, names::POOL)?;
+        forms::is_label(pool).then_some((pool, Role::Engine))
+    });
+    let serves = || {
+        let serves = [names::SERVERS, names::MANAGER].contains(&text("labels", names::NAME)?);
+        let pool = text("labels", names::INSTANCE).filter(|_| serves)?;
+        forms::is_label(pool).then_some((pool, Role::Server))
+    };
+    let (pool, role) = requested.or_else(serves)?;
+    Some((pool.to_owned(), role))
 }
 
 fn readable(owner: &Owner) -> Result<GroupVersionKind, TemplateError> {
@@ -77,13 +109,18 @@ pub(super) mod tests {
 
     /// A client of an API server whose only workload, with uid `u`, requests the pool `p`; and the paths that were read.
     pub fn one_workload() -> (Client, Arc<Mutex<Vec<String>>>) {
+        workload(json!({names::POOL: "p"}))
+    }
+
+    /// As above, with these labels of the template.
+    pub fn workload(labels: Value) -> (Client, Arc<Mutex<Vec<String>>>) {
         let read: Arc<Mutex<Vec<String>>> = Arc::default();
         let seen = read.clone();
         let workload = json!({
             "apiVersion": "apps/v1",
             "kind": "ReplicaSet",
             "metadata": {"name": "web", "uid": "u"},
-            "spec": {"template": {"metadata": {"labels": {names::POOL: "p"}}}},
+            "spec": {"template": {"metadata": {"labels": labels}}},
         });
         let router = Router::new().fallback(async move |uri: Uri| {
             seen.lock().push(uri.to_string());

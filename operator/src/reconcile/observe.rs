@@ -9,7 +9,7 @@ use crate::api::{KVCachePool, Problem};
 use crate::canary::CanaryResult;
 use crate::desired::{desired, settings};
 use crate::inject::Settings;
-use crate::pods::{Pod, PoolRef, Refused, Server, Summary};
+use crate::pods::{Pod, PoolRef, Refused, Role, Server, Summary};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{DynamicObject, TypeMeta};
@@ -57,6 +57,8 @@ pub struct Active<'a> {
     pub servers: Vec<Arc<Server>>,
     /// Owners whose pods the API server refused recently.
     pub refused: Vec<Refused>,
+    /// Workloads of the managed servers whose pods the API server refused recently.
+    pub refused_servers: Vec<Refused>,
     pub usage: Summary,
     pub canary: CanaryResult,
     pub allow_pod_patch: bool,
@@ -137,8 +139,9 @@ fn active<'a>(
         refused: match canary {
             // Injection cannot be why pods are refused while no pod is injected.
             CanaryResult::WebhookUnreachable => Vec::new(),
-            _ => caches.refusals.of(name, now),
+            _ => caches.refusals.of(name, Role::Engine, now),
         },
+        refused_servers: caches.refusals.of(name, Role::Server, now),
         usage: caches.usage.with(name, |usage| usage.summary(pods, now)),
         canary,
         allow_pod_patch: context.allow_pod_patch,

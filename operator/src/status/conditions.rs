@@ -274,7 +274,8 @@ fn shared_tier(name: &str, observed: &Observation<'_>) -> Verdict {
     }
 }
 
-/// What the pods of managed servers say: one cannot run, or the first ones are starting. `None` if the sidecars' reports say more.
+/// What the pods of managed servers say: one cannot run or is refused, or the first ones are starting. `None` if the sidecars' reports say
+/// more.
 fn managed_servers(observed: &Observation<'_>) -> Option<Verdict> {
     let ManagedServers { desired, ready } = servers::count(observed)?;
     let some = format!("{ready} of {desired} managed servers are ready");
@@ -284,6 +285,11 @@ fn managed_servers(observed: &Observation<'_>) -> Option<Verdict> {
         let gap = if why.is_empty() { "" } else { ": " };
         let name = &server.name;
         let message = format!("{some}; pod {name}: {reason}{gap}{why}");
+        return Some(verdict(FALSE, Reason::ServersFailing, message));
+    }
+    if let Some(refused) = servers::refused(observed, reported) {
+        let (owner, why) = (&refused.owner, &refused.message);
+        let message = format!("{some}; {} {}: {why}", owner.kind, owner.name);
         return Some(verdict(FALSE, Reason::ServersFailing, message));
     }
     if reported {

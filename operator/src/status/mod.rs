@@ -20,7 +20,7 @@ pub use write::{Write, Writes, due};
 use crate::api::{Duration, KVCachePool, KVCachePoolStatus, Problem};
 use crate::canary::CanaryResult;
 use crate::pods::{
-    Breaker, Faults, HitRate, Pod, Resizes, Server, Summary, UpdateBlocker, WINDOW_MINUTES,
+    Breaker, Faults, HitRate, Pod, Refused, Resizes, Server, Summary, UpdateBlocker, WINDOW_MINUTES,
 };
 use jiff::Timestamp;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub struct Observation<'a> {
     pub pods: &'a [Arc<Pod>],
     /// Pods of its managed servers.
     pub servers: &'a [Arc<Server>],
+    /// Workloads of the managed servers whose pods the API server refused recently.
+    pub refused_servers: &'a [Refused],
     /// Failing sidecars of these pods.
     pub faults: &'a Faults,
     /// Hash of the settings of new pods; empty while the spec is not accepted.

@@ -4,20 +4,23 @@ use super::Observation;
 use super::counts::size;
 use crate::api::{ManagedRedis, ManagedServers};
 use crate::desired::redis::{self, managed};
-use crate::pods::Server;
+use crate::pods::{Refused, Server};
 use std::sync::Arc;
 
 /// `None` without managed servers.
 pub fn count(observed: &Observation<'_>) -> Option<ManagedServers> {
     let desired = redis::servers(managed(observed.pool)?);
-    let is_server = |server: &&Arc<Server>| server.shape.is_none();
-    let servers = observed.servers.iter().filter(is_server);
-    let ready = servers.filter(|s| s.ready).count();
+    let ready = servers(observed).filter(|s| s.ready).count();
     Some(ManagedServers {
         desired,
         // A scale-down ends later than the change of the pool.
         ready: size(ready).min(desired),
     })
+}
+
+fn servers<'a>(observed: &Observation<'a>) -> impl Iterator<Item = &'a Arc<Server>> {
+    let servers = observed.servers.iter();
+    servers.filter(|server| server.shape.is_none())
 }
 
 /// A managed server that does not start or does not keep running; without a sidecar's report, also the manager of a cluster.
@@ -27,6 +30,18 @@ pub fn failing<'a>(observed: &Observation<'a>, reported: bool) -> Option<&'a Ser
     let counts = |s: &Server| s.shape.is_none() || !reported;
     let failing = servers.find(|s| s.trouble.is_some() && counts(s));
     failing.map(|s| &**s)
+}
+
+/// The last refusal of a server's pod, while servers are missing; without a sidecar's report, also of the manager's.
+pub fn refused<'a>(observed: &Observation<'a>, reported: bool) -> Option<&'a Refused> {
+    let redis = managed(observed.pool)?;
+    let existing = size(servers(observed).count());
+    let managed = observed.servers.iter().any(|s| s.shape.is_some());
+    let mut refused = observed.refused_servers.iter();
+    refused.find(|refused| match &*refused.owner.kind {
+        "StatefulSet" => existing < redis::servers(redis),
+        _ => redis::is_cluster(redis) && !managed && !reported,
+    })
 }
 
 /// Whether the servers are a cluster whose manager has not finished.

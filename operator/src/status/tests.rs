@@ -19,6 +19,7 @@ struct Scene {
     problems: Vec<Problem>,
     pods: Vec<Arc<Pod>>,
     servers: Vec<Arc<Server>>,
+    refused_servers: Vec<Refused>,
     usage: Summary,
     canary: CanaryResult,
     breaker: Breaker,
@@ -38,6 +39,7 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
         problems: Vec::new(),
         pods: pods.into_iter().map(Arc::new).collect(),
         servers: Vec::new(),
+        refused_servers: Vec::new(),
         usage: Summary {
             known: true,
             ..Summary::default()
@@ -59,6 +61,7 @@ impl Scene {
             problems: &self.problems,
             pods: &self.pods,
             servers: &self.servers,
+            refused_servers: &self.refused_servers,
             faults: &faults,
             hash: "h",
             usage: &self.usage,

@@ -9,6 +9,7 @@ impl<T: Table> Engine<T> {
     /// Returns the first violated invariant, by name and with numbers. It examines everything.
     pub fn check(&self) -> Result<(), String> {
         self.memory.slots.check_shared()?;
+        self.check_notes()?;
         self.check_own()
     }
 

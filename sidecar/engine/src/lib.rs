@@ -13,6 +13,7 @@ mod memory;
 pub mod memory_table;
 pub mod mistake;
 mod name;
+mod named;
 mod pace;
 mod probe;
 pub mod sessions;
@@ -133,6 +134,7 @@ impl<T: Table> Engine<T> {
             changed: Vec::new(),
             memory,
         };
+        engine.adopt_removals();
         // an earlier boot may have written its chunks, so they are looked up first
         if !adopted.is_empty() {
             engine.lower.adopted();

@@ -9,7 +9,7 @@ use super::{Changed, Engine, Time};
 use kvcachepool_protocol::key::{ChunkKey, KeyKind, LayoutId};
 use kvcachepool_protocol::message as wire;
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -92,6 +92,9 @@ pub(crate) struct Probe {
     pub pinned_ms: u64,
     /// Soft-pinned entry per key.
     pub pins: Vec<Option<Handle>>,
+    /// Objects of memory without a soft pin, by position: only their existence is asked, or the share of soft pins is full. Their reader
+    /// relies on generations.
+    pub unpinned: BTreeMap<usize, Handle>,
     /// Entries whose digest checks it waits for.
     pub waits: BTreeSet<Handle>,
     /// State of its lookups in lower tiers.
@@ -104,6 +107,17 @@ impl Probe {
     /// True while checks, lookups or fetches are pending.
     pub fn open(&self) -> bool {
         !self.waits.is_empty() || self.tier_lookup.as_ref().is_some_and(TierLookup::waits)
+    }
+
+    /// The chunk at a position, if memory has it.
+    pub(crate) fn found(&self, at: usize) -> Option<Handle> {
+        let pinned = self.pins.get(at).copied().flatten();
+        pinned.or_else(|| self.unpinned.get(&at).copied())
+    }
+
+    /// The chunks of all positions, in prefix order.
+    fn all_found(&self) -> Vec<Option<Handle>> {
+        (0..self.pins.len()).map(|at| self.found(at)).collect()
     }
 }
 
@@ -127,36 +141,36 @@ impl<T: Table> Engine<T> {
         let mut probe = Probe {
             asked_ms: now.mono_ms,
             pinned_ms: now.mono_ms,
-            pins: Vec::with_capacity(question.keys.len()),
+            pins: vec![None; question.keys.len()],
+            unpinned: BTreeMap::new(),
             waits: BTreeSet::new(),
             tier_lookup: None,
             answered: false,
             question,
         };
+        let mut found = Vec::with_capacity(probe.question.keys.len());
         for (at, key) in probe.question.keys.iter().enumerate() {
-            let found = self.readable(now, &probe.question, layout, at, *key);
-            probe.pins.push(found);
-            let Some(found) = found else { continue };
-            if !self.must_check(found.entry, now.mono_ms) {
-                self.check_if_old(now, found.entry);
+            let Some(handle) = self.readable(now, &probe.question, layout, at, *key) else {
+                continue;
+            };
+            found.push((at, handle));
+            if !self.must_check(handle.entry, now.mono_ms) {
+                self.check_if_old(now, handle.entry);
             } else if at >= probe.question.held() {
-                probe.waits.insert(found);
+                probe.waits.insert(handle);
             }
         }
-        for at in 0..probe.pins.len() {
-            if let Some(handle) = probe.pins[at]
-                && !self.pin_softly(handle, id, probe.question.kind)
-            {
-                probe.pins[at] = None;
+        for (at, handle) in found {
+            if !self.record_found(id, &mut probe, at, handle) {
                 probe.waits.remove(&handle);
             }
         }
         // in prefix order, so that after a timeout the hit ends at the first unchecked chunk
-        for handle in probe.pins.iter().flatten() {
-            if !probe.waits.contains(handle) {
+        for handle in probe.all_found().into_iter().flatten() {
+            if !probe.waits.contains(&handle) {
                 continue;
             }
-            if self.leases.wait(*handle, id) {
+            if self.leases.wait(handle, id) {
                 self.start_check(now, handle.entry, true, false);
             }
         }
@@ -213,8 +227,8 @@ impl<T: Table> Engine<T> {
             pending_ms: self.lower.pending_ms(probe),
             declined: self.lower.declined(probe),
         };
-        for (at, pin) in probe.pins.iter().enumerate() {
-            let entry = pin.and_then(|h| {
+        for (at, found) in probe.all_found().into_iter().enumerate() {
+            let entry = found.and_then(|h| {
                 self.memory
                     .index
                     .get(h)
@@ -274,6 +288,7 @@ impl<T: Table> Engine<T> {
         let mut probe = self.leases.take(id)?;
         probe.answered = true;
         probe.pinned_ms = now.mono_ms;
+        self.lower.wait_ended(now, &probe);
         self.stop_tier_lookup(id, &mut probe);
         self.lower.load_ended(now, &probe);
         // chunks without a check in time count as missing
@@ -284,6 +299,7 @@ impl<T: Table> Engine<T> {
                     self.memory.unpin_softly(handle);
                 }
             }
+            probe.unpinned.retain(|_, unpinned| *unpinned != handle);
             self.leases.forget_waiter(handle, id);
         }
         self.count_answer(now, &probe);
@@ -324,7 +340,7 @@ impl<T: Table> Engine<T> {
         let answers = probes.iter().filter_map(|id| self.leases.probe(*id));
         let named = answers.into_iter().find(|p| p.question.tag == tag);
         let kind = named.map(|p| p.question.kind);
-        let chunks = named.map(|p| p.pins.clone()).unwrap_or_default();
+        let chunks = named.map(Probe::all_found).unwrap_or_default();
         let mut held = Vec::new();
         for (at, handle) in (0u32..).zip(&chunks) {
             let Some(handle) = *handle else { continue };
@@ -384,8 +400,29 @@ impl<T: Table> Engine<T> {
         }
     }
 
+    /// Records a chunk of memory in a PROBE, with a soft pin if one is needed and there is room. False: vLLM reads no chunk without one.
+    pub(crate) fn record_found(
+        &mut self,
+        id: u64,
+        probe: &mut Probe,
+        at: usize,
+        handle: Handle,
+    ) -> bool {
+        let kind = probe.question.kind;
+        let opaque = kind == KeyKind::Opaque;
+        let exists = opaque && at < probe.question.held();
+        if !exists && self.pin_softly(handle, id, kind) {
+            probe.pins[at] = Some(handle);
+            return true;
+        }
+        if opaque {
+            probe.unpinned.insert(at, handle);
+        }
+        opaque
+    }
+
     /// Soft-pins a chunk for a PROBE. Ends the pins of older PROBEs as needed; false if there are none. Clients end no pins of vLLM.
-    pub(crate) fn pin_softly(&mut self, handle: Handle, for_probe: u64, kind: KeyKind) -> bool {
+    fn pin_softly(&mut self, handle: Handle, for_probe: u64, kind: KeyKind) -> bool {
         while !self.memory.pin_softly(handle) {
             if kind == KeyKind::Opaque {
                 return false;
@@ -410,6 +447,7 @@ impl<T: Table> Engine<T> {
         let open = !probe.answered && probe.open();
         self.stop_tier_lookup(id, &mut probe);
         let pins: Vec<Handle> = probe.pins.iter_mut().filter_map(Option::take).collect();
+        probe.unpinned.clear();
         let waits = std::mem::take(&mut probe.waits);
         self.leases.put_back(id, probe);
         for handle in waits {

@@ -56,41 +56,43 @@ pub enum Stored {
     Already,
 }
 
-/// Why an operation failed. Names are those of metrics and status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Cause {
-    /// The object does not exist.
-    Missing,
-    /// The object's bytes do not match its head, or the head is damaged.
-    Corrupt,
-    /// The object under this name belongs to another model, layout or key, or to another version of this program.
-    Foreign,
-    /// A target's length differs from its section's, or the object lacks a section.
-    Shape,
-    Full,
-    ReadOnly,
-    /// The folder, bucket or database does not exist.
-    Gone,
-    /// Wrong or no credentials.
-    Unauthenticated,
-    /// The credentials do not permit the operation.
-    Denied,
-    /// The server asks for fewer requests.
-    Throttled,
-    /// No response, or the connection broke.
-    Unreachable,
-    Timeout,
-    /// Not tried: the circuit breaker is open after consecutive failures.
-    BreakerOpen,
-    /// Not tried: too many operations wait already.
-    Busy,
-    /// Another process uses the folder.
-    InUse,
-    Config,
-    /// The server sent an invalid response.
-    Protocol,
-    /// An I/O error of the operating system.
-    Io,
+crate::named! {
+    /// Why an operation failed. Names are those of metrics and status.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum Cause {
+        /// The object does not exist.
+        Missing,
+        /// The object's bytes do not match its head, or the head is damaged.
+        Corrupt,
+        /// The object under this name belongs to another model, layout or key, or to another version of this program.
+        Foreign,
+        /// A target's length differs from its section's, or the object lacks a section.
+        Shape,
+        Full,
+        ReadOnly,
+        /// The folder, bucket or database does not exist.
+        Gone,
+        /// Wrong or no credentials.
+        Unauthenticated,
+        /// The credentials do not permit the operation.
+        Denied,
+        /// The server asks for fewer requests.
+        Throttled,
+        /// No response, or the connection broke.
+        Unreachable,
+        Timeout,
+        /// Not tried: the circuit breaker is open after consecutive failures.
+        BreakerOpen,
+        /// Not tried: too many operations wait already.
+        Busy,
+        /// Another process uses the folder.
+        InUse,
+        Config,
+        /// The server sent an invalid response.
+        Protocol,
+        /// An I/O error of the operating system.
+        Io,
+    }
 }
 
 /// Whether a retry can help.
@@ -112,51 +114,6 @@ impl Cause {
             | BadObject::HeaderCorrupt
             | BadObject::TableCorrupt
             | BadObject::Invalid(_) => Self::Corrupt,
-        }
-    }
-
-    pub const ALL: [Self; 18] = [
-        Self::Missing,
-        Self::Corrupt,
-        Self::Foreign,
-        Self::Shape,
-        Self::Full,
-        Self::ReadOnly,
-        Self::Gone,
-        Self::Unauthenticated,
-        Self::Denied,
-        Self::Throttled,
-        Self::Unreachable,
-        Self::Timeout,
-        Self::BreakerOpen,
-        Self::Busy,
-        Self::InUse,
-        Self::Config,
-        Self::Protocol,
-        Self::Io,
-    ];
-
-    /// Name in metrics and status.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Missing => "Missing",
-            Self::Corrupt => "Corrupt",
-            Self::Foreign => "Foreign",
-            Self::Shape => "Shape",
-            Self::Full => "Full",
-            Self::ReadOnly => "ReadOnly",
-            Self::Gone => "Gone",
-            Self::Unauthenticated => "Unauthenticated",
-            Self::Denied => "Denied",
-            Self::Throttled => "Throttled",
-            Self::Unreachable => "Unreachable",
-            Self::Timeout => "Timeout",
-            Self::BreakerOpen => "BreakerOpen",
-            Self::Busy => "Busy",
-            Self::InUse => "InUse",
-            Self::Config => "Config",
-            Self::Protocol => "Protocol",
-            Self::Io => "Io",
         }
     }
 

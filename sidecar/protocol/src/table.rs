@@ -120,6 +120,7 @@ pub struct ChunkRecord {
     pub last_hash: [u8; 32],
     /// Position of the first token.
     pub first_token: u32,
+    /// 0 in a record of an opaque object: a note that a tier has not removed it yet.
     pub tokens: u32,
     /// Bitmap of the sections that the chunk needs (at most 128).
     pub needed: [u64; 2],

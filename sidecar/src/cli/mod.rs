@@ -17,10 +17,11 @@ mod size;
 mod status;
 mod tier;
 
-use crate::config_file::Files;
+use crate::config_file::{Files, INJECTED_FOLDER};
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use std::path::PathBuf;
+use kvcachepool_protocol::config::Config;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Node-local KV cache for vLLM. It keeps the KV of prompts in memory outside the GPU: a prompt whose prefix is cached skips prefill,
@@ -65,7 +66,7 @@ files change. The process never ends because the sidecar does: it refuses client
 
 Examples:
   openssl rand -hex 32 > keys
-  kvcachepool-sidecar serve --socket /tmp/kvcp/sidecar.sock --listen 0.0.0.0:9800 --certificate tls.crt --private-key tls.key --key-file keys
+  kvcachepool-sidecar serve --socket /tmp/kvcp/sidecar.sock --certificate tls.crt --private-key tls.key --key-file keys
   curl http://127.0.0.1:9801/readyz"
     )]
     Serve(serve::Args),
@@ -85,8 +86,8 @@ Examples:
     /// Open every lower tier once and report problems.
     #[command(
         after_help = "Writes, reads and deletes an object of 4 KiB in each tier; with write.policy None it only looks the object up. Exit code 0: all tiers
-are ready. 1: a tier is not ready. Its error names a missing permission, too; the documentation explains the errors on the page
-\"Errors and events of tiers\". A disk tier must not be in use.
+are ready. 1: a tier is not ready, or there is no config. The error of a tier names a missing permission, too; the documentation explains
+the errors on the page \"Errors and events of tiers\". A disk tier must not be in use.
 
 Examples:
   kvcachepool-sidecar check --config config.v1.yaml
@@ -95,7 +96,7 @@ Examples:
     Check(check::Args),
     /// Report what this node has, what that means for the cache, and why it is slow.
     #[command(
-        after_help = "Needs no privileges, toolkit or network, and takes about 5 seconds. It tries each feature instead of comparing versions. With --config it
+        after_help = "Needs no privileges, toolkit or network, and takes about 5 seconds. It tries each feature instead of comparing versions. With a config it
 also checks what the config needs: memory, huge pages, the folders of socket and disk tier. Exit code 0: the cache can serve. 1: it
 cannot. The documentation explains the findings on the page Troubleshooting, and the report about GPUs on the page GPUs.
 
@@ -224,7 +225,7 @@ Example:
 
 #[derive(Debug, Clone, clap::Args)]
 struct ConfigFiles {
-    /// Config file (YAML). Default: every key has its default.
+    /// Config file (YAML). Default: in an injected pod, its files; elsewhere every key has its default.
     #[arg(long, value_name = "FILE", env = "KVCACHEPOOL_CONFIG")]
     config: Option<PathBuf>,
     /// Config file of the whole pool. It is in effect while its generation is higher.
@@ -234,10 +235,38 @@ struct ConfigFiles {
 
 impl From<ConfigFiles> for Files {
     fn from(args: ConfigFiles) -> Self {
-        Self {
+        let named = Self {
             pod: args.config,
             pool: args.pool_config,
+        };
+        if named.is_empty() {
+            return Self::injected(Path::new(INJECTED_FOLDER)).unwrap_or(named);
         }
+        named
+    }
+}
+
+impl ConfigFiles {
+    /// The config in effect; `None` if there is no file. Problems of a file are printed to standard error.
+    fn read(&self) -> Result<Option<Config>, String> {
+        let files = Files::from(self.clone());
+        if files.is_empty() {
+            return Ok(None);
+        }
+        let loaded = files.load().map_err(|e| e.to_string())?;
+        for key in &loaded.unknown {
+            eprintln!("warning: {key}");
+        }
+        if let Some(refused) = &loaded.pool_refused {
+            eprintln!("warning: {refused}");
+        }
+        Ok(Some(loaded.config))
+    }
+
+    /// For commands that make no sense with defaults.
+    fn required(&self) -> Result<Config, String> {
+        let config = self.read()?;
+        config.ok_or("no config: give --config FILE or set KVCACHEPOOL_CONFIG".into())
     }
 }
 

@@ -1,7 +1,6 @@
 //! `purge`: deletes every object of the shared tiers. Works page by page, so its memory does not depend on the number of objects.
 
 use super::ConfigFiles;
-use super::check::read;
 use super::tier::{Output, count, size, write_json};
 use kvcachepool_tiers::layers::{
     BreakerOptions, DeadlineOptions, Options, PackingOptions, RetryOptions, layered,
@@ -46,16 +45,18 @@ struct Row<'a> {
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
-    let config = read(&args.files)?;
+    let config = args.files.required()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| format!("cannot start: {e}"))?;
+    let mut openings = configured(&config);
+    openings.retain(|opening| opening.kind != Kind::Disk);
+    if openings.is_empty() && args.output == Output::Text {
+        println!("the config has no shared tier");
+    }
     let mut failed = Vec::new();
-    for opening in configured(&config) {
-        if opening.kind == Kind::Disk {
-            continue;
-        }
+    for opening in openings {
         match runtime.block_on(one(&opening, args.dry_run)) {
             Ok(purged) => print(args, &opening, purged, &mut std::io::stdout().lock())
                 .map_err(|e| format!("cannot print: {e}"))?,

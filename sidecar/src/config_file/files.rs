@@ -2,8 +2,12 @@
 //! newer one is in effect.
 
 use super::{ConfigFileError, Loaded, load, parse, read};
+use kvcachepool_protocol::config::FILE_NAME;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Folder of the files in an injected pod, and of credentials and certificates.
+pub const INJECTED_FOLDER: &str = "/etc/kvcachepool";
 
 /// Paths of the config files.
 #[derive(Debug, Clone, Default)]
@@ -15,6 +19,21 @@ pub struct Files {
 }
 
 impl Files {
+    /// The files of an injected pod below `folder`; `None` if it has none. Those of the pool appear later, or never.
+    pub fn injected(folder: &Path) -> Option<Self> {
+        let file = |part: &str| folder.join(part).join(FILE_NAME);
+        let (pod, pool) = (file("pod"), file("pool"));
+        pod.exists().then_some(Self {
+            pod: Some(pod),
+            pool: Some(pool),
+        })
+    }
+
+    /// No file is named: every key has its default.
+    pub fn is_empty(&self) -> bool {
+        self.pod.is_none() && self.pool.is_none()
+    }
+
     /// Loads the config in effect. Only an invalid file of the pod is an error: without a valid file of the pool, the pod's is used alone.
     pub fn load(&self) -> Result<Loaded, ConfigFileError> {
         let pod = load(self.pod.as_deref())?;
@@ -80,6 +99,20 @@ mod tests {
         let path = path.as_ref().unwrap();
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn an_injected_pod_has_a_file_of_its_own_and_maybe_the_pools() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Files::injected(folder.path()).is_none());
+        let pool = Some(folder.path().join("pool/config.v1.yaml"));
+        write(&pool, "pool: {generation: 1}\n");
+        assert!(Files::injected(folder.path()).is_none());
+        let pod = Some(folder.path().join("pod/config.v1.yaml"));
+        write(&pod, "memory: {size: 1Gi}\n");
+        let files = Files::injected(folder.path()).unwrap();
+        assert_eq!((files.pod, files.pool), (pod, pool));
+        assert!(Files::default().is_empty());
     }
 
     #[test]

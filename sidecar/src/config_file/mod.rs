@@ -2,7 +2,7 @@
 
 mod files;
 
-pub use self::files::Files;
+pub use self::files::{Files, INJECTED_FOLDER};
 
 use kvcachepool_protocol::config::{Config, ConfigError, UnknownKey};
 use std::net::SocketAddr;

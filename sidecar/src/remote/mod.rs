@@ -13,6 +13,7 @@ mod tls;
 mod upstream;
 
 use crate::admin::listen::{Bounds, serve as serve_http};
+use crate::supervisor::listen;
 use crate::terminated::terminated;
 use axum::Router;
 use axum::http::StatusCode;
@@ -124,7 +125,7 @@ pub fn run(settings: Settings) -> Result<(), RemoteError> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let listener = bind(settings.listen).await?;
+        let listener = bind(settings.listen)?;
         let address = listener.local_addr()?;
         let (state, upstream) = watch::channel(State::Waiting("not connected yet".into()));
         let (stop, stopped) = watch::channel(false);
@@ -139,7 +140,7 @@ pub fn run(settings: Settings) -> Result<(), RemoteError> {
             connections_max: settings.connections as usize,
             metrics: Arc::new(metrics::registry()),
         });
-        let http = bind(settings.admin).await?;
+        let http = bind(settings.admin)?;
         let metrics = server.metrics.clone();
         tokio::spawn(serve_http(
             http,
@@ -171,9 +172,10 @@ pub fn run(settings: Settings) -> Result<(), RemoteError> {
     })
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener, RemoteError> {
-    TcpListener::bind(address)
-        .await
+/// Within a runtime.
+fn bind(address: SocketAddr) -> Result<TcpListener, RemoteError> {
+    listen::open(address)
+        .and_then(TcpListener::from_std)
         .map_err(|source| RemoteError::Listen { address, source })
 }
 

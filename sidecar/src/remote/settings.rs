@@ -15,10 +15,10 @@ pub struct Settings {
     #[arg(long, value_name = "PATH", default_value_os_t = Config::default().socket)]
     pub socket: PathBuf,
     /// Address and port for clients.
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9800")]
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:9800")]
     pub listen: SocketAddr,
     /// Address and port of /healthz, /readyz and /metrics, over HTTP.
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9801")]
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:9801")]
     pub admin: SocketAddr,
     /// Certificate chain in PEM. Its names must be those that clients connect to.
     #[arg(long, value_name = "FILE")]
@@ -45,5 +45,32 @@ fn buffers(value: &str) -> Result<ByteSize, String> {
     match size.0 >= BUFFER_BYTES_MIN {
         true => Ok(size),
         false => Err(format!("expected at least {}", ByteSize(BUFFER_BYTES_MIN))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::net::Ipv6Addr;
+
+    /// A command line.
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    #[test]
+    fn by_default_it_listens_on_all_addresses_of_both_families() {
+        let line = [
+            "serve",
+            "--certificate=c",
+            "--private-key=p",
+            "--key-file=k",
+        ];
+        let settings = Line::try_parse_from(line).unwrap().settings;
+        let all = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        assert_eq!((settings.listen, settings.admin), (all(9800), all(9801)));
     }
 }

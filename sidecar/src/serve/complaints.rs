@@ -25,10 +25,10 @@ struct Objects {
     detail: String,
 }
 
-/// The last failure of each tier.
+/// The last failure of each tier for each cause.
 #[derive(Debug, Default)]
 pub struct Complaints {
-    tiers: Mutex<BTreeMap<Kind, (Cause, Instant)>>,
+    tiers: Mutex<BTreeMap<(Kind, &'static str), Instant>>,
     objects: Mutex<BTreeMap<(Kind, &'static str), Objects>>,
 }
 
@@ -39,9 +39,8 @@ impl Complaints {
         match e.cause {
             Cause::Missing | Cause::Busy | Cause::BreakerOpen => false,
             cause if cause.of_the_tier() => {
-                let last = self.tiers.lock().insert(e.tier, (cause, Instant::now()));
-                let fails = |(last, at): (Cause, Instant)| last == cause && at.elapsed() < FORGET;
-                let known = last.is_some_and(fails);
+                let last = self.tiers.lock().insert((e.tier, reason), Instant::now());
+                let known = last.is_some_and(|at| at.elapsed() < FORGET);
                 if !known {
                     warn!(tier, reason, error = %e, "tier failing; retrying");
                 }
@@ -75,11 +74,11 @@ impl Complaints {
     }
 
     /// The tier's recently unusable objects, for status: one sentence per cause.
-    pub fn of_objects(&self, tier: &str) -> Vec<String> {
+    pub fn of_objects(&self, tier: Kind) -> Vec<String> {
         let all = self.objects.lock();
-        let of_tier = all.iter().filter(|((kind, _), objects)| {
-            kind.name() == tier && objects.last.elapsed() < OBJECTS_FOR
-        });
+        let of_tier = all
+            .iter()
+            .filter(|((kind, _), objects)| *kind == tier && objects.last.elapsed() < OBJECTS_FOR);
         let sentence = |((_, reason), objects): (&(Kind, &str), &Objects)| {
             let ago_s = objects.last.elapsed().as_secs();
             let (count, detail) = (objects.count, &objects.detail);
@@ -90,7 +89,10 @@ impl Complaints {
 
     /// Records that a tier is up again.
     pub fn up_again(&self, tier: Kind) {
-        if self.tiers.lock().remove(&tier).is_some() {
+        let mut all = self.tiers.lock();
+        let failures = all.len();
+        all.retain(|(kind, _), _| *kind != tier);
+        if all.len() < failures {
             info!(tier = tier.name(), "tier up again");
         }
     }
@@ -110,8 +112,11 @@ mod tests {
         assert!(failed(Kind::Disk, Cause::Gone), "another cause");
         assert!(!failed(Kind::Disk, Cause::BreakerOpen));
         assert!(!failed(Kind::Disk, Cause::Gone));
+        assert!(!failed(Kind::Disk, Cause::Io), "causes may take turns");
         complaints.up_again(Kind::Disk);
         assert!(failed(Kind::Disk, Cause::Gone));
+        assert!(failed(Kind::Disk, Cause::Io));
+        assert!(!failed(Kind::S3, Cause::Io), "the other one still fails");
         for cause in [Cause::Corrupt, Cause::Foreign] {
             assert!(failed(Kind::Disk, cause), "for each cause");
             assert!(!failed(Kind::Disk, cause), "not for each object");
@@ -119,7 +124,7 @@ mod tests {
         assert!(failed(Kind::S3, Cause::Corrupt), "of each tier");
         let of_disk = ["Corrupt", "Foreign"]
             .map(|reason| format!("{reason}: 2 unusable objects, the last 0 s ago: no"));
-        assert_eq!(complaints.of_objects("disk"), of_disk);
-        assert_eq!(complaints.of_objects("redis"), [""; 0]);
+        assert_eq!(complaints.of_objects(Kind::Disk), of_disk);
+        assert_eq!(complaints.of_objects(Kind::Redis), [""; 0]);
     }
 }

@@ -1,7 +1,6 @@
 //! State of the engine process that all its parts share: config, reasons for a degraded state, and the shell once it exists.
 
 use super::shell::Shell;
-use super::tiers::Tiers;
 use crate::admin::metrics::{self, Metrics};
 use crate::config_file::Files;
 use crate::supervisor::messages::Boot;
@@ -9,7 +8,7 @@ use kvcachepool_engine::Found;
 use kvcachepool_engine::sessions::AdminError;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::config::Config;
-use kvcachepool_protocol::status::{PoolName, Reason, State, Status, Tier, TierServer};
+use kvcachepool_protocol::status::{PoolName, Reason, State, Status};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -127,7 +126,7 @@ impl Daemon {
                 tiers.metrics(metrics);
                 let known: Vec<_> = shell.with_core(|core, _, _| core.lower_tiers().collect());
                 for mut tier in known {
-                    fill(&mut tier, tiers);
+                    tiers.fill(&mut tier);
                     if tier.state == State::Degraded {
                         metrics.set("tier_degraded", &[&tier.name, &tier.reason], 1.0);
                     }
@@ -197,7 +196,7 @@ impl Daemon {
             },
         };
         if let Some(tiers) = self.shell.get().and_then(|shell| shell.tiers.as_ref()) {
-            status.tiers.iter_mut().for_each(|tier| fill(tier, tiers));
+            status.tiers.iter_mut().for_each(|tier| tiers.fill(tier));
         }
         status.memory.locked_bytes = kvcachepool_gpu::cuda::locked_bytes();
         let config = self.config();
@@ -216,38 +215,6 @@ impl Daemon {
         status.config_error = config.error;
         (status.state, status.reasons) = self.health_with((status.state, status.reasons));
         status
-    }
-}
-
-/// Completes the core's status of a tier with the tier's own.
-fn fill(tier: &mut Tier, tiers: &Tiers) {
-    tier.message = tiers.why_down(&tier.name);
-    if tier.state == State::Ready {
-        match tiers.trouble(&tier.name) {
-            Some(e) => {
-                tier.state = State::Degraded;
-                tier.reason = e.cause.name().into();
-                tier.message = e.detail;
-            }
-            None => tier.message = tiers.remark(&tier.name),
-        }
-    }
-    tier.servers = tiers.servers(&tier.name).into_iter().map(server).collect();
-    if let Some(usage) = tiers.usage(&tier.name) {
-        tier.used_bytes = usage.bytes;
-        tier.capacity_bytes = usage.capacity_bytes;
-    }
-}
-
-fn server(known: kvcachepool_tiers::Server) -> TierServer {
-    TierServer {
-        name: known.name,
-        state: match (known.up, &known.trouble) {
-            (true, None) => State::Ready,
-            (true, Some(_)) => State::Degraded,
-            (false, _) => State::Off,
-        },
-        message: known.trouble.unwrap_or_default(),
     }
 }
 

@@ -15,6 +15,7 @@ mod process;
 mod reload;
 mod shell;
 mod slow;
+mod tier_state;
 mod tiers;
 mod watch;
 mod window;

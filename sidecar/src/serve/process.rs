@@ -345,7 +345,8 @@ async fn bind(daemon: &Daemon, path: &Path) -> tokio::net::UnixListener {
 }
 
 /// Handles SIGTERM. With an attached vLLM the process ends at once: an upgrade must be short, and the memory is kept. Otherwise
-/// pending digests get a moment, and chunks that exist only in memory are flushed to lower tiers until done or killed.
+/// pending digests get a moment, and chunks that exist only in memory are flushed to lower tiers, and objects removed there, until done or
+/// killed.
 async fn drain(daemon: &Daemon, link: &Link) -> std::io::Result<i32> {
     daemon.set_draining();
     let Some(shell) = daemon.shell.get() else {
@@ -363,7 +364,7 @@ async fn drain(daemon: &Daemon, link: &Link) -> std::io::Result<i32> {
     let mut said = Instant::now();
     let open = || {
         let digests = shell.digests_waiting() != (0, 0) && Instant::now() < until;
-        digests || shell.with_core(|core, _, _| core.flushes())
+        digests || shell.with_core(|core, _, _| core.flushes() || core.removes())
     };
     while !attached && open() {
         if said.elapsed() >= BEAT {
@@ -380,6 +381,17 @@ async fn drain(daemon: &Daemon, link: &Link) -> std::io::Result<i32> {
             warn!(
                 tier,
                 chunks, bytes, "chunks lost with the memory: not written to the tier"
+            );
+        }
+    }
+    for (tier, objects) in shell.with_core(|core, _, _| core.unremoved()) {
+        let tier = tier.name();
+        if attached {
+            info!(tier, objects, "removals that the tier has not confirmed");
+        } else {
+            warn!(
+                tier,
+                objects, "removals lost with the memory: not confirmed by the tier"
             );
         }
     }

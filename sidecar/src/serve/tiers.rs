@@ -4,6 +4,7 @@ use super::complaints::Complaints;
 use super::host::Live;
 use super::shell::Posted;
 use super::slow::Slow;
+use super::tier_state::TierState;
 use crate::admin::metrics::Metrics;
 use futures::{StreamExt, TryStreamExt, stream};
 use kvcachepool_engine::{
@@ -11,11 +12,12 @@ use kvcachepool_engine::{
 };
 use kvcachepool_protocol::config::{Config, TierMode};
 use kvcachepool_protocol::object::{Object, ObjectName};
+use kvcachepool_protocol::status;
 use kvcachepool_protocol::table::ROW_BYTES;
 use kvcachepool_tiers::layers::{Converter, Layered, State, layered};
 use kvcachepool_tiers::{
-    Cause, Kind, Opening, Place, Put, Removal, Server, Span, Stored, Tier, TierError, Usage, Whose,
-    clear, configured,
+    Cause, Kind, Opening, Place, Put, Removal, Span, Stored, Tier, TierError, Whose, clear,
+    configured,
 };
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -52,16 +54,8 @@ struct Shared {
     post: UnboundedSender<Posted>,
     /// Id of this process, written into object headers.
     writer: [u8; 16],
-    open: Mutex<BTreeMap<Kind, Layered>>,
-    usage: Mutex<BTreeMap<Kind, Usage>>,
+    states: Mutex<BTreeMap<Kind, TierState>>,
     complaints: Complaints,
-    /// Why a tier is down, for status.
-    down: Mutex<BTreeMap<Kind, String>>,
-    /// Why a clear could not remove a tier's objects, for status.
-    uncleared: Mutex<BTreeMap<Kind, String>>,
-    /// Why a tier keeps its previous configuration.
-    unchanged: Mutex<BTreeMap<Kind, TierError>>,
-    slow: Slow,
     /// Cancels a fetch that no request waits for any more.
     fetches: Mutex<HashMap<FetchId, oneshot::Sender<()>>>,
 }
@@ -91,13 +85,8 @@ impl Tiers {
             live,
             post,
             writer: (u128::from(boot) << 64 | u128::from(std::process::id())).to_le_bytes(),
-            open: Mutex::default(),
-            usage: Mutex::default(),
+            states: Mutex::default(),
             complaints: Complaints::default(),
-            down: Mutex::default(),
-            uncleared: Mutex::default(),
-            unchanged: Mutex::default(),
-            slow: Slow::default(),
             fetches: Mutex::default(),
         });
         for opening in &openings {
@@ -112,96 +101,49 @@ impl Tiers {
 
     /// Applies a changed config to the tiers. Returns the tiers whose new configuration is invalid; they keep the previous one.
     pub fn change(&self, before: &Config, config: &Config) -> Vec<Kind> {
-        let mut unchanged = self.shared.unchanged.lock();
-        unchanged.clear();
+        let mut unchanged = Vec::new();
         for opening in &self.openings {
-            if let Err(e) = opening.change(before, config) {
+            let why = opening.change(before, config).err().map(|e| {
                 let (tier, reason) = (e.tier.name(), e.cause.name());
                 warn!(tier, reason, error = %e, "invalid tier configuration in the new config; keeping the previous one");
                 let detail = format!("keeping the previous configuration: {}", e.detail);
-                unchanged.insert(opening.kind, TierError { detail, ..e });
+                TierError { detail, ..e }
+            });
+            if why.is_some() {
+                unchanged.push(opening.kind);
             }
+            let kind = opening.kind;
+            self.shared.with(kind, |state| state.unchanged = why);
         }
-        unchanged.keys().copied().collect()
+        unchanged
     }
 
-    /// Usage at the last check.
-    pub fn usage(&self, kind: &str) -> Option<Usage> {
-        let usage = self.shared.usage.lock();
-        let found = usage.iter().find(|(k, _)| k.name() == kind);
-        found.map(|(_, usage)| *usage)
-    }
-
-    /// Why a tier is down, or why a clear cannot remove its objects; empty when neither holds.
-    pub fn why_down(&self, kind: &str) -> String {
-        let said = |whys: &Mutex<BTreeMap<Kind, String>>| {
-            let whys = whys.lock();
-            let found = whys.iter().find(|(k, _)| k.name() == kind);
-            found.map(|(_, why)| why.clone())
-        };
-        let why = said(&self.shared.down).or_else(|| said(&self.shared.uncleared));
-        why.unwrap_or_default()
-    }
-
-    /// Calls `says` with an open tier; `None` when it is not open.
-    fn of<T>(&self, kind: &str, says: impl FnOnce(&Layered) -> T) -> Option<T> {
-        let open = self.shared.open.lock();
-        let found = open.iter().find(|(k, _)| k.name() == kind);
-        found.map(|(_, open)| says(open))
-    }
-
-    /// Why a tier that is up is degraded: its changed configuration is invalid, it takes no writes, or it is slow. `None` when it is not.
-    pub fn trouble(&self, kind: &str) -> Option<TierError> {
-        let unchanged = || {
-            let unchanged = self.shared.unchanged.lock();
-            let found = unchanged.iter().find(|(k, _)| k.name() == kind);
-            found.map(|(_, e)| e.clone())
-        };
-        let shut = || self.of(kind, |layers| layers.guarded.breaker.writes().shut());
-        unchanged()
-            .or_else(|| shut().flatten())
-            .or_else(|| self.shared.slow.of(kind))
-    }
-
-    /// Observations about a tier that serves: foreign files in its folder, objects that could not be used. Empty when there are none.
-    pub fn remark(&self, kind: &str) -> String {
-        let remarks = [self.foreign_files(kind)]
-            .into_iter()
-            .flatten()
-            .chain(self.shared.complaints.of_objects(kind));
-        remarks.collect::<Vec<_>>().join("; ")
-    }
-
-    fn foreign_files(&self, kind: &str) -> Option<String> {
-        let counters = self.of(kind, |layers| layers.tier.info().counters.now());
-        let foreign = counters
-            .iter()
-            .flatten()
-            .find(|(event, count)| *event == "ForeignFile" && *count > 0);
-        let said = |(event, count): &(&str, u64)| {
-            format!("{event}: {count} foreign files in the folder; the sidecar leaves them alone")
-        };
-        foreign.map(said)
-    }
-
-    /// Known state of the servers of a tier with several.
-    pub fn servers(&self, kind: &str) -> Vec<Server> {
-        self.of(kind, |layers| layers.tier.info().servers.now())
-            .unwrap_or_default()
+    /// Completes the core's status of a lower tier; that of the memory tier is complete.
+    pub fn fill(&self, tier: &mut status::Tier) {
+        let mut kinds = self.openings.iter().map(|opening| opening.kind);
+        if let Some(kind) = kinds.find(|kind| kind.name() == tier.name) {
+            let objects = self.shared.complaints.of_objects(kind);
+            self.shared
+                .with(kind, |state| state.fill(kind, objects, tier));
+        }
     }
 
     /// Reports the metrics of all tiers.
     pub fn metrics(&self, metrics: &Metrics) {
         let put = |name: &str, labels: &[&str], value| metrics.take(name, labels, value);
-        for (kind, usage) in self.shared.usage.lock().iter() {
-            put("tier_used_bytes", &[kind.name()], usage.bytes as f64);
-            if usage.capacity_bytes > 0 {
-                let capacity = usage.capacity_bytes as f64;
-                put("tier_capacity_bytes", &[kind.name()], capacity);
+        for (kind, state) in self.shared.states.lock().iter() {
+            let tier = kind.name();
+            if let Some(usage) = state.usage {
+                put("tier_used_bytes", &[tier], usage.bytes as f64);
+                if usage.capacity_bytes > 0 {
+                    let capacity = usage.capacity_bytes as f64;
+                    put("tier_capacity_bytes", &[tier], capacity);
+                }
             }
-        }
-        for (kind, layers) in self.shared.open.lock().iter() {
-            let (tier, info) = (kind.name(), layers.tier.info());
+            let Some(layers) = &state.layers else {
+                continue;
+            };
+            let info = layers.tier.info();
             for server in info.servers.now() {
                 let up = f64::from(u8::from(server.up));
                 put("tier_server_up", &[tier, &server.name], up);
@@ -346,6 +288,11 @@ impl Tiers {
 }
 
 impl Shared {
+    /// Calls `with` with the state of a tier.
+    fn with<T>(&self, kind: Kind, with: impl FnOnce(&mut TierState) -> T) -> T {
+        with(self.states.lock().entry(kind).or_default())
+    }
+
     fn complete(&self, completion: Completion) {
         // A closed channel means that the process ends.
         let _ = self.post.send(Posted::Completed(completion));
@@ -379,44 +326,42 @@ impl Shared {
         };
         // The breaker's error says less than the failure that opened it.
         let removed = removed.map_err(|e| self.not_tried_after(e));
-        match &removed {
-            Ok(removed) => {
-                self.uncleared.lock().remove(&kind);
-                info!(tier = kind.name(), removed, "tier cleared");
-            }
-            Err(e) => drop(self.uncleared.lock().insert(kind, e.detail.clone())),
+        let why = removed.as_ref().err().map(|e| e.detail.clone());
+        self.with(kind, |state| state.uncleared = why);
+        if let Ok(removed) = &removed {
+            info!(tier = kind.name(), removed, "tier cleared");
         }
         removed
     }
 
     /// The failure that opened the breaker, when `e` is the breaker's own error.
     fn not_tried_after(&self, e: TierError) -> TierError {
-        let open = self.open.lock();
-        let layers = open.get(&e.tier);
-        let shut = layers.filter(|_| e.cause == Cause::BreakerOpen);
-        shut.and_then(|layers| layers.guarded.breaker.writes().reason)
-            .unwrap_or(e)
+        if e.cause != Cause::BreakerOpen {
+            return e;
+        }
+        let reason = |layers: &Layered| layers.guarded.breaker.writes().reason;
+        self.open(e.tier, reason).ok().flatten().unwrap_or(e)
+    }
+
+    /// Calls `of` with an open tier.
+    fn open<T>(&self, kind: Kind, of: impl FnOnce(&Layered) -> T) -> Result<T, TierError> {
+        let found = self.with(kind, |state| state.layers.as_ref().map(of));
+        found.ok_or_else(|| TierError::new(kind, Cause::Gone, "the tier is not open"))
     }
 
     fn tier(&self, kind: Kind) -> Result<Arc<dyn Tier>, TierError> {
-        let open = self.open.lock();
-        let tier = open.get(&kind).map(|layers| layers.tier.clone());
-        tier.ok_or_else(|| TierError::new(kind, Cause::Gone, "the tier is not open"))
+        self.open(kind, |layers| layers.tier.clone())
     }
 
     /// Reads and writes chunks of a tier.
     fn converter(&self, kind: Kind) -> Result<Converter, TierError> {
-        let open = self.open.lock();
-        let converter = open.get(&kind).map(|layers| layers.converter.clone());
-        converter.ok_or_else(|| TierError::new(kind, Cause::Gone, "the tier is not open"))
+        self.open(kind, |layers| layers.converter.clone())
     }
 
     /// Reports a tier's state to the core, and its reason to status.
     fn is_now(&self, kind: Kind, down: Option<&TierError>) {
-        match down {
-            Some(e) => drop(self.down.lock().insert(kind, e.detail.clone())),
-            None => drop(self.down.lock().remove(&kind)),
-        }
+        let why = down.map(|e| e.detail.clone());
+        self.with(kind, |state| state.down = why);
         let down = down.map(|e| e.cause.name().to_owned());
         self.complete(Completion::Tier { tier: kind, down });
     }
@@ -437,14 +382,14 @@ impl Shared {
         let layers = layered(opened, &opening.layers);
         let (tier, guarded) = (layers.tier.clone(), layers.guarded.clone());
         info!(tier = kind.name(), place = opening.place(), "tier open");
-        self.open.lock().insert(kind, layers);
+        self.with(kind, |state| state.layers = Some(layers));
         // Unknown until its first answer: some tiers open without contacting a server.
         let (mut known, mut doubted) = (None::<Option<TierError>>, 0);
         loop {
             // A failed tier is retried by its next operation: this check is one, even without other traffic.
             let now_down = match tier.usage().await {
                 Ok(usage) => {
-                    self.usage.lock().insert(kind, usage);
+                    self.with(kind, |state| state.usage = Some(usage));
                     doubted = 0;
                     None
                 }
@@ -464,7 +409,8 @@ impl Shared {
             if known.as_ref() != Some(&now_down) {
                 if now_down.is_none() {
                     self.complaints.up_again(kind);
-                    self.slow.up_again(kind);
+                    // Earlier fetches say nothing about it.
+                    self.with(kind, |state| state.slow = Slow::default());
                 }
                 self.is_now(kind, now_down.as_ref());
                 known = Some(now_down);
@@ -488,7 +434,8 @@ impl Shared {
             landed = converter.read(&job.name, places, job.portable) => landed.map_err(told),
             _ = cancelled => Err(Cause::Timeout),
         };
-        if let Some(late) = self.slow.took(kind, began.elapsed(), &landed) {
+        let time = began.elapsed();
+        if let Some(late) = self.with(kind, |state| state.slow.took(kind, time, &landed)) {
             self.told(&late);
         }
         drop(hold);

@@ -1,11 +1,11 @@
-//! Opening the admin port.
+//! Opening the ports of the admin server and of remote access.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 /// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 1024;
 
 /// Opens a non-blocking listener. `[::]` means all addresses: both families, or IPv4 alone on a node without IPv6, so that one config
 /// fits all pods.

@@ -54,8 +54,8 @@ impl Remote {
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let mut command = Command::new(binary());
         command
-            .args(["serve", "--listen", "127.0.0.1:0", "--log-level", "debug"])
-            .args(["--admin", &format!("127.0.0.1:{admin}")])
+            .args(["serve", "--listen", "[::]:0", "--log-level", "debug"])
+            .args(["--admin", &format!("[::]:{admin}")])
             .args(options)
             .arg("--socket")
             .arg(sidecar.socket())

@@ -32,6 +32,18 @@ fn rows(output: &Output) -> Vec<Value> {
         .collect()
 }
 
+#[test]
+fn without_a_config_there_is_nothing_to_check_or_purge() {
+    for args in [&["check"][..], &["purge"], &["purge", "--dry-run"]] {
+        let mut tool = Command::new(binary());
+        tool.args(args).env_remove("KVCACHEPOOL_CONFIG");
+        let output = tool.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("give --config FILE"), "{said}");
+    }
+}
+
 /// Files below a folder, but for the one by which sidecars tell each other what they counted.
 fn files(folder: &Path) -> usize {
     let entries = std::fs::read_dir(folder)
@@ -76,7 +88,7 @@ fn check_names_what_each_tier_lacks_and_leaves_nothing() {
     let text = tool("check", &path, &[]);
     let shown = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(
-        !text.status.success() && shown.contains("s3     down   s3://kv-bucket/a at http"),
+        !text.status.success() && shown.contains("s3      Unavailable   s3://kv-bucket/a at http"),
         "{shown}"
     );
     assert!(!shown.contains("another"), "{shown}");

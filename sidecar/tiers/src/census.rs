@@ -7,7 +7,7 @@ mod pass;
 
 pub use marker::{Marker, TEXT_BYTES, read_text, text};
 
-use crate::{Kind, Listed, Operation, Page, Source, TierError, Usage};
+use crate::{Kind, Listed, Operation, Page, Source, TierError, Usage, Writes};
 use kvcachepool_protocol::object::ObjectName;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -18,6 +18,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
+/// After a look that made no room, this process waits for so many times its duration, but no longer than between two regular ones.
+const STUCK_PAUSES: u32 = 10;
 /// Ages that are distinguished; with more objects, neighbouring ages are merged.
 const AGES_MAX: usize = 16_384;
 
@@ -80,12 +82,7 @@ pub enum Turn {
 
 /// A place with a census. Its [`Source`] lists it and removes from it.
 pub trait Shared: Source + Send + 'static {
-    fn kind(&self) -> Kind;
-
     fn census(&self) -> &Census;
-
-    /// Whether this process may change the place.
-    fn may_write(&self) -> bool;
 
     /// Time of the clock that dates the objects, Unix seconds; `None`: unknown.
     fn unix_s(&self) -> Option<u64>;
@@ -125,6 +122,8 @@ pub trait Shared: Source + Send + 'static {
 /// What is known of the whole place.
 #[derive(Debug)]
 pub struct Census {
+    kind: Kind,
+    writes: Writes,
     capacity_bytes: u64,
     evict_at_bytes: u64,
     evict_to_bytes: u64,
@@ -160,8 +159,8 @@ impl Drop for Held {
 }
 
 impl Census {
-    /// For a place whose listing begins with this page.
-    pub fn new(bounds: Bounds, first: &Page) -> Self {
+    /// For a place whose listing begins with this page. `writes` says whether this process may change it.
+    pub fn new(kind: Kind, writes: Writes, bounds: Bounds, first: &Page) -> Self {
         let capacity_bytes = bounds.capacity_bytes;
         let percent = |n: u32| (u128::from(capacity_bytes) * u128::from(n) / 100) as u64;
         let mut sum = Sum::default();
@@ -169,6 +168,8 @@ impl Census {
             sum.add(listed);
         }
         Self {
+            kind,
+            writes,
             capacity_bytes,
             evict_at_bytes: percent(bounds.evict_at_percent),
             evict_to_bytes: percent(bounds.evict_to_percent),
@@ -180,6 +181,15 @@ impl Census {
             over: Notify::new(),
             refused: AtomicU64::new(0),
         }
+    }
+
+    /// Name of the tier.
+    fn tier(&self) -> &'static str {
+        self.kind.name()
+    }
+
+    fn may_write(&self) -> bool {
+        self.writes.get()
     }
 
     /// Content of the place, as far as it is known.
@@ -245,6 +255,11 @@ impl Census {
     pub fn was_listed(&self, sum: Sum) {
         self.is_now(sum);
         *self.listed.lock() = Some(Instant::now());
+    }
+
+    /// Whether this process has listed the place since then.
+    fn listed_since(&self, then: Instant) -> bool {
+        self.listed.lock().is_some_and(|at| at >= then)
     }
 
     /// Whether this process listed the place within `young`.
@@ -375,40 +390,53 @@ impl Cut {
 
 /// Lists the place periodically when no other sidecar does, until the task is aborted.
 pub async fn run<S: Shared>(place: Arc<S>, options: Options) {
+    let census = place.census();
     // A sidecar that may not write removes nothing.
-    let every = || match place.census().is_bounded() && place.may_write() {
+    let every = || match census.is_bounded() && census.may_write() {
         true => options.bounded_every,
         false => options.every,
     };
-    let mut next = match place.census().whole {
+    let mut next = match census.whole {
         true => Instant::now() + spread(every()),
         false => Instant::now(),
     };
     loop {
         // Nothing waits for a listing before it is due, unless puts of this process exceed the capacity.
-        let over = timeout_at(next, place.census().over.notified())
-            .await
-            .is_ok();
+        let over = timeout_at(next, census.over.notified()).await.is_ok();
         // A count younger than this is as good as a new one.
-        let young = match place.may_write() {
-            _ if over => options.pause,
+        let young = match census.may_write() {
+            _ if over && !is_stuck(&*place, every() / 2).await => options.pause,
             true => every() / 2,
             false => options.alone_every,
         };
+        let began = Instant::now();
         let looked = place.look(young, options.tidy_age).await;
         let now = Instant::now();
+        // Each put over the capacity asks for room. Where none was made, the next look would make none, either.
+        let pause = match looked.is_ok() && !census.is_over(census.sum().bytes) {
+            true => options.pause,
+            false => ((now - began) * STUCK_PAUSES)
+                .min(every())
+                .max(options.pause),
+        };
         next = match looked {
             Ok(true) => now + spread(every()),
             // Another sidecar counts for the first time and will publish the result soon.
             Ok(false) => now + options.pause,
             Err(e) => {
-                let tier = place.kind().name();
+                let tier = census.tier();
                 warn!(tier, reason = e.cause.name(), error = %e, "cannot list the tier");
                 now + spread(every())
             }
         };
-        sleep_until(now + options.pause).await;
+        sleep_until(now + pause).await;
     }
+}
+
+/// Whether the last count, of any sidecar within `young`, is above the capacity: that sidecar could not make room.
+async fn is_stuck<S: Shared>(place: &S, young: Duration) -> bool {
+    let counted = place.counted_lately(young).await;
+    matches!(counted, Ok(Some(Turn::Counted(sum))) if place.census().is_over(sum.bytes))
 }
 
 async fn look<S: Shared + ?Sized>(
@@ -416,7 +444,7 @@ async fn look<S: Shared + ?Sized>(
     young: Duration,
     tidy_age: Duration,
 ) -> Result<bool, TierError> {
-    if !place.may_write() {
+    if !place.census().may_write() {
         return look_on(place, young).await;
     }
     match place.turn(young).await? {
@@ -427,16 +455,21 @@ async fn look<S: Shared + ?Sized>(
         }
         Turn::Counting => return Ok(false),
     }
-    place.pass().await?;
+    let began = Instant::now();
+    let passed = place.pass().await;
+    if !place.census().listed_since(began) {
+        return passed.map(|()| true);
+    }
+    // Others need not count again where nothing could be removed.
     let published = place.publish(place.census().sum()).await;
-    let tier = place.kind().name();
+    let tier = place.census().tier();
     match place.tidy(tidy_age).await {
         Ok(0) => {}
         Ok(removed) => info!(tier, removed, "removed unfinished writes"),
         // Not all servers support this, and not all credentials allow it.
         Err(e) => debug!(tier, error = %e, "cannot remove unfinished writes"),
     }
-    published.map(|()| true)
+    passed.and(published).map(|()| true)
 }
 
 /// The same for a sidecar that may not write: adopts the last count or counts for itself, and removes nothing.

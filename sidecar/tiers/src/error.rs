@@ -33,6 +33,11 @@ impl TierError {
         self.cause.of_the_tier() && !self.of_a_part
     }
 
+    /// Whether it may concern one object alone, so that the same is worth trying for others.
+    pub fn of_one_object(&self) -> bool {
+        self.object.is_some() && matches!(self.cause, Cause::Denied | Cause::Io)
+    }
+
     /// Sets the object that the error concerns.
     #[must_use]
     pub fn about(self, object: impl Into<String>) -> Self {

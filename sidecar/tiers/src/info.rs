@@ -50,6 +50,8 @@ pub struct TierInfo {
     pub counters: Reading<Vec<(&'static str, u64)>>,
     /// Time in Unix seconds of the clock that dates its objects. `None`: this node's clock is used, or the server's is not known yet.
     pub unix_s: Reading<Option<u64>>,
+    /// What its operator should know while it serves.
+    pub remark: Option<String>,
 }
 
 impl TierInfo {
@@ -61,6 +63,7 @@ impl TierInfo {
             servers: Reading::new(Vec::new),
             counters: Reading::new(Vec::new),
             unix_s: Reading::new(|| None),
+            remark: None,
         }
     }
 }

@@ -100,6 +100,8 @@ pub struct Page {
     pub foreign: u64,
     /// Token of the next page; `None` after the last.
     pub next: Option<String>,
+    /// The error of the first name that could not be inspected; the page lacks such names.
+    pub unread: Option<TierError>,
 }
 
 /// Objects to remove, by how they are known.

@@ -13,8 +13,9 @@ use kvcachepool_protocol::config::Form;
 use std::collections::BTreeMap;
 
 const ENV: &str = "spec.sidecar.env";
-const SUBDOMAIN: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
-const QUALIFIED_NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
+pub(super) const SUBDOMAIN: &str =
+    "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+pub(super) const QUALIFIED_NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
 /// Longest name of an object.
 const NAME_BYTES: usize = 253;
 /// Resources without a domain that a pool may set. Memory is accepted, but computed.

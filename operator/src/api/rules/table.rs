@@ -1,8 +1,9 @@
 //! The table of rules.
 
-use super::{Rule, sidecar};
+use super::Rule;
+use super::sidecar::{self, QUALIFIED_NAME, SUBDOMAIN};
 use crate::api::{Duration, ManagedRedis, RedisMode, S3, Size};
-use crate::forms::within;
+use crate::forms::{is_qualified, within};
 use crate::names;
 use kvcachepool_protocol::config::{
     self, AddressingStyle, ByteSize, Form, PoolKey, SERVERS, Values, pool_keys,
@@ -16,6 +17,8 @@ const HOUR_MS: u64 = 3_600_000;
 const CLUSTER_SHARDS: i64 = 3;
 /// Maximum replicas of a shard.
 const REPLICAS: u64 = 3;
+/// Longest key of a label or annotation.
+const KEY_BYTES: usize = 240;
 /// Longest name of a pool. Names of its objects add a prefix, a suffix and what Kubernetes appends.
 const POOL_NAME_CHARS: usize = 40;
 
@@ -47,6 +50,7 @@ pub(super) fn rules() -> Vec<Rule> {
     rules.extend(file_system());
     rules.extend(s3());
     rules.extend(pods());
+    rules.extend(monitoring());
     rules.extend(sidecar::rules());
     rules
 }
@@ -167,6 +171,20 @@ fn redis() -> Vec<Rule> {
             |_| true,
         ),
         optional_text("spec.shared.redis.managed.priorityClassName", &NAME),
+        pod_keys("spec.shared.redis.managed.metadata.labels"),
+        Rule {
+            at: "spec.shared.redis.managed.metadata.labels",
+            cel: format!("self.all(k, self[k] == '' || self[k].matches('^{QUALIFIED_NAME}$'))"),
+            message: "write values of letters, digits, -, _ and ., a letter or digit at both ends".to_string(),
+            holds: Box::new(|_, labels| {
+                let mut labels = labels.as_object().into_iter().flatten();
+                labels.all(|(_, value)| {
+                    let value = value.as_str().unwrap_or_default();
+                    value.is_empty() || !value.contains('/') && is_qualified(value)
+                })
+            }),
+        },
+        pod_keys("spec.shared.redis.managed.metadata.annotations"),
         one_of("spec.shared.redis.external", ["url", "urls"]),
         text("spec.shared.redis.external.url", &REDIS_URL),
         Rule {
@@ -185,6 +203,27 @@ fn redis() -> Vec<Rule> {
             &NAME,
         ),
     ]
+}
+
+/// The keys of a pod's labels or annotations.
+fn pod_keys(at: &'static str) -> Rule {
+    const OWN: [&str; 2] = ["kvcachepool.io/", "app.kubernetes.io/"];
+    let [a, b] = OWN;
+    Rule {
+        at,
+        cel: format!(
+            "self.all(k, k.size() <= {KEY_BYTES} && k.matches('^({SUBDOMAIN}/)?{QUALIFIED_NAME}$') && \
+             !k.startsWith('{a}') && !k.startsWith('{b}'))"
+        ),
+        message: format!("write keys such as team or example.com/team, none below {a} or {b}"),
+        holds: Box::new(|_, keys| {
+            let mut keys = keys.as_object().into_iter().flatten();
+            keys.all(|(key, _)| {
+                let own = OWN.iter().any(|own| key.starts_with(own));
+                key.len() <= KEY_BYTES && is_qualified(key) && !own
+            })
+        }),
+    }
 }
 
 /// A rule of the managed servers as a whole.
@@ -279,6 +318,29 @@ fn pods() -> Vec<Rule> {
     ]
 }
 
+fn monitoring() -> Vec<Rule> {
+    const RANGE: RangeInclusive<u64> = 1_000..=24 * HOUR_MS;
+    vec![
+        time("spec.monitoring.podMonitor.interval", RANGE),
+        time("spec.monitoring.podMonitor.scrapeTimeout", RANGE),
+        Rule {
+            at: "spec.monitoring.podMonitor",
+            cel: "!has(self.interval) || !has(self.scrapeTimeout) || \
+                  duration(self.scrapeTimeout) <= duration(self.interval)"
+                .to_string(),
+            message: "write a scrapeTimeout that is at most the interval".to_string(),
+            holds: Box::new(|pool, _| {
+                let monitor = pool.spec.monitoring.pod_monitor.as_ref();
+                let times = monitor.and_then(|m| {
+                    let (interval, timeout) = (m.interval.as_ref()?, m.scrape_timeout.as_ref()?);
+                    Some((interval.time().ok()?.ms, timeout.time().ok()?.ms))
+                });
+                times.is_none_or(|(interval, timeout)| timeout <= interval)
+            }),
+        },
+    ]
+}
+
 fn pool_name() -> Rule {
     let reserved = names::CANARY_POOL;
     Rule {
@@ -307,8 +369,23 @@ fn number(at: &'static str, range: RangeInclusive<u64>) -> Rule {
     }
 }
 
+/// Those of these examples that a rule accepts, as a part of its message.
+fn examples(all: &[&'static str], accepts: impl Fn(&str) -> bool) -> String {
+    let accepted: Vec<_> = all.iter().copied().filter(|one| accepts(one)).collect();
+    match accepted.as_slice() {
+        [] => String::new(),
+        [one] => format!(", such as {one}"),
+        [rest @ .., last] => format!(", such as {} or {last}", rest.join(", ")),
+    }
+}
+
 fn size(at: &'static str, range: RangeInclusive<u64>) -> Rule {
     let (least, most) = (ByteSize(*range.start()), ByteSize(*range.end()));
+    let accepts = move |text: &str| {
+        let bytes = text.parse::<ByteSize>();
+        bytes.is_ok_and(|bytes| range.contains(&bytes.0))
+    };
+    let examples = examples(&["64Gi", "512Mi", "68719476736"], &accepts);
     Rule {
         at,
         cel: format!(
@@ -316,13 +393,8 @@ fn size(at: &'static str, range: RangeInclusive<u64>) -> Rule {
              quantity(self).compareTo(quantity('{least}')) >= 0 && quantity(self).compareTo(quantity('{most}')) <= 0",
             least.0, most.0
         ),
-        message: format!(
-            "write a size from {least} to {most}, such as 64Gi, 512Mi or 65536 (bytes)"
-        ),
-        holds: Box::new(move |_, size| {
-            let bytes = size.as_str().and_then(|text| text.parse::<ByteSize>().ok());
-            bytes.is_some_and(|bytes| range.contains(&bytes.0))
-        }),
+        message: format!("write a size from {least} to {most}{examples} (bytes)"),
+        holds: Box::new(move |_, size| size.as_str().is_some_and(&accepts)),
     }
 }
 
@@ -334,6 +406,11 @@ fn float(size: &str) -> String {
 fn time(at: &'static str, range: RangeInclusive<u64>) -> Rule {
     let ends = [*range.start(), *range.end()];
     let [first, last] = ends.map(|ms| format!("duration('{ms}ms')"));
+    let accepts = move |text: &str| {
+        let time = Duration(text.to_string()).time();
+        time.is_ok_and(|time| range.contains(&time.ms))
+    };
+    let examples = examples(&["250ms", "2s", "10m", "24h", "720h"], &accepts);
     // In hours, because Kubernetes durations have no days.
     let [least, most] = ends.map(|ms| match ms % HOUR_MS {
         0 => format!("{}h", ms / HOUR_MS),
@@ -345,11 +422,8 @@ fn time(at: &'static str, range: RangeInclusive<u64>) -> Rule {
             "self != '' && self.matches('^([0-9]{{1,5}}h)?([0-9]{{1,5}}m)?([0-9]{{1,5}}s)?([0-9]{{1,5}}ms)?$') && \
              duration(self) >= {first} && duration(self) <= {last}"
         ),
-        message: format!("write a time from {least} to {most}, such as 250ms, 2s, 10m or 24h"),
-        holds: Box::new(move |_, time| {
-            let time = Duration(time.as_str().unwrap_or_default().to_string()).time();
-            time.is_ok_and(|time| range.contains(&time.ms))
-        }),
+        message: format!("write a time from {least} to {most}{examples}"),
+        holds: Box::new(move |_, time| time.as_str().is_some_and(&accepts)),
     }
 }
 

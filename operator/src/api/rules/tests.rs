@@ -165,6 +165,29 @@ fn values_past_their_limits_are_rejected_by_both_sides_with_the_same_message() {
 }
 
 #[test]
+fn every_example_in_a_message_is_accepted_by_both_sides() {
+    let pool: KVCachePool = serde_json::from_value(table().pool("smallest")).unwrap();
+    let mut tried = 0;
+    // Of fields that are one text.
+    for rule in rules().iter().filter(|r| r.cel.contains("self.matches(")) {
+        let examples = rule.message.split_once("such as ").map_or("", |(_, e)| e);
+        let examples = examples.trim_end_matches(" (bytes)").split(", ");
+        let examples = examples.flat_map(|e| e.split(" or "));
+        // The others explain an example.
+        for example in examples.filter(|e| !e.is_empty() && !e.contains(' ')) {
+            let example = json!(example);
+            let both = [
+                (rule.holds)(&pool, &example),
+                evaluate(&rule.cel, &example, None),
+            ];
+            assert_eq!(both, [true, true], "{}: {}", rule.at, rule.message);
+            tried += 1;
+        }
+    }
+    assert!(tried > 30, "{tried}");
+}
+
+#[test]
 fn managed_and_external_redis_cannot_be_swapped_in_one_step() {
     let rule = rules()
         .iter()

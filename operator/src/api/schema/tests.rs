@@ -269,12 +269,12 @@ prop_compose! {
                 "resources": {"limits": {"cpu": "1"}}, "gpuAccess": "ResourceClaim", "logLevel": "trace",
                 "env": [{"name": "A", "value": timeout}], "settings": {"limits": {"events": number}}, "updateStrategy": {"type": "InPlace"},
             },
-            "monitoring": {"podMonitor": {"labels": labels}},
+            "monitoring": {"podMonitor": {"labels": labels, "interval": timeout, "relabelings": [{"action": url}]}},
             "deletionPolicy": "Delete",
             "shared": {
-                "redis": {"managed": {"shards": shards, "memoryPerShard": size, "tolerations": [{"key": "gpu"}]}, "external": {"url": url}, "ttl": timeout},
+                "redis": {"managed": {"shards": shards, "memoryPerShard": size, "tolerations": [{"key": "gpu"}], "metadata": {"labels": labels}}, "external": {"url": url}, "ttl": timeout},
                 "fileSystem": {"persistentVolumeClaim": {"claimName": url}, "capacity": number, "evictToPercent": shards, "expireAfter": timeout},
-                "s3": {"bucket": prefix, "prefix": prefix, "capacity": number, "evictAtPercent": shards, "httpVersion": "HTTP2"},
+                "s3": {"bucket": prefix, "prefix": prefix, "capacity": number, "evictAtPercent": shards, "checksums": "WhenSupported"},
             },
         });
         if let Some(empty) = disk {

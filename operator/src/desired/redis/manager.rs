@@ -4,8 +4,8 @@
 use super::password::{CERTIFICATE, MANAGER_PASSWORD, PASSWORD};
 use super::server::SECRET_PATH;
 use super::{
-    MANAGER, addresses, child, manager_name, manager_selector, secret_name, security_context,
-    set_given, shape,
+    MANAGER, addresses, child, manager_name, manager_selector, pod_metadata, secret_name,
+    security_context, set_given, shape,
 };
 use crate::api::{KVCachePool, ManagedRedis};
 use crate::inject::{PROGRAM, Settings};
@@ -35,7 +35,7 @@ pub(super) fn manager(
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": labels},
             "template": {
-                "metadata": {"labels": labels, "annotations": annotations},
+                "metadata": pod_metadata(redis, json!({"labels": labels, "annotations": annotations})),
                 "spec": pod(pool, redis, settings),
             },
         }),

@@ -66,6 +66,13 @@ fn set_given(spec: &mut Value, redis: &ManagedRedis, keys: &[&str], pull_secrets
     }
 }
 
+/// The metadata of a pod. The pool cannot change what the operator sets.
+fn pod_metadata(redis: &ManagedRedis, own: Value) -> Value {
+    let mut metadata = json!(redis.metadata);
+    json_patch::merge(&mut metadata, &own);
+    metadata
+}
+
 /// The security context of a container that writes nothing to its image.
 fn security_context() -> Value {
     json!({
@@ -264,6 +271,20 @@ mod tests {
             );
         }
         assert_ne!(labels("StatefulSet"), labels("Deployment"));
+    }
+
+    #[test]
+    fn all_pods_get_the_labels_and_annotations_of_the_pool_besides_those_of_the_operator() {
+        let keys = json!({"team": "search", "sidecar.istio.io/inject": "false"});
+        let given = json!({"labels": keys, "annotations": keys});
+        let pool = managing(json!({"mode": "Cluster", "shards": 3, "metadata": given}));
+        for kind in ["StatefulSet", "Deployment"] {
+            let metadata =
+                |pool: &KVCachePool| of(pool, kind).data["spec"]["template"]["metadata"].take();
+            let mut expected = given.clone();
+            json_patch::merge(&mut expected, &metadata(&cluster(3, 0)));
+            assert_eq!(metadata(&pool), expected);
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(super) const POD_NAME: &str = "POD_NAME";
 pub(super) const NODE_NAME: &str = "NODE_NAME";
 
 /// What sidecars need (docs/guides/tiers.md), and what probes and people need to look at a server. No command deletes everything at once.
-const COMMANDS: &str = "+get +getrange +set +mset +msetnx +del +exists +pexpire +persist +scan +info +watch +unwatch +multi +exec +ping +dbsize";
+const COMMANDS: &str = "+get +getrange +set +mset +del +exists +pexpire +persist +scan +info +watch +unwatch +multi +exec +ping +dbsize";
 /// What sidecars and probes need besides with a cluster.
 const CLUSTER_COMMANDS: &str = "+cluster|slots +cluster|nodes +cluster|info +asking";
 /// What the manager needs, and servers that log in to each other as the manager: a replica to its master, and the source of a slot to its

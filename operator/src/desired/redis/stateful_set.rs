@@ -3,8 +3,8 @@
 use super::password::secret_name;
 use super::server::{self, DATA_PATH, EXPORTER_PATH, NODE_NAME, POD_NAME, RUN_PATH, SECRET_PATH};
 use super::{
-    METRICS_PORT, METRICS_PORT_NAME, child, is_cluster, name, security_context, selector, servers,
-    set_given,
+    METRICS_PORT, METRICS_PORT_NAME, child, is_cluster, name, pod_metadata, security_context,
+    selector, servers, set_given,
 };
 use crate::api::{Exporter, KVCachePool, ManagedRedis, Persistence};
 use crate::defaults::Defaults;
@@ -72,7 +72,7 @@ pub(super) fn stateful_set(
             "podManagementPolicy": "Parallel",
             "revisionHistoryLimit": 2,
             "selector": {"matchLabels": selector(pool)},
-            "template": {"metadata": {"labels": selector(pool)}, "spec": spec},
+            "template": {"metadata": pod_metadata(redis, json!({"labels": selector(pool)})), "spec": spec},
         }),
     );
     if let Some(persistence) = &redis.persistence {

@@ -258,32 +258,6 @@ fn reasons_have_unique_names_and_sentences() {
 }
 
 #[test]
-fn the_docs_have_the_sentence_of_every_reason() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/injection.md");
-    let docs = std::fs::read_to_string(path).unwrap();
-    let rows: Vec<&str> = docs
-        .lines()
-        .skip_while(|line| *line != "| reason | meaning |")
-        .take_while(|line| line.starts_with('|'))
-        .skip(2)
-        .collect();
-    for reason in Reason::ALL {
-        let row = format!("| `{reason}` | {} |", reason.sentence());
-        assert!(
-            rows.contains(&row.as_str()),
-            "docs/reference/injection.md needs the row\n{row}"
-        );
-    }
-    for row in rows {
-        let name = row.split('`').nth(1).unwrap();
-        assert!(
-            Reason::ALL.iter().any(|reason| reason.name() == name),
-            "{name} is no reason"
-        );
-    }
-}
-
-#[test]
 fn transports_are_those_that_the_connector_package_knows() {
     let python = include_str!("../../../../sidecar/connector/kvcachepool/preflight.py");
     let (_, rest) = python.split_once("TRANSPORTS = frozenset(").unwrap();

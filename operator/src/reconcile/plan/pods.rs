@@ -72,6 +72,7 @@ pub fn plan(
         problems,
         pods,
         servers: &active.servers,
+        refused_servers: &active.refused_servers,
         faults: &memory.faults,
         hash: &hash,
         usage: &active.usage,

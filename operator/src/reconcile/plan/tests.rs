@@ -47,6 +47,7 @@ fn observed(stored: &Stored, pods: impl IntoIterator<Item = Pod>) -> Observed<'_
             children: Vec::new(),
             servers: Vec::new(),
             refused: Vec::new(),
+            refused_servers: Vec::new(),
             usage: Summary {
                 known: true,
                 ..Summary::default()

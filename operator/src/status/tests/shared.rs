@@ -104,6 +104,30 @@ fn a_managed_server_that_cannot_run_is_named_with_its_reason() {
     assert_eq!((servers.desired, servers.ready), (2, 1));
 }
 
+#[test]
+fn a_server_or_manager_that_the_api_server_refuses_is_failing_while_it_is_missing() {
+    for (mut scene, kind, waits) in [
+        (managing(None), "StatefulSet", "ServersStarting"),
+        (clustered(false, None), "ReplicaSet", "ServersJoining"),
+    ] {
+        scene.refused_servers = vec![Refused {
+            owner: Owner {
+                kind: kind.into(),
+                ..pod("a").owner.unwrap()
+            },
+            message: "exceeded quota: q".into(),
+            at: at(1),
+        }];
+        expect(&scene.status(), SHARED_TIERS_READY, "Unknown", waits);
+        scene.servers.pop();
+        let status = scene.status();
+        expect(&status, SHARED_TIERS_READY, "False", "ServersFailing");
+        let message = &condition(&status.conditions, SHARED_TIERS_READY).unwrap();
+        let refusal = format!("managed servers are ready; {kind} web: exceeded quota: q");
+        assert!(message.message.ends_with(&refusal), "{}", message.message);
+    }
+}
+
 /// A scene of a pool with a cluster whose servers are ready, and whose manager is ready or in trouble.
 fn clustered(ready: bool, trouble: Option<(&str, &str)>) -> Scene {
     let mut scene = managing(None);

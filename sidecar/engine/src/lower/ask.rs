@@ -129,7 +129,7 @@ impl<T: Table> Engine<T> {
         let mut states = vec![LookupState::Memory; probe.pins.len()];
         let mut any = false;
         for at in first..end {
-            if let (Some(None), Some(state)) = (probe.pins.get(at), states.get_mut(at)) {
+            if let (None, Some(state)) = (probe.found(at), states.get_mut(at)) {
                 *state = LookupState::Pending;
                 any = true;
             }

@@ -16,6 +16,18 @@ impl<T: Table> Engine<T> {
         self.check_puts()
     }
 
+    /// The notes in the slot table are those of the removals.
+    pub(crate) fn check_notes(&self) -> Result<(), String> {
+        let removals = self.lower.removals.values();
+        let mut expected: Vec<u32> = removals.filter_map(|removal| removal.note).collect();
+        expected.sort_unstable();
+        let notes = self.memory.notes();
+        let there: Vec<u32> = notes.into_iter().map(|(entry, _)| entry).collect();
+        say(there == expected, "RemovalsAreNoted", || {
+            format!("{there:?} noted, {expected:?} wait")
+        })
+    }
+
     fn check_waiters(&self) -> Result<(), String> {
         let mut waiting: BTreeMap<(u64, usize), u32> = BTreeMap::new();
         for (id, probe) in self.leases.probes() {

@@ -236,10 +236,8 @@ impl<T: Table> Engine<T> {
                 otherwise
             };
             if let Some((handle, from)) = fetched
-                && self.pin_softly(handle, id, probe.question.kind)
-                && let Some(pin) = probe.pins.get_mut(at)
+                && self.record_found(id, &mut probe, at, handle)
             {
-                *pin = Some(handle);
                 state = from;
                 if self.must_check(handle.entry, probe.asked_ms) {
                     probe.waits.insert(handle);
@@ -272,10 +270,8 @@ impl<T: Table> Engine<T> {
         // the chunk may have been stored since the PROBE arrived
         if let Some(handle) = self.readable(now, &probe.question, tier_lookup.layout, at, key) {
             if !self.must_check(handle.entry, probe.asked_ms)
-                && self.pin_softly(handle, id, probe.question.kind)
-                && let Some(pin) = probe.pins.get_mut(at)
+                && self.record_found(id, probe, at, handle)
             {
-                *pin = Some(handle);
                 return LookupState::Memory;
             }
             return LookupState::Dropped;

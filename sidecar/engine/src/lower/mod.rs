@@ -71,12 +71,16 @@ pub struct Reach {
 impl Reach {
     /// Object name of a chunk, the same in every tier.
     pub(crate) fn object(&self, key: ChunkKey) -> ObjectName {
-        ObjectName {
-            model: self.domain.model_id.hex16(),
-            layout: self.domain.object_layout.hex16(),
-            key,
-            fidelity: Fidelity::Exact,
-        }
+        object_of(&self.domain, key)
+    }
+}
+
+fn object_of(domain: &Domain, key: ChunkKey) -> ObjectName {
+    ObjectName {
+        model: domain.model_id.hex16(),
+        layout: domain.object_layout.hex16(),
+        key,
+        fidelity: Fidelity::Exact,
     }
 }
 
@@ -99,6 +103,8 @@ pub(crate) struct Tier {
     pub clearing: Option<Clearing>,
     /// Cause of the last failed removal.
     pub clear_failed: Option<Cause>,
+    /// No removal of opaque objects has succeeded since this time.
+    pub removals_fail_since_ms: Option<u64>,
     pub lookups: u32,
     /// Chunks that wait to be fetched, with the number of their `PendingFetch`. Entries of ended ones stay until they are popped.
     pub queue: VecDeque<(Name, u64)>,
@@ -135,6 +141,7 @@ impl Tier {
             down: Some("Starting".into()),
             clearing: None,
             clear_failed: None,
+            removals_fail_since_ms: None,
             lookups: 0,
             queue: VecDeque::new(),
             heads: VecDeque::new(),
@@ -319,6 +326,7 @@ impl<T: Table> Engine<T> {
         let gone = down.is_some();
         if let Some(tier) = self.lower.tiers.get_mut(at) {
             tier.down = down;
+            tier.removals_fail_since_ms = None;
             tier.walk_due |= gone && tier.flushes();
         }
         if gone {

@@ -1,13 +1,16 @@
 //! Removal of opaque objects from lower tiers. From the request until the tier has confirmed it, the object is neither looked up, fetched
-//! nor written there, so that a key that is stored again never returns its earlier value from a tier.
+//! nor written there, so that a key that is stored again never returns its earlier value from a tier. Notes in the slot table keep
+//! removals through a restart of the engine process.
 
+use super::super::memory::Note;
 use super::super::name::Name;
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use super::puts::Offer;
-use super::{Reach, Tier, TierPlanner};
+use super::{Reach, Tier, TierPlanner, number, object_of};
 use crate::effect::{Effect, RemoveJob};
-use crate::tier::Cause;
+use crate::tier::{Cause, Kind};
+use kvcachepool_protocol::domain::opaque;
 use kvcachepool_protocol::key::ChunkKey;
 use kvcachepool_protocol::object::ObjectName;
 
@@ -17,6 +20,8 @@ const REMOVALS_MAX: usize = 1 << 16;
 const NAMES_MAX: usize = 1_000;
 /// Retry interval after a failed removal. Milliseconds.
 const RETRY_MS: u64 = 5_000;
+/// The end of the process does not wait for a tier that has removed nothing for this long. Milliseconds.
+const FAILING_MS_MAX: u64 = 30_000;
 
 /// Too many removals wait for a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +32,8 @@ pub(super) struct Removal {
     object: ObjectName,
     /// Not ordered before this time; none = the order is in flight.
     from_ms: Option<u64>,
+    /// Record of its note in the slot table, if there was one left.
+    pub(super) note: Option<u32>,
 }
 
 impl TierPlanner {
@@ -37,6 +44,56 @@ impl TierPlanner {
 }
 
 impl<T: Table> Engine<T> {
+    /// At a start: takes over the removals that an earlier engine noted.
+    pub(crate) fn adopt_removals(&mut self) {
+        let Some(domain) = opaque() else { return };
+        let layout = self.memory.index.layout_number(domain.layout_id);
+        for (entry, note) in self.memory.notes() {
+            let key = note.key;
+            let name = Name { layout, key };
+            let mut tiers = self.lower.tiers.iter();
+            let at = tiers.position(|tier| number(tier.config.kind) == note.tier);
+            let Some(at) = at.filter(|at| !self.lower.removes(&name, *at)) else {
+                // of a tier that is no longer configured
+                self.memory.forget_note(entry);
+                continue;
+            };
+            let removal = Removal {
+                object: object_of(&domain, key),
+                from_ms: Some(0),
+                note: Some(entry),
+            };
+            self.lower.removals.insert((at, name), removal);
+        }
+    }
+
+    /// Removals that tiers have not confirmed, with the tiers.
+    pub fn unremoved(&self) -> Vec<(Kind, usize)> {
+        let tiers = self.lower.tiers.iter().enumerate();
+        let waiting = |at| {
+            self.lower
+                .removals
+                .keys()
+                .filter(|(of, _)| *of == at)
+                .count()
+        };
+        tiers
+            .map(|(at, tier)| (tier.config.kind, waiting(at)))
+            .filter(|(_, objects)| *objects > 0)
+            .collect()
+    }
+
+    /// True while a tier that is up, and does not fail all the time, has removals to confirm.
+    pub fn removes(&self) -> bool {
+        let waited_for = |at: &usize| {
+            self.lower.tiers.get(*at).is_some_and(|tier| {
+                let since_ms = tier.removals_fail_since_ms.unwrap_or(u64::MAX);
+                tier.up() && self.lower.now_ms.saturating_sub(since_ms) < FAILING_MS_MAX
+            })
+        };
+        self.lower.removals.keys().any(|(at, _)| waited_for(at))
+    }
+
     /// Removes objects from memory, and from the lower tiers that are written. Returns which of them were readable in memory.
     pub fn remove_objects(
         &mut self,
@@ -65,8 +122,20 @@ impl<T: Table> Engine<T> {
                 self.memory.remove_listed(entry);
             }
             for at in &tiers {
-                let (object, from_ms) = (reach.object(*key), Some(0));
-                let removal = Removal { object, from_ms };
+                let before = self.lower.removals.get(&(*at, name));
+                let note = match (before, self.lower.tiers.get(*at)) {
+                    (Some(before), _) => before.note,
+                    (None, Some(tier)) => self.memory.note(Note {
+                        key: *key,
+                        tier: number(tier.config.kind),
+                    }),
+                    (None, None) => None,
+                };
+                let removal = Removal {
+                    object: reach.object(*key),
+                    from_ms: Some(0),
+                    note,
+                };
                 self.lower.removals.insert((*at, name), removal);
                 self.lower.known.gone(&name, *at);
             }
@@ -126,6 +195,10 @@ impl<T: Table> Engine<T> {
             // from an earlier boot
             return;
         };
+        if let Some(tier) = self.lower.tiers.get_mut(at) {
+            let since_ms = tier.removals_fail_since_ms.unwrap_or(now.mono_ms);
+            tier.removals_fail_since_ms = removed.is_err().then_some(since_ms);
+        }
         for name in names {
             // a request that arrived after the order waits for the next one
             let ordered = |r: &&mut Removal| r.from_ms.is_none();
@@ -136,7 +209,10 @@ impl<T: Table> Engine<T> {
                 waits.from_ms = Some(now.mono_ms + RETRY_MS);
                 continue;
             }
-            self.lower.removals.remove(&(at, name));
+            let done = self.lower.removals.remove(&(at, name));
+            if let Some(note) = done.and_then(|done| done.note) {
+                self.memory.forget_note(note);
+            }
             if let Some(chunk) = self.there(&name) {
                 let tiers = 1 << at;
                 self.lower.offers.push(Offer { chunk, tiers });

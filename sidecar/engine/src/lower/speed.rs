@@ -110,6 +110,27 @@ impl Speed {
         }
     }
 
+    /// A request's wait ended before its fetches did: `bytes` are in flight. How much longer they take is never seen, because they are
+    /// cancelled. Counts them with twice the time so far, unless that time was expected, or most of the wait passed before it.
+    pub fn given_up(&mut self, now_ms: u64, bytes: u64, waited_ms: u64) {
+        let Some(burst) = self.burst else { return };
+        let took_ms = now_ms.saturating_sub(burst.since_ms);
+        let whole = burst.landed_bytes.saturating_add(bytes);
+        let expected = |e: Estimate| e.us(whole) >= took_ms.saturating_mul(1_000);
+        if burst.landed_bytes > bytes
+            || took_ms < waited_ms / 2
+            || self.estimate(now_ms).is_some_and(expected)
+        {
+            return;
+        }
+        self.seen(now_ms, whole, took_ms.saturating_mul(2));
+        self.burst = Some(Burst {
+            since_ms: now_ms,
+            cut: true,
+            ..Burst::default()
+        });
+    }
+
     fn seen(&mut self, now_ms: u64, bytes: u64, took_ms: u64) {
         let x = u128::from((bytes >> 10).clamp(1, KIB_MAX));
         let y = u128::from(took_ms.saturating_mul(1_000).clamp(1, US_MAX));
@@ -245,6 +266,76 @@ mod tests {
         // nor do ends without a beginning
         speed.ends(now, MIB, true, 0);
         assert_eq!(speed.bursts, 0);
+    }
+
+    /// Fetches of so many MiB whose request stops waiting after 2 s, and their ends.
+    fn given_up(speed: &mut Speed, at_ms: &mut u64, mib: u64) {
+        for n in 0..mib as u32 {
+            speed.begins(*at_ms, n);
+        }
+        *at_ms += 2_000;
+        speed.given_up(*at_ms, mib * MIB, 2_000);
+        for n in (0..mib as u32).rev() {
+            speed.ends(*at_ms, MIB, false, n);
+        }
+        *at_ms += 100;
+    }
+
+    #[test]
+    fn a_tier_that_finishes_nothing_in_time_is_slow_for_loads_of_any_size() {
+        let (mut speed, mut now) = (Speed::default(), 0);
+        for mib in [256, 200, 100] {
+            assert_eq!(speed.estimate(now), None);
+            given_up(&mut speed, &mut now, mib);
+        }
+        for mib in [1, 50, 256, 1_000] {
+            assert!(
+                speed.estimate(now).unwrap().us(mib * MIB) > 2_000_000,
+                "{mib}"
+            );
+        }
+        assert_eq!(speed.estimate(now + AGE_MS_MAX), None);
+    }
+
+    #[test]
+    fn small_loads_stay_quick_beside_large_ones_that_are_given_up() {
+        let (mut speed, mut now) = (Speed::default(), 0);
+        for mib in [20, 256, 40, 10, 256, 30, 20] {
+            match mib {
+                256 => given_up(&mut speed, &mut now, mib),
+                _ => burst(&mut speed, &mut now, 9 * mib, mib),
+            }
+        }
+        let e = speed.estimate(now).unwrap();
+        assert!(e.us(256 * MIB) > 2_000_000, "{e:?}");
+        assert!((200_000..600_000).contains(&e.us(30 * MIB)), "{e:?}");
+    }
+
+    #[test]
+    fn what_was_expected_to_be_late_or_began_late_says_nothing_new() {
+        let (mut speed, mut now) = (Speed::default(), 0);
+        for mib in [1, 2, 3] {
+            burst(&mut speed, &mut now, 1_000 * mib, mib);
+        }
+        let before = speed.estimate(now);
+        given_up(&mut speed, &mut now, 4);
+        assert_eq!(speed.estimate(now), before, "4 s were expected");
+        let mut speed = Speed::default();
+        speed.begins(now, 0);
+        speed.given_up(now + 999, MIB, 2_000);
+        assert_eq!(speed.bursts, 0, "it began late");
+        speed.given_up(now + 1_000, MIB, 2_000);
+        speed.given_up(now + 1_000, MIB, 2_000);
+        assert_eq!(speed.bursts, 1, "once for all requests that wait for it");
+        let mut speed = Speed::default();
+        speed.begins(now, 0);
+        speed.begins(now, 1);
+        speed.ends(now + 900, 3 * MIB, true, 1);
+        speed.given_up(now + 950, MIB, 1_000);
+        speed.ends(now + 960, MIB, false, 0);
+        assert_eq!(speed.bursts, 1, "most of it came");
+        let us = speed.sums.y / speed.sums.n;
+        assert_eq!(us, 960_000, "in the time that it took");
     }
 
     proptest! {

@@ -1,5 +1,5 @@
-//! Decides which part of a prefix to fetch. Chunks are not fetched if they add too little to the hit, or if prefill is expected to be
-//! quicker.
+//! Decides which part of a prefix to fetch. Chunks are not fetched if they add too little to the hit, if prefill is expected to be quicker,
+//! or if they are expected to come after the request's wait.
 
 use super::super::mistake::Mistake;
 use super::super::probe::Probe;
@@ -10,10 +10,12 @@ use super::speed::Estimate;
 use super::stats::count;
 use super::{TIERS_MAX, TierPlanner};
 use crate::config::LoadOrRecompute;
+use kvcachepool_protocol::key::KeyKind;
+use std::collections::BTreeSet;
 
 /// The load would add fewer than `minLoadTokens`.
 const TOO_LITTLE: &str = "min_load_tokens";
-/// Prefill is expected to be quicker.
+/// Prefill is expected to be quicker, or the load to end after the request's wait.
 const RECOMPUTE: &str = "recompute";
 
 /// The part of a PROBE's prefix to fetch.
@@ -132,6 +134,28 @@ impl TierPlanner {
         }
     }
 
+    /// A PROBE's wait ended: tiers from which it still waits for fetches are too slow for what they have in flight.
+    pub fn wait_ended(&mut self, now: Time, probe: &Probe) {
+        // a client waits as long as it likes
+        if probe.question.kind == KeyKind::Opaque {
+            return;
+        }
+        let states = probe.tier_lookup.iter().flat_map(|l| &l.states);
+        let waited_ms = now.mono_ms.saturating_sub(probe.asked_ms);
+        let late: BTreeSet<usize> = states
+            .filter_map(|state| match state {
+                LookupState::Fetching(tier) => Some(*tier),
+                _ => None,
+            })
+            .collect();
+        for at in late {
+            if let Some(tier) = self.tiers.get_mut(at) {
+                tier.speed
+                    .given_up(now.mono_ms, tier.fetch_bytes, waited_ms);
+            }
+        }
+    }
+
     /// Records the outcome of the chosen load when its PROBE is answered.
     pub fn load_ended(&mut self, now: Time, probe: &Probe) {
         let Some((tier_lookup, chosen)) = probe
@@ -211,8 +235,8 @@ impl<T: Table> Engine<T> {
         end(until).saturating_sub(end(prefix.held))
     }
 
-    /// The longest available part whose load is expected to end no later than its prefill. Fetches in flight are always included, and
-    /// without an estimate for a tier or the engine, everything available is loaded.
+    /// The longest available part whose load is expected to end no later than its prefill and the request's wait. Fetches in flight are
+    /// always included, and without an estimate for a tier or the engine, everything available is loaded.
     fn quicker_until(
         &self,
         now: Time,
@@ -224,13 +248,16 @@ impl<T: Table> Engine<T> {
         if speed == 0 || self.memory.config.load_or_recompute == LoadOrRecompute::AlwaysLoad {
             return prefix.there;
         }
+        let wait_ends_ms = probe.asked_ms.saturating_add(probe.question.wait_ms);
+        let left_us = u128::from(wait_ends_ms.saturating_sub(now.mono_ms)) * 1_000;
         let mut until = prefix.comes;
         let mut load = self.no_load(now, probe, tier_lookup);
         for at in prefix.held..prefix.there {
             self.add(&mut load, probe, tier_lookup, at);
             let load_us = u128::from(load.us.unwrap_or(0));
             let tokens = u128::from(self.adds(probe, tier_lookup, prefix, at + 1));
-            if at >= prefix.comes && load_us * speed <= tokens * 1_000_000 {
+            let quicker = load_us * speed <= tokens * 1_000_000;
+            if at >= prefix.comes && quicker && load_us <= left_us {
                 until = at + 1;
             }
         }

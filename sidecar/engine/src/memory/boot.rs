@@ -49,6 +49,7 @@ impl<T: Table> MemoryTier<T> {
             }
         }
         self.take_over_grants(grants);
+        self.take_over_notes();
         let adopted = self.finish_entries(cold);
         // after every number is known to be used or vacant
         self.take_over_fetches(now);
@@ -192,7 +193,8 @@ impl<T: Table> MemoryTier<T> {
         }
         for entry in 0..self.index.len() {
             let e = &self.index[entry];
-            if !e.live {
+            // a note is live and not listed
+            if !e.live || !e.listed {
                 continue;
             }
             if cold {

@@ -12,6 +12,7 @@ mod give_back;
 mod grant;
 mod grants;
 mod index;
+mod notes;
 mod pins;
 mod policy;
 mod quota;
@@ -27,6 +28,7 @@ pub use ring::{EventDomain, Ring};
 pub(crate) use check::say;
 pub(crate) use entry::{Entry, Handle, NONE};
 pub(crate) use grant::{record, sections_of};
+pub(crate) use notes::Note;
 pub(crate) use resize::Resize;
 pub(crate) use ring::ENTRIES_PER_PAGE_MAX;
 pub(crate) use slots::SlotTable;
@@ -65,6 +67,8 @@ pub(crate) struct MemoryTier<T> {
     pub eviction: Eviction,
     pub pins: Pins,
     quotas: Quotas,
+    /// Number of notes in the slot table.
+    noted: u32,
     pub ring: Ring,
     pub stats: Stats,
     events: Vec<Event>,
@@ -80,6 +84,7 @@ impl<T: Table> MemoryTier<T> {
             eviction: Eviction::new(config.policy),
             pins: Pins::default(),
             quotas: Quotas::default(),
+            noted: 0,
             ring: Ring::new(config.limits.events_max),
             stats: Stats::default(),
             events: Vec::new(),

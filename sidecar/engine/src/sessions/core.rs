@@ -409,6 +409,19 @@ impl<H: Host> Core<H> {
         self.engine.as_ref().is_some_and(Engine::flushes)
     }
 
+    /// Removals of opaque objects that tiers have not confirmed.
+    pub fn unremoved(&self) -> Vec<(Kind, usize)> {
+        self.engine
+            .as_ref()
+            .map(Engine::unremoved)
+            .unwrap_or_default()
+    }
+
+    /// True while a tier is expected to confirm removals.
+    pub fn removes(&self) -> bool {
+        self.engine.as_ref().is_some_and(Engine::removes)
+    }
+
     fn tick(&mut self, now: Now, out: &mut Vec<Output>) {
         if now.mono_ms >= self.next_lock_poll_ms {
             self.next_lock_poll_ms = now.mono_ms + LOCK_POLL_MS;

@@ -27,7 +27,7 @@ pub use limits::{Limits, TierLimits};
 pub use memory::{EvictionPolicy, Gpu, HugePages, Memory, Transfer, TransferMode, Verify};
 pub use parse::{ConfigError, Problem, UnknownKey, similar};
 pub use reload::{Changes, Reload};
-pub use s3::{AddressingStyle, Checksums, HttpVersion, S3};
+pub use s3::{AddressingStyle, Checksums, S3};
 pub use section::{PoolKey, Values, pool_keys};
 pub use slot::{Form, SERVERS, URL_BYTES};
 pub use tiers::{Admission, Codec, Disk, FileSystem, Pacing, Redis, TierMode, Write, WritePolicy};

@@ -30,8 +30,6 @@ section! {
         "s3.ca" ca: Option<PathBuf>, File, Restart;
         /// When S3's own checksums are sent and checked. Older compatible servers refuse them. The digests of objects are compared in any case.
         "s3.checksums" checksums: Checksums, Choice, Restart, field("spec.shared.s3.checksums");
-        /// Auto is HTTP/1.1, with one connection per transfer. Http2 needs TLS, and falls back to HTTP/1.1 if the server does not offer it.
-        "s3.httpVersion" http_version: HttpVersion, Choice, Restart, field("spec.shared.s3.httpVersion");
         /// Requests that run at once, of every kind.
         "s3.maxConcurrency" max_concurrency: u32 = 64, Count(1..=4_096), Restart, field("spec.shared.s3.maxConcurrency");
         /// Bytes below the prefix, including those of other sidecars. The oldest objects are removed. 0: no limit.
@@ -67,16 +65,6 @@ choice!(
         WhenRequired = "WhenRequired",
         /// Wherever S3 supports them.
         WhenSupported = "WhenSupported",
-    }
-);
-choice!(
-    HttpVersion {
-        /// HTTP/1.1 with one connection per transfer.
-        #[default]
-        Auto = "Auto",
-        Http1 = "Http1" | "HTTP1",
-        /// HTTP/2 if the server offers it over TLS, otherwise HTTP/1.1.
-        Http2 = "Http2" | "HTTP2",
     }
 );
 

@@ -614,7 +614,7 @@ fn sizes_and_times_have_the_forms_that_people_write() {
 #[test]
 fn every_value_of_the_s3_tier_is_taken_and_is_printed_as_it_was() {
     let text = r#"
-s3: {bucket: my.bucket-1, region: US-WEST-04A, endpoint: "https://[fd00::1]:9000", prefix: team/prod, addressingStyle: VirtualHost, accelerate: true, auth: /auth, ca: /ca.crt, checksums: WhenSupported, httpVersion: Http2, maxConcurrency: 8, capacity: 2Ti, evictAtPercent: 95, evictToPercent: 70, expireAfter: 7d, mode: Audit}
+s3: {bucket: my.bucket-1, region: US-WEST-04A, endpoint: "https://[fd00::1]:9000", prefix: team/prod, addressingStyle: VirtualHost, accelerate: true, auth: /auth, ca: /ca.crt, checksums: WhenSupported, maxConcurrency: 8, capacity: 2Ti, evictAtPercent: 95, evictToPercent: 70, expireAfter: 7d, mode: Audit}
 "#;
     let (c, _) = Config::parse(text, false).unwrap();
     let s3 = S3 {
@@ -627,7 +627,6 @@ s3: {bucket: my.bucket-1, region: US-WEST-04A, endpoint: "https://[fd00::1]:9000
         auth: Some("/auth".into()),
         ca: Some("/ca.crt".into()),
         checksums: Checksums::WhenSupported,
-        http_version: HttpVersion::Http2,
         max_concurrency: 8,
         capacity: ByteSize(2 << 40),
         evict_at_percent: 95,

@@ -5,7 +5,6 @@ mod probe;
 
 use super::ConfigFiles;
 use super::tier::Output;
-use crate::config_file::Files;
 use kvcachepool_protocol::check::{Report, Tier};
 use kvcachepool_protocol::config::{Config, WritePolicy};
 use kvcachepool_tiers::{Cause, Kind, Opening, TierError, configured};
@@ -27,7 +26,7 @@ pub struct Args {
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
-    let config = read(&args.files)?;
+    let config = args.files.required()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -43,20 +42,6 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
-}
-
-/// The config in effect. Problems of a file are printed to standard error.
-pub(super) fn read(files: &ConfigFiles) -> Result<Config, String> {
-    let loaded = Files::from(files.clone())
-        .load()
-        .map_err(|e| e.to_string())?;
-    for key in &loaded.unknown {
-        eprintln!("warning: {key}");
-    }
-    if let Some(refused) = &loaded.pool_refused {
-        eprintln!("warning: {refused}");
-    }
-    Ok(loaded.config)
 }
 
 /// Checks all tiers at once: a tier that hangs does not delay the others.
@@ -98,23 +83,22 @@ fn write_text(out: &mut dyn Write, report: &Report) -> std::io::Result<()> {
     if report.tiers.is_empty() {
         return writeln!(out, "the config has no lower tier");
     }
-    let width = |of: fn(&Tier) -> &str, least: usize| {
-        let widths = report.tiers.iter().map(|tier| of(tier).chars().count());
-        widths.fold(least, usize::max)
+    let rows = report.tiers.iter().map(|tier| {
+        let state = if tier.ready { "Ready" } else { "Unavailable" };
+        [&*tier.tier, state, &tier.place, &tier.reason, &tier.message]
+    });
+    let head = ["TIER", "STATE", "WHERE", "REASON", "MESSAGE"];
+    let lines: Vec<_> = std::iter::once(head).chain(rows).collect();
+    let width = |cell: usize| {
+        let widths = lines.iter().map(|line| line[cell].chars().count());
+        widths.max().unwrap_or(0)
     };
-    let tiers = width(|tier| &tier.tier, "redis".len());
-    let places = width(|tier| &tier.place, "where".len());
-    let reasons = width(|tier| &tier.reason, "reason".len());
-    let mut line = |cells: [&str; 5]| {
-        let [tier, state, place, reason, message] = cells;
-        let line =
-            format!("{tier:tiers$}  {state:5}  {place:places$}  {reason:reasons$}  {message}");
-        writeln!(out, "{}", line.trim_end())
-    };
-    line(["tier", "state", "where", "reason", "message"])?;
-    for tier in &report.tiers {
-        let state = if tier.ready { "ready" } else { "down" };
-        line([&tier.tier, state, &tier.place, &tier.reason, &tier.message])?;
+    let [tiers, states, places, reasons] = [0, 1, 2, 3].map(width);
+    for [tier, state, place, reason, message] in &lines {
+        let line = format!(
+            "{tier:tiers$}   {state:states$}   {place:places$}   {reason:reasons$}   {message}"
+        );
+        writeln!(out, "{}", line.trim_end())?;
     }
     Ok(())
 }
@@ -169,9 +153,16 @@ mod tests {
             "{text}"
         );
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[1].starts_with("disk        ready  /"), "{text}");
         assert!(
-            lines[4].starts_with("s3          down   s3://kv-cache at "),
+            lines[0].starts_with("TIER         STATE         WHERE"),
+            "{text}"
+        );
+        assert!(
+            lines[1].starts_with("disk         Ready         /"),
+            "{text}"
+        );
+        assert!(
+            lines[4].starts_with("s3           Unavailable   s3://kv-cache at "),
             "{text}"
         );
         assert!(lines[4].contains("AWS_ACCESS_KEY_ID"), "{text}");

@@ -62,10 +62,7 @@ impl Args {
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
-    let config = match args.files.config {
-        Some(_) => Some(super::check::read(&args.files)?),
-        None => None,
-    };
+    let config = args.files.read()?;
     let report = examined(config.as_ref(), args.asked());
     let text = match args.format.is_json() {
         true => serde_json::to_string_pretty(&report).map_err(|e| e.to_string())? + "\n",

@@ -3,12 +3,11 @@
 use super::convert;
 use super::keys::Outcome;
 use super::read::{Entry, Problem, Read};
+use crate::config_file::INJECTED_FOLDER;
 use kvcachepool_protocol::config::{ByteSize, Duration, PoolKey, Values, pool_keys};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Folder in which injected sidecars have the files of Secrets.
-const FILES: &str = "/etc/kvcachepool";
 /// Tiers, the key with the address of each, and what LMCache's config lacks without it.
 const ADDRESSES: [(&str, &str, &str); 3] = [
     (
@@ -212,9 +211,9 @@ impl Translation {
         for (key, value) in own {
             let value = match (*key, set_by(key).map(|set| &set.values)) {
                 ("redis.urls", _) => json!([value]),
-                ("redis.auth", _) => json!(format!("{FILES}/redis")),
-                ("s3.auth", _) => json!(format!("{FILES}/s3")),
-                ("s3.ca", _) => json!(format!("{FILES}/s3-ca.crt")),
+                ("redis.auth", _) => json!(format!("{INJECTED_FOLDER}/redis")),
+                ("s3.auth", _) => json!(format!("{INJECTED_FOLDER}/s3")),
+                ("s3.ca", _) => json!(format!("{INJECTED_FOLDER}/s3-ca.crt")),
                 (_, Some(Values::Number(_))) => json!(value.parse::<u64>().ok()),
                 _ => json!(value),
             };

@@ -79,10 +79,10 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
 pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> {
     args.target.with(Counts::Unused, async |tier: &dyn Tier| {
         let (mut removed, mut kept, mut sums) = (0, 0, Sums::default());
-        let (mut progress, mut now) = (Progress::new(0), None);
+        let (mut progress, mut now, mut left) = (Progress::new(0), None, None);
         for _ in 0..PASSES_MAX {
             let (mut pages, mut pass, mut bytes) = (Pages::of(tier), 0, 0);
-            kept = 0;
+            (kept, left) = (0, None);
             loop {
                 let mut fit = Vec::new();
                 let swept = pages.sweep(|listed| {
@@ -100,6 +100,7 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
                     break;
                 };
                 pass += swept.objects;
+                left = left.or(swept.whole().err());
                 fit.iter().for_each(|listed| sums.add(listed));
                 if args.objects {
                     progress.clear();
@@ -114,6 +115,9 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
             }
         }
         drop(progress);
+        if let Some(e) = left {
+            return Err(e.into());
+        }
         let report = Report {
             dry_run: args.dry_run,
             objects: sums.objects(),

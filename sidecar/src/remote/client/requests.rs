@@ -77,7 +77,7 @@ impl<'a> Client<'a> {
         if self.pieces + pieces > PIECES_MAX {
             self.release(vec![lease.request]);
             let said = format!("a connection may lease {PIECES_MAX} pieces; end some leases");
-            return Err(ErrorBody::new(ErrorCode::LimitReached, said).into());
+            return Err(ErrorBody::later(ErrorCode::LimitReached, said).into());
         }
         let pin = Pin {
             request: lease.request.clone(),
@@ -276,7 +276,7 @@ fn free_place<V>(held: &HashMap<String, V>, request: &str) -> Result<(), ErrorBo
     }
     if held.len() >= REQUESTS_MAX {
         let said = format!("a connection may have {REQUESTS_MAX} open requests; end some of them");
-        return Err(ErrorBody::new(ErrorCode::LimitReached, said));
+        return Err(ErrorBody::later(ErrorCode::LimitReached, said));
     }
     Ok(())
 }

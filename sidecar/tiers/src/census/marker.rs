@@ -7,6 +7,8 @@ use std::time::Duration;
 const MARK: &str = "kvcachepool counted here:";
 /// Longest text that it can contain.
 pub const TEXT_BYTES: usize = 256;
+/// Clocks that date it may differ by this much. A date further ahead would keep the turn until that time.
+const AHEAD_MAX_S: u64 = 300;
 
 /// The marker as it was found.
 #[derive(Debug)]
@@ -14,10 +16,18 @@ pub struct Marker {
     /// `None`: not counted yet, or not written by this build.
     pub sum: Option<Sum>,
     /// `None`: unknown.
-    pub age: Option<Duration>,
+    age: Option<Duration>,
 }
 
 impl Marker {
+    /// A marker of this date, and the time now by the clock that dates it; `None`: unknown.
+    pub fn new(sum: Option<Sum>, written_s: Option<u64>, now_s: Option<u64>) -> Self {
+        let dates = written_s.zip(now_s);
+        let dates = dates.filter(|(written, now)| *written <= now.saturating_add(AHEAD_MAX_S));
+        let age = dates.map(|(written, now)| Duration::from_secs(now.saturating_sub(written)));
+        Self { sum, age }
+    }
+
     /// The turn, if another sidecar began or finished a count within `young`; `None`: the turn is free.
     pub fn taken(&self, young: Duration) -> Option<Turn> {
         let taken = self.age.is_some_and(|age| age < young);
@@ -50,6 +60,17 @@ pub fn read_text(text: &[u8]) -> Option<Sum> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_marker_from_the_future_takes_no_turn() {
+        let now = 1_000_000;
+        let taken = |written_s| {
+            let marker = Marker::new(None, Some(written_s), Some(now));
+            marker.taken(Duration::from_secs(60)).is_some()
+        };
+        assert!(taken(now) && taken(now - 59) && taken(now + AHEAD_MAX_S));
+        assert!(!taken(now - 60) && !taken(now + AHEAD_MAX_S + 1) && !taken(u64::MAX));
+    }
 
     #[test]
     fn what_is_written_is_read_and_nothing_else() {

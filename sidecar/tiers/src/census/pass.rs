@@ -1,7 +1,8 @@
 //! One complete listing of a place, and the removal of objects that must go. Objects that cannot be removed do not block others.
 
 use super::{Ages, Shared, Sum};
-use crate::{TierError, sweep};
+use crate::TierError;
+use crate::sweep::sweep_most;
 use kvcachepool_protocol::object::ObjectName;
 use std::collections::HashSet;
 use tracing::{info, warn};
@@ -20,7 +21,7 @@ pub(super) async fn pass<S: Shared + ?Sized>(place: &S) -> Result<(), TierError>
         let Some(mut cut) = ages.cut(place.census().excess(bytes), expired) else {
             break;
         };
-        let swept = sweep(place, |listed| {
+        let swept = sweep_most(place, |listed| {
             let spared = place.census().is_held(&listed.name) || kept.contains(&listed.name);
             !spared && cut.takes(listed)
         });
@@ -35,7 +36,7 @@ pub(super) async fn pass<S: Shared + ?Sized>(place: &S) -> Result<(), TierError>
         why = swept.why;
     }
     place.census().could_not_remove(kept.len());
-    let (tier, Sum { objects, bytes }) = (place.kind().name(), went);
+    let (tier, Sum { objects, bytes }) = (place.census().tier(), went);
     if objects > 0 {
         info!(tier, objects, bytes, "evicted the oldest objects");
     }
@@ -61,14 +62,17 @@ async fn count_without<S: Shared + ?Sized>(
     kept: &HashSet<ObjectName>,
 ) -> Result<(u64, Ages), TierError> {
     let (mut sum, mut ages) = (Sum::default(), Ages::default());
-    let looked = sweep(place, |listed| {
+    let looked = sweep_most(place, |listed| {
         sum.add(listed);
         if !kept.contains(&listed.name) {
             ages.add(listed);
         }
         false
     });
-    looked.await?;
+    if let Some(e) = looked.await?.unread {
+        let (tier, reason) = (place.census().tier(), e.cause.name());
+        warn!(tier, reason, error = %e, "cannot read some names in the tier; they are neither counted nor removed");
+    }
     place.census().was_listed(sum);
     Ok((sum.bytes, ages))
 }

@@ -134,7 +134,12 @@ impl Live {
         }
         drop(bad);
         *self.lock.lock() = core.lock();
-        self.threads.lock().push(thread);
+        {
+            let mut threads = self.threads.lock();
+            // Those of earlier openings.
+            threads.retain(|thread| !thread.is_finished());
+            threads.push(thread);
+        }
         let mut state = self.state.lock();
         if matches!(*state, State::Ended) {
             // Nothing else would end its thread.
@@ -176,6 +181,12 @@ impl Live {
             State::On(core) => core.end(end),
             State::Off { .. } | State::Ended => *state = State::Ended,
         }
+    }
+
+    /// Commit threads that are kept to be waited for.
+    #[cfg(test)]
+    pub fn threads(&self) -> usize {
+        self.threads.lock().len()
     }
 
     /// Waits for commit threads.

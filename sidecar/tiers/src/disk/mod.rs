@@ -264,6 +264,7 @@ impl Disk {
             // Counted once, on the first page.
             foreign: if from.is_none() { foreign } else { 0 },
             objects,
+            unread: None,
         })
     }
 }

@@ -36,11 +36,12 @@ use futures::future::try_join_all;
 use kvcachepool_protocol::config;
 use kvcachepool_protocol::object::{Object, ObjectName};
 use object::Version;
+use parking_lot::Mutex;
 use remove::Doomed;
 use root::Root;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
@@ -60,6 +61,7 @@ pub struct Options {
     pub queue: usize,
     /// Time limit of opening the tier: a file server may never answer.
     pub opening: Duration,
+    pub first_look: FirstLook,
     /// Background work; `None` disables it.
     pub census: Option<census::Options>,
     /// Whether the folder may be changed.
@@ -76,10 +78,29 @@ impl Default for Options {
             write_threads: 8,
             queue: 4096,
             opening: Duration::from_secs(15),
+            first_look: FirstLook::default(),
             census: Some(census::Options::default()),
             writes: Writes::default(),
             links: true,
         }
+    }
+}
+
+/// The first look at the folder. A call into a hung mount keeps its thread for as long as the file server is silent: while one does, the
+/// next attempt to open the folder does not start another. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct FirstLook(Arc<Mutex<Weak<()>>>);
+
+impl FirstLook {
+    /// What a look holds until it returns; `None`: an earlier one still runs.
+    fn begin(&self) -> Option<Arc<()>> {
+        let mut last = self.0.lock();
+        let free = last.strong_count() == 0;
+        free.then(|| {
+            let look = Arc::default();
+            *last = Arc::downgrade(&look);
+            look
+        })
     }
 }
 
@@ -94,7 +115,6 @@ pub struct FileSystem {
 struct Live {
     folder: Arc<Folder>,
     census: Census,
-    writes: Writes,
     asks: Pool,
     reads: Pool,
     puts: Pool,
@@ -117,18 +137,38 @@ impl FileSystem {
             let detail = "fileSystem.evictToPercent must not exceed fileSystem.evictAtPercent";
             return Err(TierError::new(Kind::FileSystem, Cause::Config, detail));
         }
-        let (longest, writes) = (options.opening, options.writes.get());
-        let begun = Live::begin(config, &options, move |folder| {
+        let writes = options.writes.get();
+        let look = move |folder: &Folder| {
             folder.root.begin(writes, &folder.clock)?;
             folder.page(None, PAGE_MAX)
+        };
+        Self::open_after(config, options, look).await
+    }
+
+    /// Opens the folder after a look at it, which returns the first page of its listing.
+    async fn open_after(
+        config: &config::FileSystem,
+        options: Options,
+        look: impl FnOnce(&Folder) -> Result<Page, TierError> + Send + 'static,
+    ) -> Result<Self, TierError> {
+        let silent = |since: &str| {
+            let path = path(config);
+            let detail = format!(
+                "no answer from {} {since}; check the mount and the file server",
+                path.display()
+            );
+            TierError::new(Kind::FileSystem, Cause::Timeout, detail)
+        };
+        let first = options.first_look.begin();
+        let first = first.ok_or_else(|| silent("to an earlier attempt to open it"))?;
+        let begun = Live::begin(config, &options, move |folder| {
+            let _until_it_returns = first;
+            look(folder)
         });
+        let longest = options.opening;
         let live = timeout(longest, begun).await.unwrap_or_else(|_| {
             let seconds = longest.as_secs_f64();
-            let detail = format!(
-                "no answer from {} within {seconds:.1} s; check the mount and the file server",
-                path(config).display()
-            );
-            Err(TierError::new(Kind::FileSystem, Cause::Timeout, detail))
+            Err(silent(&format!("within {seconds:.1} s")))
         })?;
         Ok(Self::over(live, options.census))
     }
@@ -205,8 +245,7 @@ impl Live {
         };
         Ok(Arc::new(Self {
             folder,
-            census: Census::new(bounds, &first),
-            writes: options.writes.clone(),
+            census: Census::new(Kind::FileSystem, options.writes.clone(), bounds, &first),
             asks,
             reads: start("fs-read", options.read_threads)?,
             puts: start("fs-write", options.write_threads)?,

@@ -4,7 +4,7 @@ use super::Folder;
 use super::fault::failed;
 use super::object::Version;
 use super::root::is_file;
-use crate::{Cause, Removal, TierError};
+use crate::{Removal, TierError};
 use rustix::fs::{AtFlags, statat, unlinkat};
 use rustix::io::Errno;
 
@@ -23,7 +23,7 @@ pub enum Ended {
     Removed(u64),
     /// It did not exist, or another object has its name.
     Absent,
-    /// Its folder does not permit the removal.
+    /// It cannot be removed, for a reason that may not concern others.
     Refused(TierError),
 }
 
@@ -81,9 +81,9 @@ impl Folder {
             Ok(None) | Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Ok(Ended::Absent),
             Err(e) => {
                 let error = failed("remove", "an object", e).about(doomed.path.clone());
-                match error.cause {
-                    Cause::Denied => Ok(Ended::Refused(error)),
-                    _ => Err(error),
+                match error.of_one_object() {
+                    true => Ok(Ended::Refused(error)),
+                    false => Err(error),
                 }
             }
         });

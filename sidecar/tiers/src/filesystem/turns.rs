@@ -5,7 +5,7 @@ use super::remove::{Doomed, Ended};
 use super::root::{COUNTED_FILE, modified_s, open_file};
 use super::{Folder, Live, PAGE_MAX, fault};
 use crate::census::{Census, Marker, Shared, Sum, TEXT_BYTES, Turn, read_text, text};
-use crate::{Cause, Kind, Listed, Operation, Page, Removal, Source, Swept, TierError};
+use crate::{Cause, Listed, Operation, Page, Removal, Source, Swept, TierError};
 use rustix::fd::AsFd;
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -25,11 +25,9 @@ impl Folder {
         let mut bytes = Vec::new();
         let read = file.take(TEXT_BYTES as u64).read_to_end(&mut bytes);
         read.map_err(|e| self.failed("read", e))?;
-        let age = self.clock.unix_s_or_own().saturating_sub(written);
-        Ok(Some(Marker {
-            sum: read_text(&bytes),
-            age: Some(Duration::from_secs(age)),
-        }))
+        let now = self.clock.unix_s_or_own();
+        let sum = read_text(&bytes);
+        Ok(Some(Marker::new(sum, Some(written), Some(now))))
     }
 
     pub(super) fn turn(&self, young: Duration) -> Result<Turn, TierError> {
@@ -91,16 +89,8 @@ impl Source for Live {
 }
 
 impl Shared for Live {
-    fn kind(&self) -> Kind {
-        Kind::FileSystem
-    }
-
     fn census(&self) -> &Census {
         &self.census
-    }
-
-    fn may_write(&self) -> bool {
-        self.writes.get()
     }
 
     fn unix_s(&self) -> Option<u64> {

@@ -3,12 +3,13 @@
 use super::Folder;
 use super::fault::failed;
 use super::root::{COUNTED_FILE, FORMAT_FILE, NEW, is_file, modified_s, open_folder};
-use crate::{Listed, Page, TierError};
+use crate::{Kind, Listed, Page, TierError};
 use kvcachepool_protocol::object::ObjectName;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{AtFlags, Dir, statat, unlinkat};
 use rustix::io::Errno;
 use std::time::Duration;
+use tracing::warn;
 
 /// Folders on the way to an object: model, layout, first digits of its key.
 const DIGITS: [usize; 3] = [16, 16, 2];
@@ -75,6 +76,16 @@ fn is_gone(e: Errno) -> bool {
     e == Errno::NOENT || e == Errno::STALE
 }
 
+/// Errors of single names do not keep a walk from what else is in the folder: the first one is kept. Others end the walk.
+fn pass_over(unread: &mut Option<TierError>, path: &str, e: Errno) -> Result<(), Errno> {
+    let error = failed("read", "a name in the folder", e).about(path);
+    if !error.of_one_object() {
+        return Err(e);
+    }
+    unread.get_or_insert(error);
+    Ok(())
+}
+
 impl Folder {
     /// At most `limit` objects after this name.
     pub fn page(&self, from: Option<&str>, limit: usize) -> Result<Page, TierError> {
@@ -91,8 +102,18 @@ impl Folder {
     /// Removes unfinished files that were last written at least this long ago, by the clock of the file system. Returns their number.
     pub fn tidy(&self, age: Duration) -> Result<u64, TierError> {
         let dir = self.root.dir()?;
-        let before = self.clock.unix_s_or_own().saturating_sub(age.as_secs());
-        tidy(dir.as_fd(), 0, before).map_err(|e| failed("tidy up", &self.root.place(""), e))
+        let mut tidying = Tidying {
+            before_s: self.clock.unix_s_or_own().saturating_sub(age.as_secs()),
+            removed: 0,
+            unread: None,
+        };
+        let tidied = tidying.folder(dir.as_fd(), "", 0);
+        tidied.map_err(|e| failed("tidy up", &self.root.place(""), e))?;
+        if let Some(e) = tidying.unread {
+            let (tier, reason) = (Kind::FileSystem.name(), e.cause.name());
+            warn!(tier, reason, error = %e, "cannot remove some unfinished files");
+        }
+        Ok(tidying.removed)
     }
 }
 
@@ -126,24 +147,31 @@ impl Walk {
             }
             let full = format!("{path}{slash}{name}");
             match kind {
-                Name::Folder => match open_folder(dir, &name) {
-                    Ok(inner) => {
+                Name::Folder => {
+                    let inside = open_folder(dir, &name).and_then(|inner| {
                         let from = again.then_some(rest);
-                        if !self.folder(inner.as_fd(), &full, depth + 1, from)? {
-                            return Ok(false);
+                        self.folder(inner.as_fd(), &full, depth + 1, from)
+                    });
+                    match inside {
+                        Ok(true) => continue,
+                        Ok(false) => return Ok(false),
+                        Err(Errno::NOTDIR | Errno::LOOP) => {}
+                        Err(e) if is_gone(e) => continue,
+                        Err(e) => {
+                            pass_over(&mut self.page.unread, &full, e)?;
+                            continue;
                         }
-                        continue;
                     }
-                    Err(Errno::NOTDIR | Errno::LOOP) => {}
-                    Err(e) if is_gone(e) => continue,
-                    Err(e) => return Err(e),
-                },
+                }
                 Name::File => {
                     if let Ok(object) = ObjectName::from_s3("", &full) {
                         let found = match statat(dir, &*name, AtFlags::SYMLINK_NOFOLLOW) {
                             Ok(found) => found,
                             Err(e) if is_gone(e) => continue,
-                            Err(e) => return Err(e),
+                            Err(e) => {
+                                pass_over(&mut self.page.unread, &full, e)?;
+                                continue;
+                            }
                         };
                         if is_file(&found) {
                             if self.is_full() {
@@ -178,27 +206,38 @@ impl Walk {
     }
 }
 
-fn tidy(dir: BorrowedFd<'_>, depth: usize, before_s: u64) -> Result<u64, Errno> {
-    let mut removed = 0;
-    for name in names(dir)? {
-        let done = match kind(depth, &name) {
-            Name::Folder => {
-                open_folder(dir, &name).and_then(|inner| tidy(inner.as_fd(), depth + 1, before_s))
+struct Tidying {
+    before_s: u64,
+    removed: u64,
+    /// The error of the first name that was passed over.
+    unread: Option<TierError>,
+}
+
+impl Tidying {
+    fn folder(&mut self, dir: BorrowedFd<'_>, path: &str, depth: usize) -> Result<(), Errno> {
+        for name in names(dir)? {
+            let full = format!("{path}/{name}");
+            let done = match kind(depth, &name) {
+                Name::Folder => open_folder(dir, &name)
+                    .and_then(|inner| self.folder(inner.as_fd(), &full, depth + 1)),
+                Name::New => self.unfinished(dir, &name),
+                Name::File | Name::Known | Name::Foreign => Ok(()),
+            };
+            match done {
+                Ok(()) | Err(Errno::NOTDIR | Errno::LOOP) => {}
+                Err(e) if is_gone(e) => {}
+                Err(e) => pass_over(&mut self.unread, &full, e)?,
             }
-            Name::New => statat(dir, &*name, AtFlags::SYMLINK_NOFOLLOW).and_then(|found| {
-                if !is_file(&found) || modified_s(&found) > before_s {
-                    return Ok(0);
-                }
-                unlinkat(dir, &*name, AtFlags::empty()).map(|()| 1)
-            }),
-            Name::File | Name::Known | Name::Foreign => Ok(0),
-        };
-        match done {
-            Ok(count) => removed += count,
-            Err(Errno::NOTDIR | Errno::LOOP) => {}
-            Err(e) if is_gone(e) => {}
-            Err(e) => return Err(e),
         }
+        Ok(())
     }
-    Ok(removed)
+
+    fn unfinished(&mut self, dir: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
+        let found = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if is_file(&found) && modified_s(&found) <= self.before_s {
+            unlinkat(dir, name, AtFlags::empty())?;
+            self.removed += 1;
+        }
+        Ok(())
+    }
 }

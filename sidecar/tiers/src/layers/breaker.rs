@@ -76,15 +76,23 @@ impl Breaker {
         }
     }
 
+    /// Fails while the breaker refuses such operations, which then need not wait for anything.
+    pub fn check(&self, tier: Kind, op: Op) -> Result<(), TierError> {
+        let refusal = self.switch(op).now.lock().refusal();
+        refusal.map_or(Ok(()), |detail| Err(refused(tier, detail)))
+    }
+
     /// Lets an operation with this deadline through, or refuses it.
     pub fn enter(&self, tier: Kind, op: Op, until: Instant) -> Result<Pass<'_>, TierError> {
-        let switch = if op.writes() {
-            &self.writes
-        } else {
-            &self.reads
-        };
-        let pass = switch.enter(tier, until);
-        pass.map_err(|detail| TierError::new(tier, Cause::BreakerOpen, detail))
+        let pass = self.switch(op).enter(tier, until);
+        pass.map_err(|detail| refused(tier, detail))
+    }
+
+    fn switch(&self, op: Op) -> &Switch {
+        match op.writes() {
+            true => &self.writes,
+            false => &self.reads,
+        }
     }
 
     /// Status of the breaker of lookup, head, get, usage and list.
@@ -96,6 +104,10 @@ impl Breaker {
     pub fn writes(&self) -> Side {
         self.writes.side()
     }
+}
+
+fn refused(tier: Kind, detail: String) -> TierError {
+    TierError::new(tier, Cause::BreakerOpen, detail)
 }
 
 #[derive(Debug)]
@@ -157,26 +169,11 @@ impl Switch {
 
     fn enter(&self, tier: Kind, deadline: Instant) -> Result<Pass<'_>, String> {
         let mut now = self.now.lock();
-        let reason = |now: &Now| {
-            let reason = now.reason.as_ref();
-            reason.map(TierError::to_string).unwrap_or_default()
-        };
-        match now.phase {
-            Phase::Closed { .. } => {}
-            Phase::HalfOpen { .. } => {
-                let reason = reason(&now);
-                return Err(format!(
-                    "waiting for the result of one probe operation after: {reason}"
-                ));
-            }
-            Phase::Open { until, pause } => {
-                let left = until.saturating_duration_since(Instant::now());
-                if !left.is_zero() {
-                    let (seconds, reason) = (left.as_secs_f64(), reason(&now));
-                    return Err(format!("paused for another {seconds:.1} s after: {reason}"));
-                }
-                now.turns(Phase::HalfOpen { pause });
-            }
+        if let Some(refusal) = now.refusal() {
+            return Err(refusal);
+        }
+        if let Phase::Open { pause, .. } = now.phase {
+            now.turns(Phase::HalfOpen { pause });
         }
         Ok(Pass {
             switch: self,
@@ -231,6 +228,27 @@ impl Switch {
 }
 
 impl Now {
+    /// Why an operation is refused at present; `None`: the next one is let through.
+    fn refusal(&self) -> Option<String> {
+        let reason = || {
+            let reason = self.reason.as_ref();
+            reason.map(TierError::to_string).unwrap_or_default()
+        };
+        match self.phase {
+            Phase::Closed { .. } => None,
+            Phase::HalfOpen { .. } => Some(format!(
+                "waiting for the result of one probe operation after: {}",
+                reason()
+            )),
+            Phase::Open { until, .. } => {
+                let left = until.saturating_duration_since(Instant::now());
+                let seconds = left.as_secs_f64();
+                let paused = || format!("paused for another {seconds:.1} s after: {}", reason());
+                (!left.is_zero()).then(paused)
+            }
+        }
+    }
+
     fn turns(&mut self, phase: Phase) {
         self.phase = phase;
         self.turn += 1;

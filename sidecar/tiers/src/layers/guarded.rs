@@ -117,7 +117,7 @@ impl Guarded {
         }
     }
 
-    /// Passes the breaker, and then waits for its share of the limits.
+    /// Waits for its share of the limits, and then passes the breaker: a wait here says nothing about the tier.
     async fn attempt<'a, T>(
         &'a self,
         asked: &Asked,
@@ -125,12 +125,10 @@ impl Guarded {
         operation: impl FnOnce() -> Operation<'a, T>,
     ) -> Result<T, TierError> {
         let tier = self.info().kind;
+        self.breaker.check(tier, asked.op)?;
+        let _permit = self.limits.enter(tier, asked.op, asked.bytes).await?;
         let pass = self.breaker.enter(tier, asked.op, until)?;
-        let answer = async {
-            let _permit = self.limits.enter(tier, asked.op, asked.bytes).await?;
-            operation().await
-        };
-        let answer = answer.await;
+        let answer = operation().await;
         pass.leave(answer.as_ref().err());
         answer
     }

@@ -19,6 +19,8 @@ enum Step {
     Fail(Cause),
     /// Fails as one of several servers.
     FailInPart(Cause),
+    /// Fails because of object 0.
+    FailAbout(Cause),
     FailAfter(Duration, Cause),
     After(Duration),
     Hang,
@@ -85,6 +87,11 @@ impl Scripted {
     /// The next call fails as one of several servers.
     pub fn fail_in_part(&self, cause: Cause) {
         self.steps.lock().push_back(Step::FailInPart(cause));
+    }
+
+    /// The next call fails because of object 0.
+    pub fn fail_about(&self, cause: Cause) {
+        self.steps.lock().push_back(Step::FailAbout(cause));
     }
 
     /// The next `times` calls fail.
@@ -166,6 +173,9 @@ impl Scripted {
                     ..e
                 })
             }),
+            Some(Step::FailAbout(cause)) => {
+                Box::pin(async move { failed(cause).map_err(|e| e.about(name(0).s3(""))) })
+            }
             Some(Step::After(pause)) => Box::pin(async move {
                 tokio::time::sleep(pause).await;
                 Ok(answer)

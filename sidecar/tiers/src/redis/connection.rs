@@ -73,8 +73,6 @@ pub struct Connection {
     in_transaction: bool,
     /// The user may extend the life of objects on this server, as far as is known.
     renews: bool,
-    /// Whether objects are written by one command over it; `None` before the first write.
-    writes_at_once: Option<bool>,
     /// Whether the server has sent anything yet.
     spoken: bool,
     since: Instant,
@@ -100,7 +98,6 @@ impl Connection {
             watches: 0,
             in_transaction: false,
             renews: true,
-            writes_at_once: None,
             spoken: false,
             since: Instant::now(),
             heard: Instant::now(),
@@ -137,22 +134,6 @@ impl Connection {
     /// Whether the user may extend the life of objects here.
     pub fn renews(&self) -> bool {
         self.renews
-    }
-
-    /// Whether an object is written by one command as large as the object. The first object is not: a server that wants a password closes
-    /// the connection on such a large command.
-    pub fn writes_at_once(&self) -> bool {
-        self.writes_at_once == Some(true)
-    }
-
-    /// Records that an object was written.
-    pub fn wrote(&mut self) {
-        self.writes_at_once.get_or_insert(true);
-    }
-
-    /// Records that the user may not write by one command.
-    pub fn must_look(&mut self) {
-        self.writes_at_once = Some(false);
     }
 
     /// Why it broke, if it did.
@@ -214,11 +195,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Adds a command that sets `keys` keys; each follows by [`Self::pair`] or [`Self::short_pair`].
-    pub fn begin_pairs(&mut self, command: &[u8], keys: usize) {
+    /// Adds an MSET of `keys` keys; each follows by [`Self::pair`].
+    pub fn begin_pairs(&mut self, keys: usize) {
         self.begins();
         resp::begin(&mut self.output, 1 + 2 * keys);
-        resp::word(&mut self.output, command);
+        resp::word(&mut self.output, b"MSET");
     }
 
     /// Adds a key and bytes of the span to a command. They are sent before the next reply is awaited, or before another segment.
@@ -247,12 +228,6 @@ impl Connection {
         }
         self.output.extend_from_slice(b"\r\n");
         Ok(())
-    }
-
-    /// Adds a key and a short value to a command.
-    pub fn short_pair(&mut self, key: &str, value: &[u8]) {
-        resp::word(&mut self.output, key.as_bytes());
-        resp::word(&mut self.output, value);
     }
 
     /// Sends the output if it contains a segment.

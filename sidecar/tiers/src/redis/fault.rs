@@ -114,11 +114,6 @@ pub fn is_denied(text: &str) -> bool {
     text.starts_with("NOPERM")
 }
 
-/// Whether the server has no room for a write.
-pub fn is_full(text: &str) -> bool {
-    text.starts_with("OOM")
-}
-
 /// Whether the server is of no use for a while, as if it were unreachable.
 pub fn is_of_the_server(text: &str) -> bool {
     let kind = text.split(' ').next().unwrap_or_default();
@@ -126,7 +121,7 @@ pub fn is_of_the_server(text: &str) -> bool {
 }
 
 /// The rights of the Redis user. `docs/guides/tiers.md` has the same sentence.
-const RIGHTS: &str = "the user needs these commands on keys kvcp:*: GET GETRANGE SET MSET MSETNX DEL EXISTS PEXPIRE PERSIST SCAN \
+const RIGHTS: &str = "the user needs these commands on keys kvcp:*: GET GETRANGE SET MSET DEL EXISTS PEXPIRE PERSIST SCAN \
     INFO WATCH UNWATCH MULTI EXEC; with Sentinel ROLE, with a cluster CLUSTER SLOTS and ASKING, with a database other than 0 SELECT";
 
 /// The cause of an error text, and advice.

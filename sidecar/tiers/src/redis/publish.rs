@@ -1,10 +1,9 @@
-//! Writes an object over one connection. A short object is written by one command if no part of it exists; otherwise, and with a TTL, and
-//! on a connection's first write, by one transaction. The parts of a longer object have an expiry until all of them exist; then a
-//! transaction removes the expiry of header and segments at once. So a writer that dies leaves nothing permanent, and no header outlives
-//! its segments.
+//! Writes an object over one connection. A short object is written by one transaction. The parts of a longer object have an expiry until
+//! all of them exist; then a transaction removes the expiry of header and segments at once. So a writer that dies leaves nothing
+//! permanent, and no header outlives its segments.
 
 use super::connection::{COPIED_BYTES, Connection, Open, Words};
-use super::fault::{Fault, is_denied, is_full};
+use super::fault::Fault;
 use super::objects::{ask_record, keys, own_record, remove_if, remove_segments, there};
 use super::record::{Record, pieces};
 use super::resp::Reply;
@@ -43,8 +42,6 @@ struct Draft<'a> {
 /// How segments are sent.
 #[derive(Clone, Copy)]
 enum Way<'a> {
-    /// By one command with one reply, without expiry, with the header behind them, if no key exists.
-    IfNone,
     /// By one command, without expiry. A reply per segment would cost the server a call, and wake this task while it sends.
     Together,
     /// By one command per segment, with this expiry in milliseconds.
@@ -61,7 +58,7 @@ enum There {
     Whole,
 }
 
-/// Writes an object. A caller that expects other writers should look it up first: the bytes of an existing object may be sent needlessly.
+/// Writes an object, unless it exists.
 pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, Fault> {
     let (object, name) = (&put.object, put.object.name());
     let lengths = object.sections.iter().map(|s| s.stored_bytes);
@@ -101,24 +98,9 @@ impl Draft<'_> {
 
     /// Writes segments and header at once, unless the object exists.
     async fn write_at_once(&self, c: &mut Connection) -> Result<Stored, Fault> {
-        let mut full = None;
-        if self.ttl.is_none() && c.writes_at_once() {
-            match self.write_if_none(c).await {
-                Ok(true) => return Ok(Stored::New),
-                Ok(false) => {}
-                // The existing object of another writer stays.
-                Err(Fault::Refused(text)) if is_full(&text) => full = Some(text),
-                Err(Fault::Refused(text)) if is_denied(&text) => c.must_look(),
-                Err(fault) => return Err(fault),
-            }
-        }
         for _ in 0..CHANGES_MAX {
             let (there, open) = self.look_and_begin(c).await?;
             let renewed = match there {
-                There::No | There::InPart if full.is_some() => {
-                    c.end(open, 0).await?;
-                    return Err(Fault::Refused(full.unwrap_or_default()));
-                }
                 There::No => None,
                 // The existing object may be staged: it would expire if its writer died.
                 There::InPart => Some(self.name.redis()),
@@ -151,29 +133,10 @@ impl Draft<'_> {
                 commands += 1;
             }
             if c.end(open, commands).await?.is_some() {
-                c.wrote();
                 return Ok(Stored::New);
             }
         }
         Err(changes_all_the_time())
-    }
-
-    /// Writes segments and header by one command without expiry. False: some key exists, and nothing was written. A check before would cost
-    /// a round trip, and the server five commands.
-    async fn write_if_none(&self, c: &mut Connection) -> Result<bool, Fault> {
-        let (_, right) = self.send(c, Way::IfNone).await?;
-        if !right {
-            // The connection is not used again, and the command never completes.
-            return Err(wrong_bytes());
-        }
-        c.short_pair(&self.name.redis(), &self.value);
-        match c.optional().await? {
-            Reply::Integer(set) => Ok(set == 1),
-            Reply::Error(text) => Err(Fault::Refused(text)),
-            _ => Err(Fault::protocol(
-                "unexpected reply to MSETNX: expected an integer",
-            )),
-        }
     }
 
     /// Writes the segments, then the header, and then removes their expiry.
@@ -263,12 +226,8 @@ impl Draft<'_> {
     async fn send(&self, c: &mut Connection, way: Way<'_>) -> Result<(usize, bool), Fault> {
         let segments = self.keys.len() - 1;
         let open = match way {
-            Way::IfNone => {
-                c.begin_pairs(b"MSETNX", segments + 1);
-                1
-            }
             Way::Together if segments > 0 => {
-                c.begin_pairs(b"MSET", segments);
+                c.begin_pairs(segments);
                 1
             }
             Way::Together | Way::Staged(_) => 0,
@@ -285,9 +244,7 @@ impl Draft<'_> {
                 digest.came(span, piece.at, piece.bytes);
                 let key = self.name.redis_segment(&self.record.head, piece.segment);
                 match way {
-                    Way::IfNone | Way::Together => {
-                        c.pair(&key, span, piece.at, piece.bytes).await?;
-                    }
+                    Way::Together => c.pair(&key, span, piece.at, piece.bytes).await?,
                     Way::Staged(ms) => {
                         while !window.has_room(piece.bytes) {
                             window.came();

@@ -3,15 +3,19 @@
 use super::connection::Connection;
 use super::fault::{Fault, redirect};
 use super::marks::is_mark;
+use super::objects::exist;
 use super::record::{RECORD_BYTES, Record};
 use super::resp::Reply;
 use crate::{Cause, Kind, Listed, TierError, Usage};
 use kvcachepool_protocol::object::{ObjectName, REDIS_PREFIX};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 /// Range of keys that the server checks per SCAN.
 const COUNTS: std::ops::RangeInclusive<usize> = 100..=1_000;
+/// Expiry of segments without a header, in milliseconds: not shorter than that of segments whose header is not written yet.
+const LOST_MS: &[u8] = b"120000";
 
 /// Position of a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -71,7 +75,8 @@ impl FromStr for Place {
     }
 }
 
-/// Finds keys of objects and advances the position. Returns the number of foreign keys with our prefix.
+/// Finds keys of objects and advances the position. Returns the number of foreign keys with our prefix. Segments without a header get an
+/// expiry.
 pub async fn find(c: &mut Connection, place: &mut Place, wanted: usize) -> Result<u64, Fault> {
     let Some(cursor) = place.cursor else {
         return Ok(0);
@@ -95,14 +100,14 @@ pub async fn find(c: &mut Connection, place: &mut Place, wanted: usize) -> Resul
     };
     let next = std::str::from_utf8(next).ok().and_then(|n| n.parse().ok());
     let next: u64 = next.ok_or_else(strange)?;
-    let mut foreign = 0;
+    let (mut foreign, mut segments) = (0, BTreeMap::<_, Vec<_>>::new());
     for key in keys {
         let Reply::Bulk(key) = key else {
             return Err(strange());
         };
         let key = String::from_utf8_lossy(key).into_owned();
         match ObjectName::from_redis(&key) {
-            Ok((_, true)) => {}
+            Ok((name, true)) => segments.entry(name.redis()).or_default().push(key),
             Ok((_, false)) => place.found.push(key),
             Err(_) if is_mark(&key) => {}
             Err(_) => foreign += 1,
@@ -111,7 +116,30 @@ pub async fn find(c: &mut Connection, place: &mut Place, wanted: usize) -> Resul
     place.found.sort_unstable();
     place.found.dedup();
     place.cursor = (next != 0).then_some(next);
+    expire_lost(c, segments).await?;
     Ok(foreign)
+}
+
+/// Lets the segments of absent headers expire. The server evicts keys one by one, and nothing finds what is left of an object without its
+/// header. Segments of a write in progress expire sooner, and their expiry is not changed.
+async fn expire_lost(
+    c: &mut Connection,
+    segments: BTreeMap<String, Vec<String>>,
+) -> Result<(), Fault> {
+    let heads: Vec<String> = segments.keys().cloned().collect();
+    let there = exist(c, &heads).await?;
+    // While a slot of a cluster moves, a header may be on the other node, which is an error here.
+    let lost = segments.into_values().zip(there);
+    let lost = lost.filter(|(_, there)| matches!(there, Ok(false)));
+    let lost: Vec<String> = lost.flat_map(|(keys, _)| keys).collect();
+    for key in &lost {
+        c.command(&[b"PEXPIRE", key.as_bytes(), LOST_MS, b"LT"]);
+    }
+    for _ in &lost {
+        // Only users who may write can do this, and only servers from version 7 on.
+        c.renewed().await?;
+    }
+    Ok(())
 }
 
 /// Describes the objects of these keys. Returns the number of foreign keys.

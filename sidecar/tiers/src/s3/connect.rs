@@ -5,8 +5,8 @@ use crate::{Span, raw};
 use hyper::Uri;
 use hyper::http::uri::Scheme;
 use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::HttpConnector as Tcp;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
-use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector as Tcp};
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::TokioIo;
 use rustix::fd::AsFd;
@@ -168,22 +168,6 @@ impl Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream),
             Self::Tls(stream) => Pin::new(stream),
-        }
-    }
-}
-
-impl Connection for Stream {
-    fn connected(&self) -> Connected {
-        match self {
-            Self::Plain(stream) => stream.connected(),
-            Self::Tls(stream) => {
-                let (below, session) = stream.inner().get_ref();
-                let connected = below.get_ref().connected();
-                match session.alpn_protocol() {
-                    Some(b"h2") => connected.negotiated_h2(),
-                    _ => connected,
-                }
-            }
         }
     }
 }

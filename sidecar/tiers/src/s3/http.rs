@@ -1,5 +1,5 @@
-//! The HTTP client below the SDK: sets ALPN, roots, buffers, and timeouts of idle and dead connections. It follows no redirects, retries
-//! only requests that were never sent, and knows nothing of S3.
+//! The HTTP/1.1 client below the SDK: sets roots, buffers, and timeouts of idle and dead connections. It follows no redirects, retries only
+//! requests that were never sent, and knows nothing of S3.
 
 use super::clock;
 use super::connect::{Connector, Failed};
@@ -18,10 +18,7 @@ use hyper::body::{Body, Bytes};
 use hyper::header::RANGE;
 use hyper::http::uri::Scheme;
 use hyper::{Method, Request, Response};
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector as Tcp;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use kvcachepool_protocol::config::HttpVersion;
 use parking_lot::Mutex;
 use rustls::RootCertStore;
 use std::fmt;
@@ -35,10 +32,6 @@ const CONNECT: Duration = Duration::from_secs(3);
 const IDLE: Duration = Duration::from_secs(20);
 /// A connection ends after this long with unacknowledged bytes or probes.
 const DEAD: Duration = Duration::from_secs(10);
-/// Interval, and response time, of pings on an HTTP/2 connection with a request.
-const PING: Duration = Duration::from_secs(5);
-/// Window of an HTTP/2 stream, and buffer of its body: as much as an HTTP/1 connection uses.
-const STREAM_BYTES: u32 = 256 << 10;
 /// Bytes of a read: the memory of a connection, and its read-ahead.
 const READ_BYTES: usize = 256 << 10;
 /// Limit of a response that is not an object, and is read as a whole. The longest page of a listing, 1,000 names of 1 KiB, is a quarter.
@@ -47,18 +40,10 @@ const WORDS_BYTES: usize = 16 << 20;
 /// Connections, shared by all clones.
 #[derive(Clone)]
 pub struct Http {
-    transport: Transport,
+    connections: Connections,
     clock: Arc<Clock>,
     /// Whether a server ever answered.
     answered: Arc<AtomicBool>,
-}
-
-#[derive(Clone)]
-enum Transport {
-    /// Each request uses its own HTTP/1.1 connection.
-    Own(Connections),
-    /// Requests share HTTP/2 connections, if the server supports it.
-    Shared(Box<Client<Connector, SdkBody>>),
 }
 
 /// A response that violates HTTP.
@@ -80,7 +65,6 @@ impl Http {
     /// Without connections yet. Trusts these authorities. `clock` receives the dates of responses.
     pub fn new(
         roots: impl Into<Arc<RootCertStore>>,
-        version: HttpVersion,
         idle: usize,
         clock: Arc<Clock>,
     ) -> Result<Self, TierError> {
@@ -92,41 +76,15 @@ impl Http {
         tcp.set_keepalive_interval(Some(DEAD / 3));
         tcp.set_keepalive_retries(Some(3));
         tcp.set_tcp_user_timeout(Some(DEAD));
-        let mut tls = tls::client(roots.into(), None)
+        let tls = tls::client(roots.into(), None)
             .map_err(|e| TierError::new(Kind::S3, Cause::Config, e.to_string()))?;
-        let transport = match version {
-            HttpVersion::Auto | HttpVersion::Http1 => {
-                let connector = Connector::new(tcp, tls, CONNECT);
-                Transport::Own(Connections::new(connector, READ_BYTES, idle, IDLE))
-            }
-            HttpVersion::Http2 => {
-                tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-                let connector = Connector::new(tcp, tls, CONNECT);
-                Transport::Shared(Box::new(shared(connector, idle)))
-            }
-        };
+        let connector = Connector::new(tcp, tls, CONNECT);
         Ok(Self {
-            transport,
+            connections: Connections::new(connector, READ_BYTES, idle, IDLE),
             clock,
             answered: Arc::default(),
         })
     }
-}
-
-fn shared(connector: Connector, idle: usize) -> Client<Connector, SdkBody> {
-    Client::builder(TokioExecutor::new())
-        .pool_timer(TokioTimer::new())
-        .timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE)
-        .pool_max_idle_per_host(idle)
-        .http1_max_buf_size(READ_BYTES)
-        // A slow reader must not use up the window of a shared connection.
-        .http2_initial_stream_window_size(Some(STREAM_BYTES))
-        .http2_initial_connection_window_size(Some(1 << 30))
-        .http2_max_send_buf_size(STREAM_BYTES as usize)
-        .http2_keep_alive_interval(Some(PING))
-        .http2_keep_alive_timeout(PING)
-        .build(connector)
 }
 
 impl fmt::Debug for Http {
@@ -147,7 +105,7 @@ impl Bypass {
 }
 
 /// Sends a request on its own connection. A response whose body bypasses the SDK has an empty one.
-async fn own(
+async fn send(
     connections: &Connections,
     request: Request<SdkBody>,
 ) -> Result<Response<SdkBody>, Failed> {
@@ -195,23 +153,15 @@ impl HttpConnector for Http {
             Ok(request) => request,
             Err(e) => return HttpConnectorFuture::ready(Err(ConnectorError::user(e.into()))),
         };
-        let (transport, clock) = (self.transport.clone(), self.clock.clone());
-        let answered = self.answered.clone();
+        let Self {
+            connections,
+            clock,
+            answered,
+        } = self.clone();
         let server = request.uri().authority().cloned();
         let plain = request.uri().scheme() == Some(&Scheme::HTTP);
         HttpConnectorFuture::new(async move {
-            let answer = match transport {
-                Transport::Own(connections) => own(&connections, request).await,
-                Transport::Shared(client) => {
-                    let object = asks_for_an_object(&request);
-                    let answer = client.request(request).await.map_err(Into::into);
-                    answer.map(|answer| {
-                        let object = object && answer.status().is_success();
-                        answer.map(|body| read_by_the_sdk(body, object))
-                    })
-                }
-            };
-            let answer = answer.map_err(|source| {
+            let answer = send(&connections, request).await.map_err(|source| {
                 let server = server.map_or_else(String::new, |server| server.to_string());
                 let never = plain && !answered.load(Relaxed);
                 let unanswered = Unanswered {

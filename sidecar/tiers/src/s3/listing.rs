@@ -2,16 +2,21 @@
 
 use super::fault::{Answer, failed, found};
 use super::request::Requests;
-use crate::{Cause, Listed, Page, TierError};
+use crate::{Cause, Listed, Page, Status, TierError};
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::ObjectName;
+use std::time::Duration;
+use tokio::time::sleep;
 
 /// Most names of a page, and of a batch removal.
 pub const PAGE_MAX: usize = 1_000;
 /// Concurrent requests about single objects.
 const AT_ONCE: usize = 32;
+/// Attempts to remove a key that the server refuses for a moment, and the pause before the second one; it doubles.
+const TRIES: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A name that could not be removed, and the error.
 pub type Refused = (String, TierError);
@@ -99,16 +104,34 @@ impl Requests {
     pub async fn delete_some(&self, keys: &[String]) -> Result<Vec<Refused>, TierError> {
         let mut refused = Vec::new();
         for batch in keys.chunks(PAGE_MAX) {
-            let at_once = match self.batches() {
-                true => self.delete_batch(batch).await?,
-                false => None,
-            };
-            refused.extend(match at_once {
-                Some(refused) => refused,
-                None => self.delete_each(batch).await?,
-            });
+            let (mut left, mut tries, mut pause) = (batch.to_vec(), 1, PAUSE);
+            loop {
+                let failed = self.delete_once(&left).await?;
+                let temporary = |(_, e): &Refused| e.cause.status() == Status::Temporary;
+                let (again, stay): (Vec<_>, Vec<_>) = failed.into_iter().partition(temporary);
+                refused.extend(stay);
+                if again.is_empty() || tries == TRIES {
+                    refused.extend(again);
+                    break;
+                }
+                left = again.into_iter().map(|(key, _)| key).collect();
+                sleep(pause).await;
+                (tries, pause) = (tries + 1, pause * 2);
+            }
         }
         Ok(refused)
+    }
+
+    /// The names of a batch that the server refuses to remove, perhaps only for a moment.
+    async fn delete_once(&self, keys: &[String]) -> Result<Vec<Refused>, TierError> {
+        let at_once = match self.batches() {
+            true => self.delete_batch(keys).await?,
+            false => None,
+        };
+        match at_once {
+            Some(refused) => Ok(refused),
+            None => self.delete_each(keys).await,
+        }
     }
 
     /// Removes the object with this name and ETag. False: the name now belongs to another object, which is kept.

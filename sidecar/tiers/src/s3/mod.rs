@@ -44,6 +44,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
+use tracing::warn;
+
+/// What a bucket with versioning needs.
+const VERSIONS: &str = "the bucket keeps removed objects as noncurrent versions, so removing frees no room; \
+    add a lifecycle rule with NoncurrentVersionExpiration";
 
 /// Settings of the tier.
 #[derive(Debug, Clone)]
@@ -105,7 +110,6 @@ struct Live {
     requests: Requests,
     known: Known,
     census: Census,
-    writes: Writes,
     marks: Option<Arc<dyn Marks>>,
     /// Time of the bucket's last answer; `None` after a failure.
     answered: Mutex<Option<Instant>>,
@@ -129,8 +133,13 @@ impl S3 {
 
     async fn open_patiently(config: &config::S3, options: Options) -> Result<Self, TierError> {
         let requests = Requests::open(config).await?;
-        let first = requests.probe(options.writes.get()).await?;
-        Ok(Self::over(requests, config, options, &first))
+        let probed = requests.probe(options.writes.get()).await?;
+        let mut tier = Self::over(requests, config, options, &probed.first);
+        if probed.keeps_versions {
+            warn!(tier = Kind::S3.name(), bucket = config.bucket, "{VERSIONS}");
+            tier.info.remark = Some(VERSIONS.into());
+        }
+        Ok(tier)
     }
 
     /// Opens it for a tool: without background work and without a request, so that its content is not known.
@@ -155,8 +164,7 @@ impl S3 {
         let live = Arc::new(Live {
             requests,
             known: Known::new(options.known, options.known_for),
-            census: Census::new(bounds(config), first),
-            writes: options.writes.clone(),
+            census: Census::new(Kind::S3, options.writes.clone(), bounds(config), first),
             marks: options.marks.clone(),
             answered: Mutex::new(Some(Instant::now())),
         });

@@ -16,9 +16,21 @@ fn own_name() -> &'static str {
     NAME.get_or_init(|| format!("{PROBE}-{:016x}", fastrand::u64(..)))
 }
 
+/// What a probe found.
+#[derive(Debug)]
+pub struct Probed {
+    /// The first page of the listing.
+    pub first: Page,
+    /// The bucket keeps what is removed, as a version that is not current. Unknown without writes.
+    pub keeps_versions: bool,
+}
+
 /// Result of putting a probe.
 enum Try {
-    Placed,
+    Placed {
+        /// The object is a version of its own. Where versioning is suspended, it is the version `null`, which a removal removes.
+        versioned: bool,
+    },
     /// The server reports an existing object.
     Refused,
     /// The server does not support the condition.
@@ -26,32 +38,37 @@ enum Try {
 }
 
 impl Requests {
-    /// Tries reading, and with `writes` also writing and removing. Returns the first page of the listing.
-    pub async fn probe(&self, writes: bool) -> Result<Page, TierError> {
+    /// Tries reading, and with `writes` also writing and removing.
+    pub async fn probe(&self, writes: bool) -> Result<Probed, TierError> {
         let key = self.own_key(own_name());
-        if writes {
-            self.probe_writes(&key).await?;
-        } else {
-            // Unknown: if writes are allowed later, each put looks the object up first.
-            self.not_conditional();
-        }
-        let page = self.list(None, super::listing::PAGE_MAX).await?;
+        let keeps_versions = match writes {
+            true => self.probe_writes(&key).await?,
+            false => {
+                // Unknown: if writes are allowed later, each put looks the object up first.
+                self.not_conditional();
+                false
+            }
+        };
+        let first = self.list(None, super::listing::PAGE_MAX).await?;
         if !writes {
             // Only credentials that may list get a clear answer about a missing object.
             self.get_probe(&key).await?;
         }
-        Ok(page)
+        Ok(Probed {
+            first,
+            keeps_versions,
+        })
     }
 
-    /// Puts, gets and removes an object; finds out what the server supports.
-    async fn probe_writes(&self, key: &str) -> Result<(), TierError> {
+    /// Puts, gets and removes an object; finds out what the server supports. Returns whether the bucket keeps versions.
+    async fn probe_writes(&self, key: &str) -> Result<bool, TierError> {
         let tried = self.try_object(key).await;
         // On every path: after a missing response the object may exist.
         let removed = self.delete(&[key.to_string()]).await;
-        tried?;
+        let versioned = tried?;
         removed?;
         match self.get_probe(key).await {
-            Ok(false) => Ok(()),
+            Ok(false) => Ok(versioned),
             Ok(true) => Err(found(
                 self.asked("s3:DeleteObject", Some(key)),
                 Cause::Protocol,
@@ -67,26 +84,26 @@ impl Requests {
         }
     }
 
-    /// Puts an object and gets it.
-    async fn try_object(&self, key: &str) -> Result<(), TierError> {
+    /// Puts an object and gets it. Returns whether it is a version of its own.
+    async fn try_object(&self, key: &str) -> Result<bool, TierError> {
         let mut first = self.put_probe(key, true).await?;
         if matches!(first, Try::Refused) {
             // An earlier attempt of this process may have left it.
             self.delete(&[key.to_string()]).await?;
             first = self.put_probe(key, true).await?;
         }
-        let keeps = match first {
-            Try::Placed => !matches!(self.put_probe(key, true).await?, Try::Placed),
-            Try::Refused | Try::Unknown => {
-                self.put_probe(key, false).await?;
-                false
+        let (keeps, placed) = match first {
+            Try::Placed { .. } => {
+                let again = self.put_probe(key, true).await?;
+                (!matches!(again, Try::Placed { .. }), first)
             }
+            Try::Refused | Try::Unknown => (false, self.put_probe(key, false).await?),
         };
         if !keeps {
             self.not_conditional();
         }
         match self.get_probe(key).await? {
-            true => Ok(()),
+            true => Ok(matches!(placed, Try::Placed { versioned: true })),
             false => Err(found(
                 self.asked("s3:GetObject", Some(key)),
                 Cause::Gone,
@@ -110,8 +127,12 @@ impl Requests {
             .set_if_none_match(conditional.then(|| "*".to_string()))
             .body(ByteStream::from_static(TEXT))
             .send();
-        let Err(e) = self.ask(sent).await else {
-            return Ok(Try::Placed);
+        let e = match self.ask(sent).await {
+            Ok(placed) => {
+                let versioned = placed.version_id().is_some_and(|id| id != "null");
+                return Ok(Try::Placed { versioned });
+            }
+            Err(e) => e,
         };
         let answer = Answer::of(&e);
         match conditional {

@@ -17,7 +17,7 @@ use aws_sdk_s3::config::{
     ResponseChecksumValidation, StalledStreamProtectionConfig,
 };
 use aws_sdk_s3::types::ChecksumAlgorithm;
-use kvcachepool_protocol::config::{AddressingStyle, Checksums, HttpVersion, S3};
+use kvcachepool_protocol::config::{AddressingStyle, Checksums, S3};
 use kvcachepool_protocol::object::ObjectName;
 use rustls::RootCertStore;
 use std::net::IpAddr;
@@ -160,7 +160,7 @@ async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
             .await
             .ok_or_else(|| failed("the system has no certificate authorities; set s3.ca"))?,
     };
-    let http = Http::new(roots, config.http_version, idle, clock.clone())?;
+    let http = Http::new(roots, idle, clock.clone())?;
     let mut builder = options(config)?.http_client(http);
     // For credentials that are not in files, and for a region that is not in the config.
     let chain = match (&config.auth, region(config)) {
@@ -241,7 +241,7 @@ async fn chain(config: &S3) -> Result<SdkConfig, TierError> {
         roots.roots.extend(authorities(path).await?.roots);
     }
     // The clock of a credential server is not needed.
-    let http = Http::new(roots, HttpVersion::Http1, 1, Arc::default())?;
+    let http = Http::new(roots, 1, Arc::default())?;
     let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12())
         .app_name(app_name()?)
         .http_client(http);

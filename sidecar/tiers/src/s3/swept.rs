@@ -3,7 +3,7 @@
 use super::listing::PAGE_MAX;
 use super::{Live, sizes};
 use crate::census::{Census, Shared, Sum, Turn};
-use crate::{Kind, Listed, Operation, Page, Source, Status, Swept, TierError, directory};
+use crate::{Listed, Operation, Page, Source, Status, Swept, TierError, directory};
 use kvcachepool_protocol::object::ObjectName;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -55,16 +55,8 @@ async fn again<T, F: Future<Output = Result<T, TierError>>>(
 }
 
 impl Shared for Live {
-    fn kind(&self) -> Kind {
-        Kind::S3
-    }
-
     fn census(&self) -> &Census {
         &self.census
-    }
-
-    fn may_write(&self) -> bool {
-        self.writes.get()
     }
 
     fn unix_s(&self) -> Option<u64> {

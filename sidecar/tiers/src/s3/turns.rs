@@ -90,8 +90,6 @@ impl Requests {
         };
         let written = answer.last_modified.map(|at| at.secs());
         let written = written.and_then(|at| u64::try_from(at).ok());
-        let now = self.clock.unix_s();
-        let age = now.zip(written).map(|(now, at)| now.saturating_sub(at));
         // An object of a foreign writer may have any length.
         let short = answer
             .content_length
@@ -105,7 +103,7 @@ impl Requests {
             }
             false => None,
         };
-        let age = age.map(Duration::from_secs);
-        Ok(Some((Marker { sum, age }, answer.e_tag)))
+        let marker = Marker::new(sum, written, self.clock.unix_s());
+        Ok(Some((marker, answer.e_tag)))
     }
 }

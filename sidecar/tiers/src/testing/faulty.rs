@@ -133,7 +133,7 @@ impl Faulty {
         tls: Option<Certificates>,
         script: impl Fn(&Asked) -> Reply + Send + Sync + 'static,
     ) -> Self {
-        let acceptor = tls.as_ref().map(|tls| tls.acceptor(&[]));
+        let acceptor = tls.as_ref().map(|tls| tls.acceptor());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let heard: Arc<Heard> = Arc::default();

@@ -260,7 +260,7 @@ pub fn open(urls: &[String]) -> Redis {
     Redis::open(&settings(urls)).unwrap()
 }
 
-/// The same with a TTL of 1,000 s: puts look the object up first.
+/// The same with a TTL of 1,000 s.
 pub fn with_ttl(urls: &[String]) -> Redis {
     let mut settings = settings(urls);
     settings.ttl = Duration::from_secs(1_000);
@@ -293,12 +293,6 @@ impl Spot {
         if let Err(e) = self.tier.put(sample.put(&self.memory)).await {
             panic!("{e}");
         }
-    }
-
-    /// Puts an object and removes it: the first write of a connection does not use a single command.
-    pub async fn begin_to_write(&self, sample: &Sample, server: &Server) {
-        self.put(sample).await;
-        server.say(&["FLUSHALL"]);
     }
 
     /// Gets an object, whose bytes must be those of the put.

@@ -197,6 +197,7 @@ impl Tier for Shelf {
                 objects: page.into_iter().map(|(_, kept)| listed(kept)).collect(),
                 foreign: 0,
                 next: rest.next().and(last),
+                unread: None,
             })
         })
     }

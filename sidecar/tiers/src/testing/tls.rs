@@ -52,24 +52,22 @@ impl Certificates {
         self.folder.path().join(name)
     }
 
-    /// The server's side of handshakes; offers these protocols.
-    pub fn acceptor(&self, protocols: &[&[u8]]) -> TlsAcceptor {
+    /// The server's side of handshakes.
+    pub fn acceptor(&self) -> TlsAcceptor {
         let certificate = CertificateDer::from_pem_file(self.path("tls.crt")).unwrap();
         let key = PrivateKeyDer::from_pem_file(self.path("tls.key")).unwrap();
-        let mut config =
-            ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_no_client_auth()
-                .with_single_cert(vec![certificate], key)
-                .unwrap();
-        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key)
+            .unwrap();
         TlsAcceptor::from(Arc::new(config))
     }
 
     /// Speaks TLS in front of the server at `host:port`; returns its port.
     pub async fn front(&self, server: &str) -> u16 {
-        let (acceptor, server) = (self.acceptor(&[]), server.to_owned());
+        let (acceptor, server) = (self.acceptor(), server.to_owned());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {

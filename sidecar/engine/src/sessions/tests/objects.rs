@@ -2,9 +2,10 @@
 
 use super::lower;
 use super::peer::*;
+use crate::config::{Config, WritePolicy};
 use crate::sessions::*;
 use crate::tier::{Cause, Kind};
-use crate::{Completion, Effect};
+use crate::{Completion, Effect, Engine};
 use kvcachepool_protocol::domain::{SectionPlan, opaque};
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::key::{KeyKind, NamespaceId, chunk_key};
@@ -278,6 +279,28 @@ fn objects_are_removed_pinned_touched_and_described() {
         requests: vec!["r".into()],
     };
     w.say(client, Op::Release, &release, NO_FDS);
+    check(&w);
+}
+
+#[test]
+fn objects_beyond_the_share_of_soft_pins_are_found_and_read() {
+    let mut config = World::config();
+    config.arena_bytes = 64 * MIB;
+    config.limits.soft_pin_percent_max = 5;
+    let mut w = World::configured(config);
+    let client = w.attach(Role::Opaque, 1);
+    let keys: Vec<u8> = (1..=8).collect();
+    for key in &keys {
+        put(&mut w, client, *key, MIB);
+    }
+    let found: ProbeReply = w.ask(client, Op::Probe, &exists("e", &keys));
+    assert!(!found.states.contains(&CHUNK_ABSENT), "{:?}", found.states);
+    let usage = |w: &World| w.core.engine().unwrap().memory.usage();
+    assert_eq!(usage(&w).soft_pinned_bytes, 0, "existence needs no pin");
+    let reply = read(&mut w, client, "r", &keys);
+    assert_eq!(reply.states, [CHUNK_READY; 8]);
+    assert_eq!(unpack(&reply.refs).unwrap().len(), 8);
+    assert!((MIB..=4 * MIB).contains(&usage(&w).soft_pinned_bytes));
     check(&w);
 }
 
@@ -589,11 +612,15 @@ fn a_request_that_ends_while_a_head_is_read_leaves_nothing() {
     check(&w);
 }
 
+fn writing() -> Config {
+    let mut config = lower::config(&[Kind::Disk]);
+    config.tiers[0].write = WritePolicy::WriteThrough;
+    config
+}
+
 /// A client of a sidecar that writes to a disk.
 fn written() -> (World, ConnId) {
-    let mut config = lower::config(&[Kind::Disk]);
-    config.tiers[0].write = crate::config::WritePolicy::WriteThrough;
-    let mut w = World::configured(config);
+    let mut w = World::configured(writing());
     let client = w.attach(Role::Opaque, 1);
     lower::state(&mut w, Kind::Disk, None);
     (w, client)
@@ -703,6 +730,135 @@ fn removals_wait_for_a_tier_that_is_down_and_are_limited() {
         }
     }
     assert!(refused);
+}
+
+/// The next engine process over the same memory, with its tiers up.
+fn restarted(w: &World, config: Config) -> World {
+    let table = w.core.engine().unwrap().table().clone();
+    let tiers: Vec<Kind> = config.tiers.iter().map(|tier| tier.kind).collect();
+    let mut w = World::configured_with(config, table);
+    check(&w);
+    for tier in tiers {
+        lower::state(&mut w, tier, None);
+    }
+    w
+}
+
+#[test]
+fn a_removal_that_no_tier_confirmed_outlives_the_engine_process() {
+    let (mut w, client) = written();
+    put(&mut w, client, 1, 100);
+    let first = write(&mut w);
+    write_ends(&mut w, first);
+    operation(&mut w, client, ObjectsOp::Remove, &[1, 2, 2]);
+    assert!(matches!(&lower::orders(&mut w)[..], [Effect::Remove(job)] if job.names.len() == 2));
+    check(&w);
+    put(&mut w, client, 1, 200);
+    assert!(lower::orders(&mut w).is_empty(), "the write is held back");
+    for _ in 0..2 {
+        w = restarted(&w, writing());
+        let orders = lower::orders(&mut w);
+        let [Effect::Remove(job)] = &orders[..] else {
+            panic!("{orders:?}")
+        };
+        let mut names: Vec<u8> = job.names.iter().map(|name| number(name.key)).collect();
+        names.sort_unstable();
+        assert_eq!(names, [1, 2]);
+        let client = w.attach(Role::Opaque, 2);
+        assert_eq!(
+            read(&mut w, client, "a", &[1, 2]).states,
+            [CHUNK_READY, CHUNK_ABSENT]
+        );
+        assert!(
+            lower::orders(&mut w).is_empty(),
+            "the disk is neither asked nor written"
+        );
+        check(&w);
+        let removal = job.removal;
+        let table = w.core.engine().unwrap().table().clone();
+        removal_ends(&mut w, removal, Ok(2));
+        write(&mut w);
+        // the process ends before that
+        w = World::configured_with(writing(), table);
+    }
+    let table = w.core.engine().unwrap().table().clone();
+    let mut cold = Engine::new(w.now, table, writing(), true);
+    let up = Completion::Tier {
+        tier: Kind::Disk,
+        down: None,
+    };
+    cold.completed(w.now, up);
+    let effects = cold.take_effects(w.now);
+    let [Effect::Remove(job)] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    let removal = job.removal;
+    let removed = Ok(2);
+    cold.completed(w.now, Completion::Remove { removal, removed });
+    cold.check().unwrap();
+    let notes = cold.memory.notes();
+    assert!(notes.is_empty(), "{notes:?}");
+}
+
+#[test]
+fn notes_of_removals_are_bounded_and_go_with_their_tier() {
+    let (mut w, client) = written();
+    lower::state(&mut w, Kind::Disk, Some("Gone"));
+    let objects = Objects {
+        op: ObjectsOp::Remove,
+        namespace: Vec::new(),
+        hashes: (0..100).flat_map(|n| hash(n).0).collect(),
+        ttl_s: 0,
+    };
+    let _: ObjectsReply = w.ask(client, Op::Objects, &objects);
+    check(&w);
+    let noted = |w: &World| w.core.engine().unwrap().memory.notes().len();
+    let chunks = w.core.engine().unwrap().geometry().chunks as usize;
+    assert_eq!(noted(&w), chunks / 8);
+    put(&mut w, client, 200, 100);
+    let mut again = restarted(&w, writing());
+    let orders = lower::orders(&mut again);
+    assert!(matches!(&orders[..], [Effect::Remove(job)] if job.names.len() == chunks / 8));
+    let client = again.attach(Role::Opaque, 2);
+    for n in 100..150 {
+        put(&mut again, client, n, 60_000);
+    }
+    check(&again);
+    let without = restarted(&w, World::config());
+    assert_eq!(noted(&without), 0);
+    let mut with = restarted(&without, writing());
+    assert!(lower::orders(&mut with).is_empty());
+}
+
+#[test]
+fn the_end_of_the_process_waits_for_removals_that_may_still_succeed() {
+    let (mut w, client) = written();
+    let waits = |w: &World| (w.core.removes(), w.core.unremoved());
+    assert_eq!(waits(&w), (false, vec![]));
+    operation(&mut w, client, ObjectsOp::Remove, &[1]);
+    assert_eq!(waits(&w), (true, vec![(Kind::Disk, 1)]));
+    lower::state(&mut w, Kind::Disk, Some("Gone"));
+    assert_eq!(
+        waits(&w),
+        (false, vec![(Kind::Disk, 1)]),
+        "not for what is down"
+    );
+    lower::state(&mut w, Kind::Disk, None);
+    for failed_s in (0..30).step_by(5) {
+        let order = removal(&mut w);
+        removal_ends(&mut w, order, Err(Cause::Denied));
+        assert!(w.core.removes(), "{failed_s}");
+        w.pass(5_000);
+    }
+    assert_eq!(
+        waits(&w),
+        (false, vec![(Kind::Disk, 1)]),
+        "it fails all the time"
+    );
+    let order = removal(&mut w);
+    operation(&mut w, client, ObjectsOp::Remove, &[2]);
+    removal_ends(&mut w, order, Ok(1));
+    assert_eq!(waits(&w), (true, vec![(Kind::Disk, 1)]));
 }
 
 #[test]

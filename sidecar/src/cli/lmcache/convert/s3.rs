@@ -79,15 +79,6 @@ pub fn concurrency(draft: &mut Draft<'_>, value: &Value) -> Fate {
     of_bucket(draft, "s3.maxConcurrency", whole(value))
 }
 
-pub fn http_version(draft: &mut Draft<'_>, value: &Value) -> Fate {
-    let two = value.as_bool() == Some(true) && !draft.flag("disable_tls");
-    of_bucket(
-        draft,
-        "s3.httpVersion",
-        if two { "HTTP2" } else { "Auto" }.to_owned(),
-    )
-}
-
 pub fn addressing_style(draft: &mut Draft<'_>, value: &Value) -> Fate {
     let style = match value.as_str() {
         Some("virtual") => "VirtualHost",

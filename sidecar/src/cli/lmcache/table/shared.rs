@@ -280,11 +280,7 @@ pub const S3: &[Row] = &[
             key("extra_config.s3_prefer_http2", Flag),
             key("spec.l2Backend.raw.config.s3_prefer_http2", Flag),
         ],
-        Translated {
-            to: &["s3.httpVersion"],
-            note: "true is HTTP2.",
-            by: convert::s3::http_version,
-        },
+        Automatic("Connections use HTTP/1.1, one per transfer."),
     ),
     row(
         &[

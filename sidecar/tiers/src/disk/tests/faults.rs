@@ -116,6 +116,21 @@ fn an_object_that_cannot_be_read_is_given_up_and_the_others_stay() {
 }
 
 #[test]
+fn threads_of_earlier_openings_are_let_go() {
+    let (rig, failing) = failing(1 << 20);
+    let disk = rig.open();
+    for round in 0..8 {
+        rig.put(&disk, round, &[3000]).unwrap();
+        failing.set(Step::ReadSections, Errno::IO);
+        assert_eq!(rig.get(&disk, &object(round, &[3000])), Err(Cause::Io));
+        failing.clear();
+        until("it is on again", || block_on(disk.usage()).is_ok());
+    }
+    let threads = disk.live.threads();
+    assert!(threads <= 3, "{threads}");
+}
+
+#[test]
 fn a_slot_that_could_not_be_read_is_not_used_again() {
     let (rig, failing) = failing(1 << 20);
     let disk = rig.open();

@@ -6,7 +6,7 @@ use crate::filesystem::{FileSystem, Options};
 use crate::testing::suite::Sample;
 use crate::{Tier, Writes, sweep_all};
 use kvcachepool_protocol::config::{self, ByteSize};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -76,6 +76,14 @@ async fn one_of_all_sidecars_lists_and_the_others_take_over_what_it_counted() {
     assert_eq!(one.live.turn(HOUR).await, Ok(Turn::Counted(counted)));
     std::fs::write(rig.path().join("counted"), "a web page").unwrap();
     assert_eq!(one.live.turn(HOUR).await, Ok(Turn::Counting));
+    // One of a node whose clock was wrong keeps nobody from it.
+    let marker = std::fs::File::options()
+        .write(true)
+        .open(rig.path().join("counted"));
+    let tomorrow = SystemTime::now() + 24 * HOUR;
+    marker.unwrap().set_modified(tomorrow).unwrap();
+    assert_eq!(one.live.turn(HOUR).await, Ok(Turn::Mine));
+    assert_eq!(other.live.turn(HOUR).await, Ok(Turn::Counting));
 }
 
 #[tokio::test]

@@ -2,9 +2,13 @@
 
 use super::{Rig, config_at, names, quiet};
 use crate::disk::{self, Disk};
-use crate::filesystem::{FileSystem, Options};
+use crate::filesystem::{FileSystem, Folder, Options};
 use crate::testing::suite::Sample;
-use crate::{Cause, Removal, Stored, Tier, Writes};
+use crate::{Cause, Page, Removal, Stored, Tier, Writes};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::time::Duration;
 
 async fn refused(rig: &Rig) -> (Cause, String) {
     let error = rig.try_open().await.unwrap_err();
@@ -178,4 +182,46 @@ async fn a_tier_that_may_not_write_leaves_no_trace() {
     let (writer, sample) = (rig.open().await, Sample::new(1, 0, &[3_000]));
     rig.put(&writer, &sample).await;
     rig.check(&reader, &sample).await;
+}
+
+#[tokio::test]
+async fn a_hung_mount_keeps_one_thread_however_often_it_is_opened() {
+    let rig = Rig::new();
+    drop(rig.open().await);
+    let options = Options {
+        opening: Duration::from_millis(200),
+        ..quiet()
+    };
+    let looks = Arc::new(AtomicUsize::new(0));
+    let mut mounts = Vec::new();
+    for _ in 0..10 {
+        let (answers, answer) = mpsc::channel::<()>();
+        mounts.push(answers);
+        let looked = looks.clone();
+        let look = move |_: &Folder| {
+            looked.fetch_add(1, Relaxed);
+            let _ = answer.recv();
+            Ok(Page::default())
+        };
+        let opened = FileSystem::open_after(&rig.config(), options.clone(), look).await;
+        let error = opened.unwrap_err();
+        assert_eq!(error.cause, Cause::Timeout, "{error}");
+    }
+    assert_eq!(looks.load(Relaxed), 1);
+    drop(mounts);
+    let patient = Options {
+        opening: Duration::from_secs(20),
+        ..options
+    };
+    let opening = async {
+        // The first look may need a moment to return.
+        while FileSystem::open(&rig.config(), patient.clone())
+            .await
+            .is_err()
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let opened = tokio::time::timeout(Duration::from_secs(20), opening).await;
+    assert!(opened.is_ok(), "the server answers again");
 }

@@ -1,13 +1,14 @@
 //! The tier in a process of its own: this test binary again, told by an environment variable what to do, in surroundings that this one
 //! must not have.
 
-use super::{Rig, config_at, names, quiet};
-use crate::census::Turn;
+use super::{Rig, age, config_at, names, quiet};
+use crate::census::{Shared, Turn};
 use crate::filesystem::FileSystem;
 use crate::filesystem::root::NEW;
 use crate::testing::skipped;
 use crate::testing::suite::{Memory, Sample};
-use crate::{Cause, Removal, Stored, Tier, TierError};
+use crate::{Cause, Removal, Stored, Tier, TierError, sweep_all};
+use kvcachepool_protocol::config::ByteSize;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -54,8 +55,14 @@ async fn body() {
         return;
     };
     let (task, folder) = task.split_once(' ').unwrap();
-    let opened = FileSystem::open(&config_at(folder.as_ref()), quiet()).await;
+    let mut config = config_at(folder.as_ref());
+    if task == "stuck" {
+        config.capacity = ByteSize(STUCK * sample(0).object.total_bytes());
+        (config.evict_at_percent, config.evict_to_percent) = (60, 50);
+    }
+    let opened = FileSystem::open(&config, quiet()).await;
     match (task, opened) {
+        ("stuck", Ok(tier)) => stuck(&tier).await,
         ("open", opened) => println!("{}", opened.map_or_else(|e| e.cause.name(), |_| "opened")),
         ("fill", Ok(tier)) => fill(&tier, folder.as_ref()).await,
         ("write", Ok(tier)) => write(Arc::new(tier), false).await,
@@ -191,4 +198,70 @@ async fn fill(tier: &FileSystem, folder: &Path) {
     assert_eq!(tier.remove(Removal::Named(&gone)).await, Ok(2));
     assert_eq!(put(stored).await, Ok(Stored::New));
     assert_eq!(whole(tier).await as u64, stored - 1);
+}
+
+/// Objects that a task finds of which one cannot be removed.
+const STUCK: u64 = 6;
+const DAY: Duration = Duration::from_secs(24 * 3_600);
+
+#[tokio::test]
+async fn a_file_and_a_folder_that_cannot_be_used_hold_up_nothing_else() {
+    let rig = Rig::new();
+    let tier = rig.open().await;
+    let other = Sample::new(2, 0, &[200_000]);
+    let samples: Vec<_> = (0..STUCK).map(sample).collect();
+    for (hours, sample) in (1..).zip(samples.iter().rev().chain([&other])) {
+        rig.put(&tier, sample).await;
+        age(&rig.file(sample), Duration::from_secs(hours * 3_600));
+    }
+    let unfinished = [0, 1].map(|number| {
+        let name = format!("{NEW}1-{number}");
+        let file = rig.file(&samples[number]).with_file_name(name);
+        std::fs::write(&file, "torn").unwrap();
+        age(&file, 2 * DAY);
+        file
+    });
+    drop(tier);
+    // A mount on it keeps a file from being removed. Root without these capabilities needs the permissions of a folder.
+    let model = rig.path().join(other.name().model);
+    let busy = [&rig.file(&samples[0]), &unfinished[0]].map(|file| file.display().to_string());
+    let script = format!(
+        r#"for f in "{}" "{}"; do mount --bind "$f" "$f"; done; chmod 000 "{}"
+        exec setpriv --bounding-set=-dac_override,-dac_read_search "$@""#,
+        busy[0],
+        busy[1],
+        model.display()
+    );
+    let Some(printed) = process_with_mounts(&script, "stuck", &rig.path()) else {
+        return;
+    };
+    assert!(printed.contains("done"), "{printed}");
+    std::fs::set_permissions(&model, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    assert!(rig.file(&other).exists(), "the folder was not looked into");
+    let there = samples.iter().map(|sample| rig.file(sample).exists());
+    let only_first: Vec<_> = (0..STUCK).map(|number| number == 0).collect();
+    assert_eq!(Vec::from_iter(there), only_first);
+    assert_eq!(unfinished.map(|file| file.exists()), [true, false]);
+}
+
+async fn stuck(tier: &FileSystem) {
+    let left = async || {
+        let names = (0..STUCK).map(|number| sample(number).name());
+        let mut left = Vec::new();
+        for (number, name) in (0..).zip(names) {
+            if tier.lookup(&[name]).await.unwrap()[0] {
+                left.push(number);
+            }
+        }
+        left
+    };
+    tier.live.pass().await.unwrap();
+    assert_eq!(left().await, [0, 4, 5], "the oldest but one that stays");
+    assert_eq!(tier.live.census.refused(), 1);
+    assert_eq!(tier.live.folder.tidy(DAY), Ok(1));
+    let all: &dyn Tier = tier;
+    let error = sweep_all(all, |_| true).await.unwrap_err();
+    assert_eq!(error.cause, Cause::Io, "{error}");
+    assert_eq!(error.object, Some(sample(0).name().s3("")));
+    assert_eq!(left().await, [0]);
 }

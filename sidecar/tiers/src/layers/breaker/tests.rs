@@ -1,7 +1,9 @@
 use super::*;
 use crate::layers::scripted::{Scripted, name, unguarded};
 use crate::layers::{self, Guarded};
+use crate::testing::suite::{Memory, Sample};
 use crate::{Removal, Tier};
+use futures::future::join_all;
 use std::sync::Arc;
 use tokio::time::{advance, timeout};
 
@@ -19,10 +21,23 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::with(layers::LimitOptions::default())
+    }
+
+    /// At most one get runs, and one of the operations without sections.
+    fn one_at_a_time() -> Self {
+        let mut limits = layers::LimitOptions::default();
+        limits.reads.operations = 1;
+        limits.questions.operations = 1;
+        Self::with(limits)
+    }
+
+    fn with(limits: layers::LimitOptions) -> Self {
         let scripted = Scripted::new();
         let options = layers::Options {
             breaker: OPTIONS,
             deadline: layers::DeadlineOptions::default(),
+            limits,
             ..unguarded()
         };
         Self {
@@ -217,4 +232,36 @@ async fn what_one_of_several_servers_does_is_neither_a_failure_nor_an_answer() {
     assert_eq!(rig.read().await, Some(Cause::Unreachable));
     assert_eq!(rig.read().await, None);
     assert_eq!(rig.state(), State::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_behind_a_slow_success_until_its_deadline_says_nothing_about_the_tier() {
+    let rig = Rig::one_at_a_time();
+    rig.scripted.after(Duration::from_secs(4));
+    let mut slow = rig.tier.list(None, 1);
+    assert!(timeout(Duration::ZERO, &mut slow).await.is_err());
+    let waiting = join_all((0..5).map(|_| rig.read()));
+    assert_eq!(waiting.await, [Some(Cause::Timeout); 5]);
+    assert_eq!(rig.calls(), 1, "none of them reached the tier");
+    assert!(slow.await.is_ok());
+    assert_eq!(rig.state(), State::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_waits_for_its_turn_at_a_tier_whose_breaker_is_open() {
+    let (rig, memory) = (Rig::one_at_a_time(), Memory::new(1 << 20));
+    let get = || rig.tier.get(Sample::new(1, 0, &[10]).get_all(&memory));
+    rig.scripted.after(Duration::from_secs(4));
+    let (mut slow, mut next) = (get(), get());
+    assert!(timeout(Duration::ZERO, &mut slow).await.is_err());
+    assert!(timeout(Duration::ZERO, &mut next).await.is_err());
+    rig.fails(3, Cause::Unreachable).await;
+    let began = Instant::now();
+    assert_eq!(get().await.unwrap_err().cause, Cause::BreakerOpen);
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    // One that waited before it opened is refused when its turn comes.
+    advance(Duration::from_millis(10)).await;
+    drop(slow);
+    assert_eq!(next.await.unwrap_err().cause, Cause::BreakerOpen);
+    assert_eq!(rig.calls(), 4);
 }

@@ -4,26 +4,16 @@ use kvcachepool_protocol::object::Section;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Why an object is stored unpacked although a codec is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plain {
-    /// Packing needs more room than its limit.
-    TooLarge,
-    /// The codec does not support the bytes: not numbers, not finite, or an unknown form.
-    Unsuited,
-    /// Packing would not make it smaller.
-    NotSmaller,
-}
-
-impl Plain {
-    pub const ALL: [Self; 3] = [Self::TooLarge, Self::Unsuited, Self::NotSmaller];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::TooLarge => "TooLarge",
-            Self::Unsuited => "Unsuited",
-            Self::NotSmaller => "NotSmaller",
-        }
+kvcachepool_engine::named! {
+    /// Why an object is stored unpacked although a codec is set.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Plain {
+        /// Packing needs more room than its limit.
+        TooLarge,
+        /// The codec does not support the bytes: not numbers, not finite, or an unknown form.
+        Unsuited,
+        /// Packing would not make it smaller.
+        NotSmaller,
     }
 }
 

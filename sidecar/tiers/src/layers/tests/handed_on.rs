@@ -17,6 +17,7 @@ fn talkative() -> TierInfo {
         servers: Reading::new(move || vec![server.clone()]),
         counters: Reading::new(|| vec![("RemovalRefused", 3)]),
         unix_s: Reading::new(|| Some(784_111_777)),
+        remark: Some("it keeps everything".into()),
     }
 }
 
@@ -48,6 +49,7 @@ fn every_layer_says_of_a_tier_what_the_tier_says() {
         assert_eq!(servers, talkative().servers.now(), "{layer}");
         assert_eq!(info.counters.now(), [("RemovalRefused", 3)], "{layer}");
         assert_eq!(info.unix_s.now(), Some(784_111_777), "{layer}");
+        assert_eq!(info.remark, talkative().remark, "{layer}");
     }
 }
 

@@ -17,7 +17,7 @@ const REDIS: &str = "redis-server";
 /// Longest wait for a server.
 const LONGEST: Duration = Duration::from_secs(20);
 
-fn valkey() -> String {
+pub fn valkey() -> String {
     installed("valkey-server").display().to_string()
 }
 

@@ -230,7 +230,7 @@ async fn what_comes_encrypted_and_nobody_asked_for_answers_no_later_question() {
     let files = Certificates::local();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("rediss://{}", listener.local_addr().unwrap());
-    let (acceptor, between) = (files.acceptor(&[]), Arc::new(Barrier::new(2)));
+    let (acceptor, between) = (files.acceptor(), Arc::new(Barrier::new(2)));
     let pause = between.clone();
     let server = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {

@@ -1,6 +1,7 @@
 //! Whole or not at all, whoever dies at whatever byte: what stays is whole, what is not whole goes by itself.
 
 use super::proxy::Proxy;
+use super::suite::valkey;
 use crate::redis::Redis;
 use crate::testing::redis_server::{Server, Spot, open, settings, with_ttl};
 use crate::testing::suite::Sample;
@@ -64,7 +65,7 @@ async fn a_writer_that_dies_anywhere_leaves_a_whole_object_or_what_goes_by_itsel
         let sample = Sample::new(1, 0, &[bytes, 5_000]);
         let put = sample.put(&spot.memory);
         let get = sample.get_all(&other.memory);
-        // Over a connection that has written before, as those below.
+        // Over a connection that exists, as those below.
         spot.tier.put(put.clone()).await.unwrap();
         server.say(&["FLUSHALL"]);
         proxy.cut_up(usize::MAX);
@@ -226,11 +227,7 @@ async fn a_put_that_was_refused_leaves_nothing_and_its_connection_watches_nothin
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_who_write_an_object_one_does_and_the_other_leaves_nothing() {
-    for (bytes, before) in [
-        (3_000, &b"MSETNX"[..]),
-        (3_000, b"EXEC"),
-        (5 << 20, b"EXEC"),
-    ] {
+    for bytes in [3_000, 5 << 20] {
         let server = Server::start(&[]);
         let proxy = Proxy::start(server.port).await;
         let (late, first) = (
@@ -240,11 +237,7 @@ async fn of_two_who_write_an_object_one_does_and_the_other_leaves_nothing() {
         let sample = Sample::new(1, 0, &[bytes]);
         let mut other = sample.clone();
         other.object.created_unix_ms += 1_000;
-        if before == b"MSETNX" {
-            late.begin_to_write(&Sample::new(1, 1, &[bytes]), &server)
-                .await;
-        }
-        let mut held = proxy.hold_before(before).await;
+        let mut held = proxy.hold_before(b"EXEC").await;
         let put = late.tier.put(other.put(&late.memory));
         let overtake = async {
             held.reached().await;
@@ -350,34 +343,33 @@ async fn bytes_that_are_not_what_the_head_says_leave_nothing() {
 }
 
 #[tokio::test]
-async fn short_objects_are_written_by_one_command_by_who_may_and_has_written() {
+async fn short_objects_without_a_ttl_are_written_by_one_transaction_and_stay() {
     let server = Server::start(&[]);
     let spot = Spot::new(open(&[server.unix()]));
-    let commands = || ["msetnx", "watch", "exists", "multi", "mset"].map(|c| server.calls(c));
-    let samples = [0, 1, 2, 3].map(|n| Sample::new(1, n, &[1 << 20, 5_000]));
-    spot.put(&samples[0]).await;
-    assert_eq!(commands(), [0, 1, 1, 1, 1]);
-    spot.put(&samples[1]).await;
-    assert_eq!(commands(), [1, 1, 1, 1, 1]);
+    let commands = || ["watch", "exists", "multi", "mset", "exec"].map(|c| server.calls(c));
+    let samples = [0, 1, 2].map(|n| Sample::new(1, n, &[1 << 20, 5_000]));
+    for (sample, calls) in samples.iter().zip(1..) {
+        spot.put(sample).await;
+        assert_eq!(commands(), [calls; 5]);
+    }
     // Segments whose head has gone are none of an object.
     server.say(&["DEL", &samples[1].name().redis()]);
     spot.put(&samples[1]).await;
-    assert_eq!(commands(), [2, 2, 2, 2, 2]);
-    server.say(&["ACL", "SETUSER", "default", "-msetnx"]);
-    spot.put(&samples[2]).await;
-    spot.put(&samples[3]).await;
-    assert_eq!(commands(), [2, 4, 4, 4, 4]);
+    assert_eq!(commands(), [4; 5]);
     for sample in &samples {
         spot.check(sample).await;
     }
     let (all, staying) = keys(&server);
-    assert_eq!((all.len(), staying.len()), (20, 20));
+    assert_eq!((all.len(), staying.len()), (15, 15));
+    for key in all {
+        assert_eq!(server.say(&["TTL", &key]), "-1", "{key}");
+    }
 }
 
 #[tokio::test]
-async fn of_an_object_that_is_looked_for_first_nothing_is_sent() {
+async fn of_an_object_that_exists_nothing_is_sent() {
     let server = Server::start(&[]);
-    let spot = Spot::new(with_ttl(&[server.unix()]));
+    let spot = Spot::new(open(&[server.unix()]));
     let received = || -> u64 {
         let stats = server.say(&["INFO", "stats"]);
         let mut lines = stats.lines();
@@ -429,8 +421,7 @@ async fn a_full_segment_costs_the_server_hardly_more_than_its_bytes() {
 async fn what_has_up_to_4_mib_is_written_at_once() {
     let server = Server::start(&[]);
     let spot = Spot::new(open(&[server.unix()]));
-    spot.begin_to_write(&Sample::new(1, 0, &[1]), &server).await;
-    let mut at_once = server.calls("msetnx");
+    let mut at_once = 0;
     for (sections, short) in [
         (vec![4 << 20], true),
         (vec![(4 << 20) + 1], false),
@@ -441,8 +432,54 @@ async fn what_has_up_to_4_mib_is_written_at_once() {
         let sample = Sample::new(2, 0, &sections);
         spot.put(&sample).await;
         at_once += u64::from(short);
-        assert_eq!(server.calls("msetnx"), at_once, "{sections:?}");
+        assert_eq!(server.calls("mset"), at_once, "{sections:?}");
         spot.check(&sample).await;
         server.say(&["FLUSHALL"]);
+    }
+}
+
+#[tokio::test]
+async fn segments_without_a_header_expire_after_a_sweep_and_those_of_writers_as_they_would() {
+    let programs = ["redis-server".into(), valkey()];
+    for (program, ttl) in programs.iter().flat_map(|p| [(p, false), (p, true)]) {
+        let server = Server::of(program, &[]);
+        let url = [server.unix()];
+        let spot = Spot::new(if ttl { with_ttl(&url) } else { open(&url) });
+        let samples = [(1, 2 << 20), (2, 5 << 20), (3, 2 << 20)];
+        let samples = samples.map(|(number, bytes)| Sample::new(1, number, &[bytes]));
+        let [short, long, whole] = &samples;
+        for sample in &samples {
+            spot.put(sample).await;
+        }
+        let (all, _) = keys(&server);
+        for evicted in [short, long] {
+            server.say(&["DEL", &evicted.name().redis()]);
+        }
+        // As a writer leaves them that has not written the header yet.
+        let staged = Sample::new(1, 4, &[1]).name().redis_segment(&[7; 16], 0);
+        server.say(&["SET", &staged, "any", "PX", "60000"]);
+        let page = spot.tier.list(None, 100).await.unwrap();
+        assert_eq!((page.objects.len(), page.foreign), (1, 0));
+        let (_, mut staying) = keys(&server);
+        staying.sort();
+        let of_whole = whole.name().redis();
+        let mut expected: Vec<_> = all
+            .iter()
+            .filter(|key| key.starts_with(&of_whole))
+            .collect();
+        expected.sort();
+        assert!(staying.iter().eq(expected), "{program}: {staying:?}");
+        let lives: u64 = server.say(&["PTTL", &staged]).parse().unwrap();
+        assert!((1..=60_000).contains(&lives), "{program}: {lives}");
+        spot.check(whole).await;
+        // A put that finds such segments makes them its own.
+        spot.put(short).await;
+        spot.check(short).await;
+        let (all, staying) = keys(&server);
+        let count = |keys: &[String]| {
+            let of_short = |key: &&String| key.starts_with(&short.name().redis());
+            keys.iter().filter(of_short).count()
+        };
+        assert_eq!(count(&all), count(&staying), "{program}");
     }
 }

@@ -11,7 +11,7 @@ use crate::testing::tls::Certificates;
 use crate::{Cause, Get, TierError};
 use aws_sdk_s3::primitives::SdkBody;
 use aws_smithy_runtime_api::client::http::HttpConnector;
-use kvcachepool_protocol::config::{Checksums, HttpVersion, S3};
+use kvcachepool_protocol::config::{Checksums, S3};
 use rustls::RootCertStore;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -366,13 +366,7 @@ async fn a_request_on_a_connection_that_turns_out_to_be_closed_goes_out_on_anoth
     let address = listener.local_addr().unwrap();
     let (url, port) = (format!("http://{address}/"), address.port());
     let server = tokio::spawn(fickle(listener, Arc::clone(&close)));
-    let http = Http::new(
-        RootCertStore::empty(),
-        HttpVersion::Http1,
-        8,
-        Arc::default(),
-    )
-    .unwrap();
+    let http = Http::new(RootCertStore::empty(), 8, Arc::default()).unwrap();
     for _ in 0..20 {
         let request = hyper::Request::get(&url).body(SdkBody::empty()).unwrap();
         let asked = exhausted(http.call(request.try_into().unwrap()));

@@ -6,7 +6,7 @@ use crate::s3::{Options, S3};
 use crate::testing::faulty::{Faulty, Reply, range};
 use crate::testing::suite::{Memory, Sample, untouched};
 use crate::{Cause, Get, TierError};
-use kvcachepool_protocol::config::{self, HttpVersion};
+use kvcachepool_protocol::config;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -361,16 +361,13 @@ async fn a_server_that_is_not_there_is_named() {
         (config.endpoint.clone(), "refused"),
         ("http://no-such-host.invalid".into(), "dns"),
     ] {
-        for version in [HttpVersion::Http1, HttpVersion::Http2] {
-            config.http_version = version;
-            config.endpoint = endpoint.clone();
-            let error = open(&config).await;
-            assert_eq!(error.cause, Cause::Unreachable, "{error}");
-            assert!(error.detail.to_lowercase().contains(why), "{error}");
-            // The HTTP client does not say whom it asked.
-            let (_, server) = endpoint.split_once("://").unwrap();
-            assert!(error.detail.contains(server), "{error}");
-        }
+        config.endpoint = endpoint.clone();
+        let error = open(&config).await;
+        assert_eq!(error.cause, Cause::Unreachable, "{error}");
+        assert!(error.detail.to_lowercase().contains(why), "{error}");
+        // The HTTP client does not say whom it asked.
+        let (_, server) = endpoint.split_once("://").unwrap();
+        assert!(error.detail.contains(server), "{error}");
     }
     // Only the HTTP client sees that these are none.
     for endpoint in ["http://127.0.0.1:99999", "http://[::1"] {

@@ -4,7 +4,7 @@ use super::bucket::names;
 use crate::census::Shared;
 use crate::s3::{Options, S3};
 use crate::testing::faulty::{Asked, Faulty, Reply};
-use crate::{Cause, Tier};
+use crate::{Cause, Removal, Tier};
 use kvcachepool_protocol::config;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -17,6 +17,8 @@ use std::time::Duration;
 struct Item {
     written: Option<&'static str>,
     locked: bool,
+    /// Codes of the errors with which its next removals fail.
+    fails: Vec<&'static str>,
 }
 
 /// A bucket that a script answers from.
@@ -28,14 +30,11 @@ impl Shelf {
     fn new(items: &[(u64, Option<&'static str>)]) -> Self {
         let item = |(number, written): &(u64, Option<&'static str>)| {
             let key = names(number + 1)[*number as usize].s3("");
-            let locked = false;
-            (
-                key,
-                Item {
-                    written: *written,
-                    locked,
-                },
-            )
+            let item = Item {
+                written: *written,
+                ..Item::default()
+            };
+            (key, item)
         };
         Self(Arc::new(Mutex::new(items.iter().map(item).collect())))
     }
@@ -43,6 +42,11 @@ impl Shelf {
     fn lock(&self, number: u64) {
         let key = names(number + 1)[number as usize].s3("");
         self.0.lock().get_mut(&key).unwrap().locked = true;
+    }
+
+    fn fail(&self, number: u64, codes: &[&'static str]) {
+        let key = names(number + 1)[number as usize].s3("");
+        self.0.lock().get_mut(&key).unwrap().fails = codes.to_vec();
     }
 
     /// Numbers of the objects that are there.
@@ -69,11 +73,15 @@ impl Shelf {
         let text = String::from_utf8(asked.body.clone()).unwrap();
         let mut errors = String::new();
         self.0.lock().retain(|key, item| {
-            let wanted = text.contains(key.as_str());
-            if wanted && item.locked {
-                errors += &format!("<Error><Key>{key}</Key><Code>AccessDenied</Code></Error>");
+            if !text.contains(key.as_str()) {
+                return true;
             }
-            !wanted || item.locked
+            let denied = item.locked.then_some("AccessDenied");
+            let code = denied.or_else(|| item.fails.pop());
+            if let Some(code) = code {
+                errors += &format!("<Error><Key>{key}</Key><Code>{code}</Code></Error>");
+            }
+            code.is_some()
         });
         let body = format!("<DeleteResult>{errors}</DeleteResult>");
         Reply::Full(200, vec![], body.into())
@@ -202,6 +210,31 @@ async fn what_cannot_be_removed_does_not_hold_up_the_rest() {
     };
     let tier = self::tier(&server, config).await;
     assert_eq!(tier.live.pass().await.unwrap_err().cause, Cause::Denied);
+}
+
+#[tokio::test]
+async fn what_is_refused_for_a_moment_is_removed_and_no_younger_one_in_its_place() {
+    let old = Some("2001-01-01T00:00:00Z");
+    let young = Some("2001-01-01T05:00:00Z");
+    let shelf = Shelf::new(&[(0, old), (1, old), (2, young), (3, young)]);
+    shelf.fail(0, &["SlowDown", "InternalError"]);
+    let server = shelf.serve(Some("Mon, 01 Jan 2001 06:00:00 GMT")).await;
+    let config = config::S3 {
+        capacity: config::ByteSize(4_000),
+        evict_at_percent: 60,
+        evict_to_percent: 50,
+        ..server.config()
+    };
+    let tier = tier(&server, config).await;
+    tier.live.pass().await.unwrap();
+    assert_eq!(shelf.left(), [2, 3]);
+    assert_eq!(tier.info().counters.now(), [("RemovalRefused", 0)]);
+    // What fails again and again holds up nothing.
+    shelf.fail(2, &["InternalError"; 100]);
+    let left = tier.list(None, 10).await.unwrap().objects;
+    let removed = tier.remove(Removal::Listed(&left)).await;
+    assert_eq!(removed.unwrap_err().cause, Cause::Unreachable);
+    assert_eq!(shelf.left(), [2]);
 }
 
 #[tokio::test]

@@ -6,7 +6,6 @@ mod cleared;
 mod direct;
 mod errors;
 mod express;
-mod http2;
 mod listed;
 mod readers;
 mod removal;

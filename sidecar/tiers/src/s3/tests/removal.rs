@@ -230,3 +230,32 @@ async fn a_probe_that_cannot_be_read_is_removed_all_the_same() {
     );
     assert_eq!(server.count("POST"), 1);
 }
+
+#[tokio::test]
+async fn a_bucket_that_keeps_what_is_removed_is_remarked_upon() {
+    for (version, remarked) in [("3sL4kqtJlcpXroDTDmJ", true), ("null", false), ("", false)] {
+        let there = AtomicBool::new(false);
+        let server = Faulty::start(move |asked| match asked.method.as_str() {
+            "PUT" if there.swap(true, Relaxed) => Reply::error(412, "PreconditionFailed"),
+            "PUT" if version.is_empty() => Reply::status(200),
+            "PUT" => {
+                let version = ("x-amz-version-id", version.to_string());
+                Reply::Full(200, vec![version], vec![])
+            }
+            "POST" => {
+                there.store(false, Relaxed);
+                Reply::Full(200, vec![], b"<DeleteResult/>".to_vec())
+            }
+            "GET" if !asked.target.contains(PROBE) => {
+                Reply::Full(200, vec![], b"<ListBucketResult/>".to_vec())
+            }
+            "GET" if there.load(Relaxed) => Reply::part(asked, TEXT),
+            _ => Reply::error(404, "NoSuchKey"),
+        })
+        .await;
+        let tier = S3::open(&server.config(), Options::default()).await;
+        let remark = tier.unwrap().info.remark.clone();
+        let said = remark.is_some_and(|said| said.contains("NoncurrentVersionExpiration"));
+        assert_eq!(said, remarked, "{version}");
+    }
+}

@@ -1,12 +1,12 @@
 //! Servers that take a connection and then nothing more: what an operation does with its slot, and what becomes of the connection.
 
-use super::{parts, requests, uploads};
+use super::{requests, uploads};
 use crate::testing::faulty::{Faulty, Reply, until};
 use crate::testing::suite::{Memory, Sample};
 use crate::testing::tls::Certificates;
 use crate::{Cause, Put};
 use futures::FutureExt;
-use kvcachepool_protocol::config::{self, HttpVersion};
+use kvcachepool_protocol::config;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -19,17 +19,14 @@ const BYTES: u64 = 32 << 20;
 struct Deaf {
     files: Certificates,
     port: u16,
-    version: Option<HttpVersion>,
+    encrypted: bool,
     task: JoinHandle<()>,
 }
 
 impl Deaf {
-    async fn start(version: Option<HttpVersion>) -> Self {
+    async fn start(encrypted: bool) -> Self {
         let files = Certificates::local();
-        let tls = version.map(|version| match version {
-            HttpVersion::Http2 => files.acceptor(&[b"h2"]),
-            _ => files.acceptor(&[]),
-        });
+        let tls = encrypted.then(|| files.acceptor());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let task = tokio::spawn(async move {
@@ -47,22 +44,18 @@ impl Deaf {
         Self {
             files,
             port,
-            version,
+            encrypted,
             task,
         }
     }
 
     fn config(&self) -> config::S3 {
-        let scheme = match self.version {
-            Some(_) => "https",
-            None => "http",
-        };
+        let scheme = if self.encrypted { "https" } else { "http" };
         config::S3 {
             bucket: "kv-bucket".into(),
             endpoint: format!("{scheme}://127.0.0.1:{}", self.port),
             auth: Some(self.files.path("")),
-            ca: self.version.map(|_| self.files.path("ca.crt")),
-            http_version: self.version.unwrap_or_default(),
+            ca: self.encrypted.then(|| self.files.path("ca.crt")),
             ..config::S3::default()
         }
     }
@@ -88,34 +81,22 @@ fn long(memory: &Memory, hold: &Arc<()>) -> Put {
 #[tokio::test]
 async fn a_put_whose_server_reads_no_more_frees_its_slot_when_it_ends() {
     let memory = Memory::new(256 << 20);
-    for version in [None, Some(HttpVersion::Http1), Some(HttpVersion::Http2)] {
-        let server = Deaf::start(version).await;
+    for encrypted in [false, true] {
+        let server = Deaf::start(encrypted).await;
         let requests = requests(&server.config()).await;
         let hold = Arc::new(());
         let put = long(&memory, &hold);
         let sent = async move { requests.put(&put, uploads()).await };
         let waited = tokio::time::timeout(Duration::from_millis(500), sent).await;
-        assert!(waited.is_err(), "{version:?}: {waited:?}");
+        assert!(waited.is_err(), "{encrypted}: {waited:?}");
         // Not when the connection ends: at once.
-        assert_eq!(Arc::strong_count(&hold), 1, "{version:?}");
+        assert_eq!(Arc::strong_count(&hold), 1, "{encrypted}");
     }
 }
 
 #[tokio::test]
-async fn a_connection_of_many_requests_that_says_nothing_any_more_is_given_up() {
-    let server = Deaf::start(Some(HttpVersion::Http2)).await;
-    let requests = requests(&server.config()).await;
-    let get = Sample::new(1, 0, &[9]).get_all(&Memory::new(1 << 20));
-    let got = tokio::time::timeout(Duration::from_secs(30), requests.get(&get, parts())).await;
-    let error = got
-        .expect("sooner than any deadline of the SDK")
-        .unwrap_err();
-    assert_eq!(error.cause, Cause::Unreachable, "{error}");
-}
-
-#[tokio::test]
 async fn what_is_still_sent_when_nobody_waits_for_it_ends_its_connection_by_itself() {
-    let server = Deaf::start(None).await;
+    let server = Deaf::start(false).await;
     let requests = requests(&server.config()).await;
     let memory = Memory::new(64 << 20);
     let put = long(&memory, &Arc::new(()));

@@ -6,7 +6,7 @@ use crate::testing::faulty::{Faulty, Reply};
 use crate::testing::suite::{Memory, Sample};
 use crate::testing::tls::Certificates;
 use crate::{Cause, Stored, Tier, TierError};
-use kvcachepool_protocol::config::{self, HttpVersion};
+use kvcachepool_protocol::config;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, sink};
@@ -28,32 +28,25 @@ async fn a_server_is_trusted_by_the_file_that_vouches_for_it_and_by_no_other() {
     let (right, other) = (Certificates::local(), Certificates::local());
     let server = encrypted(&right);
     let plain = server.config();
-    let with = |ca: Option<PathBuf>, http_version| config::S3 {
+    let with = |ca: PathBuf| config::S3 {
         endpoint: plain.endpoint.replace("http://", "https://"),
-        ca,
-        http_version,
+        ca: Some(ca),
         ..plain.clone()
     };
-    for version in [HttpVersion::Http1, HttpVersion::Http2] {
-        let config = with(Some(right.path("ca.crt")), version);
-        let tier = S3::open(&config, Options::default()).await.unwrap();
-        let (memory, sample) = (
-            Memory::new(32 << 20),
-            Sample::new(version as u64, 0, &[9 << 20]),
-        );
-        assert_eq!(tier.put(sample.put(&memory)).await, Ok(Stored::New));
-        let get = sample.get_all(&memory);
-        tier.get(get.clone()).await.unwrap();
-        assert!(sample.lies_in(&get.places));
-    }
-    let config = with(Some(other.path("ca.crt")), HttpVersion::Auto);
-    let error = refused(&config).await;
+    let config = with(right.path("ca.crt"));
+    let tier = S3::open(&config, Options::default()).await.unwrap();
+    let (memory, sample) = (Memory::new(32 << 20), Sample::new(1, 0, &[9 << 20]));
+    assert_eq!(tier.put(sample.put(&memory)).await, Ok(Stored::New));
+    let get = sample.get_all(&memory);
+    tier.get(get.clone()).await.unwrap();
+    assert!(sample.lies_in(&get.places));
+    let error = refused(&with(other.path("ca.crt"))).await;
     assert_eq!(error.cause, Cause::Config, "{error}");
     assert!(
         error.detail.contains("TLS") && error.detail.contains("s3.ca"),
         "{error}"
     );
-    let mut config = with(Some(right.path("ca.crt")), HttpVersion::Auto);
+    let mut config = with(right.path("ca.crt"));
     config.endpoint = config.endpoint.replace("127.0.0.1", "localhost");
     let error = refused(&config).await;
     assert_eq!(error.cause, Cause::Config, "{error}");
@@ -107,20 +100,17 @@ async fn tls_to_a_plain_port_and_plain_text_to_one_of_tls_have_a_name_and_say_wh
         ("https", &nothing, Cause::Unreachable, PLAIN),
         ("https", &silent, Cause::Unreachable, PLAIN),
     ];
-    for http_version in [HttpVersion::Http1, HttpVersion::Http2] {
-        let refusals = cases.map(|(scheme, server, ..)| {
-            let config = config::S3 {
-                endpoint: format!("{scheme}://{server}"),
-                http_version,
-                ..base.clone()
-            };
-            async move { refused(&config).await }
-        });
-        let errors = futures::future::join_all(refusals).await;
-        for ((scheme, _, cause, says), error) in cases.into_iter().zip(errors) {
-            assert_eq!(error.cause, cause, "{scheme}: {error}");
-            assert!(error.detail.contains(says), "{scheme}: {error}");
-        }
+    let refusals = cases.map(|(scheme, server, ..)| {
+        let config = config::S3 {
+            endpoint: format!("{scheme}://{server}"),
+            ..base.clone()
+        };
+        async move { refused(&config).await }
+    });
+    let errors = futures::future::join_all(refusals).await;
+    for ((scheme, _, cause, says), error) in cases.into_iter().zip(errors) {
+        assert_eq!(error.cause, cause, "{scheme}: {error}");
+        assert!(error.detail.contains(says), "{scheme}: {error}");
     }
 }
 

@@ -209,3 +209,78 @@ fn the_longest_prefix_is_fetched_that_is_loaded_quicker_than_computed() {
     assert_eq!(news.declined, "recompute");
     audit(&w);
 }
+
+#[test]
+fn what_is_expected_after_the_wait_is_not_fetched() {
+    let (mut w, scheduler, _) = tiered(&[Kind::Disk]);
+    taught(&mut w, scheduler, 1, 1_000, [7, 8, 9]);
+    // four chunks take 2.5 s, or 26 s to compute
+    let tag = ask_at(&mut w, scheduler, "r", &[1, 2, 3, 4], 10);
+    look_up(&mut w, &[1, 2, 3, 4]);
+    let fetching = fetches(&mut w);
+    assert_eq!(chunks(&fetching), [1, 2, 3]);
+    w.pass(1_900);
+    for fetch in &fetching {
+        land(&mut w, fetch);
+    }
+    let (end, partial) = last(&mut w, tag).unwrap();
+    assert!(!partial);
+    assert_eq!(
+        (end.states, end.declined.as_str()),
+        (vec![R, R, R, P], "recompute")
+    );
+    audit(&w);
+}
+
+/// A request whose fetches end without a byte, after so long. Returns false if nothing is fetched for it.
+fn nothing_comes(w: &mut World, scheduler: ConnId, list: &[u8], ms: u64, leaves: bool) -> bool {
+    let tag = ask_at(w, scheduler, "late", list, 10);
+    look_up(w, list);
+    let fetching = fetches(w);
+    w.pass(ms);
+    if leaves {
+        release(w, scheduler, "late");
+    }
+    let cancelled = orders(w);
+    assert!(
+        cancelled
+            .iter()
+            .all(|o| matches!(o, Effect::CancelFetch { .. }))
+    );
+    assert_eq!(cancelled.len(), fetching.len());
+    for fetch in &fetching {
+        land_as(w, fetch, Err(Cause::Timeout));
+    }
+    if !leaves {
+        let (end, partial) = last(w, tag).unwrap();
+        let declined = if fetching.is_empty() { "recompute" } else { "" };
+        assert_eq!((partial, end.declined.as_str()), (false, declined));
+    }
+    release(w, scheduler, "late");
+    audit(w);
+    !fetching.is_empty()
+}
+
+#[test]
+fn a_tier_that_delivers_nothing_in_time_is_left_alone_for_half_a_minute() {
+    let (mut w, scheduler, _) = tiered(&[Kind::S3]);
+    let fetched = |w: &mut World, list: &[u8]| nothing_comes(w, scheduler, list, 2_000, false);
+    for list in [[1, 2, 3], [4, 5, 6], [7, 8, 9]] {
+        assert!(fetched(&mut w, &list), "nothing is known");
+    }
+    // 6.4 s to compute
+    for list in [&[1][..], &[4, 5, 6]] {
+        assert!(!fetched(&mut w, list));
+    }
+    w.pass(30_000);
+    assert!(fetched(&mut w, &[7, 8, 9]), "one request tries again");
+    assert!(!fetched(&mut w, &[2, 3]));
+}
+
+#[test]
+fn requests_that_leave_early_say_nothing_of_a_tier() {
+    let (mut w, scheduler, _) = tiered(&[Kind::S3]);
+    for list in [[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3], [4, 5, 6]] {
+        assert!(nothing_comes(&mut w, scheduler, &list, 1_999, true));
+    }
+}
