@@ -58,7 +58,7 @@ impl Refused {
 
 /// The last refusal of each workload, by pool and role.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<HashMap<(PoolRef, Role), Vec<Refused>>>);
+pub struct Refusals(Mutex<HashMap<Of, Vec<Refused>>>);
 
 impl Refusals {
     /// Recent refusals of a pool.
@@ -173,11 +173,14 @@ impl WireEvent {
 struct Owners {
     client: Client,
     index: Arc<Index>,
-    known: Mutex<HashMap<Claim, (Timestamp, Option<(PoolRef, Role)>)>>,
+    known: Mutex<HashMap<Claim, (Timestamp, Option<Of>)>>,
 }
 
 /// What an event claims: a workload in a namespace.
 type Claim = (String, Owner);
+
+/// The pool of a workload, and what its pods are to it.
+type Of = (PoolRef, Role);
 
 impl Owners {
     /// Stores what an event says. Returns its pool.
@@ -199,7 +202,7 @@ impl Owners {
         })
     }
 
-    async fn pool(&self, namespace: &str, owner: &Owner) -> Option<(PoolRef, Role)> {
+    async fn pool(&self, namespace: &str, owner: &Owner) -> Option<Of> {
         let key = (namespace.to_owned(), owner.clone());
         let now = Timestamp::now();
         if let Some((at, pool)) = self.known.lock().get(&key)
