@@ -42,6 +42,13 @@ SETS: dict[str, dict[str, Any]] = {
         "adminPort": 18080,
         "webhook": {"port": 9443, "namespaceSelector": {"matchLabels": {"gpu": "yes"}}},
     },
+    "keys whose entries are commented out": {
+        "commonLabels": None,
+        "podLabels": None,
+        "podAnnotations": None,
+        "service": {"labels": None},
+        "monitoring": {"alerts": {"enabled": True, "labels": None, "alertLabels": None}},
+    },
     "labels and annotations that the chart sets itself": {
         "commonLabels": {"app.kubernetes.io/version": "x", "helm.sh/chart": "x", "team": "ml"},
         "podLabels": {"app.kubernetes.io/component": "x", "team": "web"},

@@ -66,10 +66,10 @@ class Written(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def written() -> Iterator[Written]:
+def written(new_module_pod: NewPod) -> Iterator[Written]:
     """What one vLLM computed, for every test here."""
     disk = paths.short_folder()
-    events, pod = Events(), Pod(config=_config(disk))
+    events, pod = Events(), new_module_pod(config=_config(disk))
     try:
         pod.start(kv_events_config=events.config)
         cold = pod.generate(_WARM)
@@ -84,7 +84,6 @@ def written() -> Iterator[Written]:
         pod.sidecar.kill_tree()
         yield Written(disk, cold.tokens, chunk_bytes)
     finally:
-        pod.stop()
         shutil.rmtree(disk, ignore_errors=True)
 
 

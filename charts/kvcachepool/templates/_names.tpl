@@ -35,7 +35,7 @@ its Lease, its CA Secret and its webhook configuration by their names, so fullna
   "app.kubernetes.io/version" .Chart.AppVersion
   "app.kubernetes.io/managed-by" .Release.Service
   "helm.sh/chart" (printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_"))
-) (index $ 1) .Values.commonLabels | toYaml }}
+) (index $ 1 | default dict) (.Values.commonLabels | default dict) | toYaml }}
 {{- end }}
 {{- end }}
 

@@ -37,7 +37,7 @@ pub fn refused<'a>(observed: &Observation<'a>, reported: bool) -> Option<&'a Ref
     let redis = managed(observed.pool)?;
     let existing = size(servers(observed).count());
     let managed = observed.servers.iter().any(|s| s.shape.is_some());
-    let mut refused = observed.refused_servers.iter();
+    let mut refused = observed.refused_servers.iter().rev();
     refused.find(|refused| match &*refused.owner.kind {
         "StatefulSet" => existing < redis::servers(redis),
         _ => redis::is_cluster(redis) && !managed && !reported,

@@ -117,14 +117,15 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         if now - self._failures.get(name, -_QUIET_S) >= _QUIET_S:
             self._failures[name] = now
             logger.exception("unexpected error in the KV cache connector (%s); vLLM continues without it", name)
-        self.bugs += 1
+        self.bugs = bugs = self.bugs + 1
         try:
             if self._scheduler is not None:
                 self._scheduler.session.counters.event(f"bug/{name}")
                 self._scheduler.session.recover(on_engine_thread)
         except Exception:
             logger.exception("recovering the KV cache connector from an error failed")
-        if self.bugs == MOST_BUGS:
+        # Another thread may have raised meanwhile.
+        if bugs == MOST_BUGS:
             self._turn_off(f"ConnectorBug/{name}")
 
     def _turn_off(self, reason: str) -> None:

@@ -58,11 +58,12 @@ def registrations(
     if pending and digests.work(_WEIGHTS_WAIT_S):
         register, pending = registration(*of_rank)
     yield register
-    if pending:
-        while pending:
-            digests.work(None)
-            register, pending = registration(*of_rank)
-        yield register
+    if not pending:
+        return
+    while pending:
+        digests.work(None)
+        register, pending = registration(*of_rank)
+    yield register
 
 
 def registration(

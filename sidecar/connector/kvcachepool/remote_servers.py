@@ -266,7 +266,8 @@ def _merged_holding(shares: Sequence[_Share[RemoteHolding]], keys: int, prefix: 
         if share.result is None:
             continue
         if share.positions[0] >= end:
-            share.result.release()
+            # Nobody waits for it.
+            share.threads.submit(share.result.release)
             continue
         places |= {at: (len(parts), place) for place, at in enumerate(share.positions)}
         parts.append(share.result)

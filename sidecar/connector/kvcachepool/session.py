@@ -166,7 +166,8 @@ class Session:
 
     def recover(self, on_engine_thread: bool = True) -> None:
         """A hook failed half-way, so only state that is recorded elsewhere is trusted. Current requests no longer load
-        or store, and stores that the workers do not have are aborted.
+        or store, and stores that the workers do not have are aborted. On another thread than the engine's, their blocks
+        are released in the next step.
         """
         with self.lock:
             self.lookups.invalidate()

@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
         "--memory",
         type=_size,
         default="1Gi",
-        help="bytes of objects in this process at once; while parts are joined, one more (default: %(default)s)",
+        help="bytes of objects in this process at once; while parts are joined, one part more (default: %(default)s)",
     )
     made.add_argument(
         "--deadline", type=_seconds, default=10.0, help="seconds of a call of the class (default: %(default)g)"

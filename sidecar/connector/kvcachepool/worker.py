@@ -239,6 +239,7 @@ class Worker:
         if client is not None:
             client.go_off("Shutdown")
         self._go_off("Shutdown", "", report=False)
+        self.end_copies(_EXIT_WAIT_S)
 
     # -- queue (the lock is held)
 

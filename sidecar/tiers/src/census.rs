@@ -137,6 +137,8 @@ pub struct Census {
     over: Notify,
     /// Objects that had to be removed and could not be; each attempt counts.
     refused: AtomicU64,
+    /// Bytes that this process has removed to make room.
+    freed_bytes: AtomicU64,
 }
 
 /// Counts gets that read an object.
@@ -180,6 +182,7 @@ impl Census {
             held: Arc::default(),
             over: Notify::new(),
             refused: AtomicU64::new(0),
+            freed_bytes: AtomicU64::new(0),
         }
     }
 
@@ -210,6 +213,11 @@ impl Census {
     /// Number of such objects so far.
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
+    }
+
+    /// Counts bytes that were removed to make room.
+    fn freed(&self, bytes: u64) {
+        self.freed_bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Counts an object that was put here.
@@ -409,11 +417,13 @@ pub async fn run<S: Shared>(place: Arc<S>, options: Options) {
             true => every() / 2,
             false => options.alone_every,
         };
-        let began = Instant::now();
+        let (began, freed) = (Instant::now(), census.freed_bytes.load(Relaxed));
         let looked = place.look(young, options.tidy_age).await;
         let now = Instant::now();
-        // Each put over the capacity asks for room. Where none was made, the next look would make none, either.
-        let pause = match looked.is_ok() && !census.is_over(census.sum().bytes) {
+        // Each put over the capacity asks for room. If a look made none, the next one would not either.
+        let made_room =
+            freed < census.freed_bytes.load(Relaxed) || !census.is_over(census.sum().bytes);
+        let pause = match looked.is_ok() && made_room {
             true => options.pause,
             false => ((now - began) * STUCK_PAUSES)
                 .min(every())

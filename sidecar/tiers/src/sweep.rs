@@ -184,7 +184,7 @@ pub async fn sweep_all<S: Source + ?Sized>(
             return Ok((all.whole()?, true));
         }
     }
-    Ok((all, false))
+    Ok((all.whole()?, false))
 }
 
 /// Removes the objects of these domains, or all (`None`). Returns their number. Objects written concurrently may remain.

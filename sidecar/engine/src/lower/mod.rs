@@ -105,6 +105,8 @@ pub(crate) struct Tier {
     pub clear_failed: Option<Cause>,
     /// No removal of opaque objects has succeeded since this time.
     pub removals_fail_since_ms: Option<u64>,
+    /// Names in the next order to remove objects.
+    pub removal_names_max: usize,
     pub lookups: u32,
     /// Chunks that wait to be fetched, with the number of their `PendingFetch`. Entries of ended ones stay until they are popped.
     pub queue: VecDeque<(Name, u64)>,
@@ -142,6 +144,7 @@ impl Tier {
             clearing: None,
             clear_failed: None,
             removals_fail_since_ms: None,
+            removal_names_max: removals::NAMES_MAX,
             lookups: 0,
             queue: VecDeque::new(),
             heads: VecDeque::new(),

@@ -17,7 +17,7 @@ use kvcachepool_protocol::object::ObjectName;
 /// Limit on removals that no tier has confirmed.
 const REMOVALS_MAX: usize = 1 << 16;
 /// Names in one order.
-const NAMES_MAX: usize = 1_000;
+pub(super) const NAMES_MAX: usize = 1_000;
 /// Retry interval after a failed removal. Milliseconds.
 const RETRY_MS: u64 = 5_000;
 /// The end of the process does not wait for a tier that has removed nothing for this long. Milliseconds.
@@ -156,9 +156,10 @@ impl<T: Table> Engine<T> {
         for at in 0..self.lower.tiers.len() {
             let in_flight = self.lower.ordered.values().any(|(tier, _)| *tier == at);
             let up = self.lower.tiers.get(at).filter(|tier| tier.up());
-            let Some(tier) = up.map(|tier| tier.config.kind).filter(|_| !in_flight) else {
+            let Some(tier) = up.filter(|_| !in_flight) else {
                 continue;
             };
+            let (tier, names_max) = (tier.config.kind, tier.removal_names_max);
             let written = |name: &Name| {
                 let writing = self.lower.writing.get(name);
                 writing.is_some_and(|w| w >> at & 1 == 1)
@@ -166,7 +167,7 @@ impl<T: Table> Engine<T> {
             let due = |((of, name), removal): &(&(usize, Name), &Removal)| {
                 *of == at && removal.from_ms.is_some_and(|ms| ms <= now.mono_ms) && !written(name)
             };
-            let due = self.lower.removals.iter().filter(due).take(NAMES_MAX);
+            let due = self.lower.removals.iter().filter(due).take(names_max);
             let (names, objects): (Vec<Name>, Vec<ObjectName>) = due
                 .map(|((_, name), removal)| (*name, removal.object.clone()))
                 .unzip();
@@ -198,6 +199,11 @@ impl<T: Table> Engine<T> {
         if let Some(tier) = self.lower.tiers.get_mut(at) {
             let since_ms = tier.removals_fail_since_ms.unwrap_or(now.mono_ms);
             tier.removals_fail_since_ms = removed.is_err().then_some(since_ms);
+            // One object that cannot be removed fails its order: in smaller ones it holds up fewer others.
+            tier.removal_names_max = match removed {
+                Ok(_) => NAMES_MAX,
+                Err(_) => names.len().div_ceil(2),
+            };
         }
         for name in names {
             // a request that arrived after the order waits for the next one

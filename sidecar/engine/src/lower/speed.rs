@@ -111,7 +111,8 @@ impl Speed {
     }
 
     /// A request's wait ended before its fetches did: `bytes` are in flight. How much longer they take is never seen, because they are
-    /// cancelled. Counts them with twice the time so far, unless that time was expected, or most of the wait passed before it.
+    /// cancelled. Counts them with twice the time so far, unless most of the burst has landed, that time was expected, or most of the wait
+    /// passed before it.
     pub fn given_up(&mut self, now_ms: u64, bytes: u64, waited_ms: u64) {
         let Some(burst) = self.burst else { return };
         let took_ms = now_ms.saturating_sub(burst.since_ms);
@@ -134,6 +135,11 @@ impl Speed {
     fn seen(&mut self, now_ms: u64, bytes: u64, took_ms: u64) {
         let x = u128::from((bytes >> 10).clamp(1, KIB_MAX));
         let y = u128::from(took_ms.saturating_mul(1_000).clamp(1, US_MAX));
+        if self.is_old(now_ms) {
+            // The tier may have recovered: one burst is enough to know.
+            self.sums = Sums::default();
+            self.bursts = self.bursts.min(BURSTS_MIN - 1);
+        }
         let fade = |sum: &mut u128, add: u128| *sum = *sum - *sum / FADES + add * WEIGHT;
         let s = &mut self.sums;
         fade(&mut s.n, 1);
@@ -145,17 +151,19 @@ impl Speed {
         self.last_ms = now_ms;
         // n * sum((x - mean)^2), and the same for y
         let spread = (s.n * s.xx).saturating_sub(s.x * s.x);
-        if spread > s.x * s.x / ALIKE {
-            let rises = (s.n * s.xy).saturating_sub(s.x * s.y);
-            let us_per_mib = (rises / (spread >> 10).max(1)).min(u128::from(US_MAX));
-            self.us_per_mib = u64::try_from(us_per_mib).ok();
-        }
+        let rises = (s.n * s.xy).saturating_sub(s.x * s.y);
+        let us_per_mib = (rises / (spread >> 10).max(1)).min(u128::from(US_MAX));
+        let differ = spread > s.x * s.x / ALIKE;
+        self.us_per_mib = u64::try_from(us_per_mib).ok().filter(|_| differ);
+    }
+
+    fn is_old(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.last_ms) > AGE_MS_MAX
     }
 
     /// The current estimate. None after too few bursts, or none for a long time.
     pub fn estimate(&self, now_ms: u64) -> Option<Estimate> {
-        let old = now_ms.saturating_sub(self.last_ms) > AGE_MS_MAX;
-        if self.bursts < BURSTS_MIN || old {
+        if self.bursts < BURSTS_MIN || self.is_old(now_ms) {
             return None;
         }
         let mean = |sum: u128| u64::try_from(sum / self.sums.n.max(1)).unwrap_or(u64::MAX);
@@ -295,6 +303,33 @@ mod tests {
             );
         }
         assert_eq!(speed.estimate(now + AGE_MS_MAX), None);
+    }
+
+    #[test]
+    fn a_tier_that_stalled_once_is_quick_again_after_one_burst() {
+        let (mut speed, mut now) = (Speed::default(), 0);
+        for _ in 0..20 {
+            burst(&mut speed, &mut now, 20, 100);
+        }
+        given_up(&mut speed, &mut now, 256);
+        assert!(speed.estimate(now).unwrap().us(100 * MIB) > 1_000_000);
+        now += AGE_MS_MAX + 1;
+        burst(&mut speed, &mut now, 20, 100);
+        let us = speed.estimate(now).unwrap().us(100 * MIB);
+        assert!((100_000..200_000).contains(&us), "{us}");
+        given_up(&mut speed, &mut now, 100);
+        assert!(speed.estimate(now).unwrap().us(100 * MIB) > 1_000_000);
+    }
+
+    #[test]
+    fn a_slope_ends_with_the_differences_that_it_came_from() {
+        let (mut speed, mut now) = (Speed::default(), 0);
+        given_up(&mut speed, &mut now, 256);
+        for _ in 0..100 {
+            burst(&mut speed, &mut now, 20, 10);
+        }
+        let us = speed.estimate(now).unwrap().us(10 * MIB);
+        assert!((29_000..31_000).contains(&us), "{us}");
     }
 
     #[test]

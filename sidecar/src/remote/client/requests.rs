@@ -77,7 +77,11 @@ impl<'a> Client<'a> {
         if self.pieces + pieces > PIECES_MAX {
             self.release(vec![lease.request]);
             let said = format!("a connection may lease {PIECES_MAX} pieces; end some leases");
-            return Err(ErrorBody::later(ErrorCode::LimitReached, said).into());
+            let error = match pieces > PIECES_MAX {
+                true => ErrorBody::new(ErrorCode::LimitReached, said),
+                false => ErrorBody::later(ErrorCode::LimitReached, said),
+            };
+            return Err(error.into());
         }
         let pin = Pin {
             request: lease.request.clone(),

@@ -36,6 +36,7 @@ pub(super) async fn pass<S: Shared + ?Sized>(place: &S) -> Result<(), TierError>
         why = swept.why;
     }
     place.census().could_not_remove(kept.len());
+    place.census().freed(went.bytes);
     let (tier, Sum { objects, bytes }) = (place.census().tier(), went);
     if objects > 0 {
         info!(tier, objects, bytes, "evicted the oldest objects");

@@ -133,8 +133,8 @@ impl FileSystem {
     /// Opens the folder of a config: tries what a sidecar does there, and starts a listing. Fails if the path is not a folder, belongs to a
     /// disk tier, does not permit the operations, or does not answer in time.
     pub async fn open(config: &config::FileSystem, options: Options) -> Result<Self, TierError> {
-        if config.evict_to_percent > config.evict_at_percent {
-            let detail = "fileSystem.evictToPercent must not exceed fileSystem.evictAtPercent";
+        if config.evict_to_percent >= config.evict_at_percent {
+            let detail = "fileSystem.evictToPercent must be below fileSystem.evictAtPercent";
             return Err(TierError::new(Kind::FileSystem, Cause::Config, detail));
         }
         let writes = options.writes.get();

@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 /// Objects up to this size are written at once.
 const AT_ONCE_BYTES: u64 = 4 << 20;
 /// Expiry of segments before the object is published.
-const STAGED: Duration = Duration::from_secs(120);
+pub(super) const STAGED: Duration = Duration::from_secs(120);
 /// A header expires this much earlier than its first segment until the object is published, so that its finder can still read them.
 const MARGIN: Duration = Duration::from_secs(10);
 /// Expiry of a header before the object is published: commands that were sent without a reply are executed eventually.

@@ -4,6 +4,7 @@ use super::connection::Connection;
 use super::fault::{Fault, redirect};
 use super::marks::is_mark;
 use super::objects::exist;
+use super::publish::STAGED;
 use super::record::{RECORD_BYTES, Record};
 use super::resp::Reply;
 use crate::{Cause, Kind, Listed, TierError, Usage};
@@ -14,8 +15,6 @@ use std::str::FromStr;
 
 /// Range of keys that the server checks per SCAN.
 const COUNTS: std::ops::RangeInclusive<usize> = 100..=1_000;
-/// Expiry of segments without a header, in milliseconds: not shorter than that of segments whose header is not written yet.
-const LOST_MS: &[u8] = b"120000";
 
 /// Position of a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -132,8 +131,10 @@ async fn expire_lost(
     let lost = segments.into_values().zip(there);
     let lost = lost.filter(|(_, there)| matches!(there, Ok(false)));
     let lost: Vec<String> = lost.flat_map(|(keys, _)| keys).collect();
+    // Not shorter than that of segments whose header is not written yet.
+    let expiry = STAGED.as_millis().to_string();
     for key in &lost {
-        c.command(&[b"PEXPIRE", key.as_bytes(), LOST_MS, b"LT"]);
+        c.command(&[b"PEXPIRE", key.as_bytes(), expiry.as_bytes(), b"LT"]);
     }
     for _ in &lost {
         // Only users who may write can do this, and only servers from version 7 on.

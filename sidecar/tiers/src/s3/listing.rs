@@ -107,7 +107,9 @@ impl Requests {
             let (mut left, mut tries, mut pause) = (batch.to_vec(), 1, PAUSE);
             loop {
                 let failed = self.delete_once(&left).await?;
-                let temporary = |(_, e): &Refused| e.cause.status() == Status::Temporary;
+                // A refusal without a key cannot be sent again.
+                let temporary =
+                    |(key, e): &Refused| !key.is_empty() && e.cause.status() == Status::Temporary;
                 let (again, stay): (Vec<_>, Vec<_>) = failed.into_iter().partition(temporary);
                 refused.extend(stay);
                 if again.is_empty() || tries == TRIES {

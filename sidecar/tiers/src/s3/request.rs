@@ -195,10 +195,8 @@ pub fn options(config: &S3) -> Result<Builder, TierError> {
             "s3.accelerate works only with AWS: remove it, or remove s3.endpoint",
         ));
     }
-    if config.evict_to_percent > config.evict_at_percent {
-        return Err(failed(
-            "s3.evictToPercent must not exceed s3.evictAtPercent",
-        ));
+    if config.evict_to_percent >= config.evict_at_percent {
+        return Err(failed("s3.evictToPercent must be below s3.evictAtPercent"));
     }
     let (send, check) = match config.checksums {
         Checksums::WhenRequired => (

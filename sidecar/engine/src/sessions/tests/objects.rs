@@ -704,6 +704,29 @@ fn a_removed_object_does_not_return_before_its_tier_confirms() {
 }
 
 #[test]
+fn one_object_that_cannot_be_removed_holds_up_no_others() {
+    let (mut w, client) = written();
+    let keys: Vec<u8> = (1..=8).collect();
+    operation(&mut w, client, ObjectsOp::Remove, &keys);
+    let mut left = keys;
+    for _ in 0..8 {
+        while let [Effect::Remove(job)] = &lower::orders(&mut w)[..] {
+            let ordered: Vec<u8> = job.names.iter().map(|name| number(name.key)).collect();
+            let removed = match ordered.contains(&3) {
+                true => Err(Cause::Denied),
+                false => {
+                    left.retain(|key| !ordered.contains(key));
+                    Ok(ordered.len() as u64)
+                }
+            };
+            removal_ends(&mut w, job.removal, removed);
+        }
+        w.pass(5_000);
+    }
+    assert_eq!(left, [3]);
+}
+
+#[test]
 fn removals_wait_for_a_tier_that_is_down_and_are_limited() {
     let (mut w, client) = written();
     lower::state(&mut w, Kind::Disk, Some("Gone"));

@@ -416,7 +416,7 @@ async fn settings_that_cannot_be_right_are_named_before_anything_is_asked() {
         ),
         (
             config::S3 {
-                evict_to_percent: 95,
+                evict_to_percent: 90,
                 ..base.clone()
             },
             Cause::Config,
