@@ -132,7 +132,7 @@ def test_a_prefix_keeps_no_lease_of_a_server_whose_keys_are_all_behind_it(server
     client.put([Item(key, b"x") for key in front + behind])
     with client.lease([*front, absent, *behind], prefix=True) as lease:
         assert [one is not None for one in lease] == [True] * len(front) + [False] * (1 + len(behind))
-        assert [stub.held for stub in servers.stubs] == [1, 0]
+        wait_for(lambda: [stub.held for stub in servers.stubs] == [1, 0], LONG_S, "the release")
         assert lease[0].read() == b"x"
     assert [stub.held for stub in servers.stubs] == [0, 0]
 
